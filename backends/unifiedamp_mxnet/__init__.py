@@ -1,0 +1,1 @@
+"""The mxnet backend of unifiedamp."""

@@ -1,0 +1,1 @@
+"""The tensorflow backend of unifiedamp."""

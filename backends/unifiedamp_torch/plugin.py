@@ -1,0 +1,16 @@
+"""The entry point of the torch backend: light facts, no framework."""
+
+from unifiedamp.backend import BackendPlugin
+from unifiedamp.plugins import hookimpl
+
+
+def _load():  # type: ignore[no-untyped-def]
+    from .backend import TorchBackend
+
+    return TorchBackend
+
+
+@hookimpl
+def unifiedamp_backend() -> BackendPlugin:
+    """Return the backend's description."""
+    return BackendPlugin("torch", "torch", ("torch",), "pip install 'unifiedamp[torch]'", _load)

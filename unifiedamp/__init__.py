@@ -1,0 +1,62 @@
+"""unifiedamp: one mixed-precision training loop for PyTorch, TensorFlow and MXNet.
+
+Importing this package imports no framework; a session imports the one it uses.
+"""
+
+from .custom import amp_function
+from .errors import (
+    AmpError,
+    AmpWarning,
+    BackendNotFoundError,
+    BackendUnavailableError,
+    CheckpointError,
+    ConfigError,
+    LossError,
+    LossScaleExhausted,
+    ParamDtypeError,
+    PolicyError,
+    PolicyNotSupportedError,
+    PolicyWarning,
+    PrepareError,
+    StateWarning,
+    StepOrderError,
+    StepWarning,
+    UnsupportedError,
+    WrongObjectError,
+)
+from .loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
+from .plugins import available_backends
+from .policy import Policy
+from .result import StepResult
+from .session import Amp
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Amp",
+    "AmpError",
+    "AmpWarning",
+    "BackendNotFoundError",
+    "BackendUnavailableError",
+    "CheckpointError",
+    "ConfigError",
+    "DynamicLossScale",
+    "LossError",
+    "LossScaleExhausted",
+    "NoLossScale",
+    "ParamDtypeError",
+    "Policy",
+    "PolicyError",
+    "PolicyNotSupportedError",
+    "PolicyWarning",
+    "PrepareError",
+    "StateWarning",
+    "StaticLossScale",
+    "StepOrderError",
+    "StepResult",
+    "StepWarning",
+    "UnsupportedError",
+    "WrongObjectError",
+    "amp_function",
+    "available_backends",
+]

@@ -1,0 +1,384 @@
+"""All that a backend author reads: the interface a framework plugs in by, and the few helpers it may use.
+
+The rules of this layer:
+
+1. Core imports no framework and no backend; a backend imports ``unifiedamp.backend`` and its own framework, no more.
+2. The entry point (group ``unifiedamp.backends``) names a :class:`BackendPlugin`: light facts, importing no framework.
+   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is asked for.
+3. What a framework lacks is answered by :class:`Capabilities` with a reason, and refused with ``UnsupportedError``.
+4. The order of calls is core's business (``session.py``, ``window.py``). When a method here runs, the order is right:
+   ``scale_loss`` follows ``autocast``, ``unscale`` runs at most once per step and never inside an accumulation window.
+5. Global framework state is put back as it was found, also when an exception passes.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from . import errors, result
+from .errors import AmpWarning
+from .layers import match_layers
+from .loss_scale import LossScale, ScaleState, float32
+from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
+from .result import StepResult, StepValues
+
+__all__ = [
+    "OP_CHOICES",
+    "OP_VOCABULARY",
+    "PRESETS",
+    "Backend",
+    "BackendPlugin",
+    "Capabilities",
+    "LossScale",
+    "NonFiniteReport",
+    "PlanRow",
+    "Policy",
+    "ScaleState",
+    "ScaledLoss",
+    "SessionSpec",
+    "StepResult",
+    "StepValues",
+    "Support",
+    "errors",
+    "float32",
+    "match_layers",
+    "result",
+]
+
+
+@dataclass(frozen=True)
+class Support:
+    """An answer with its reason; true when the thing is there."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do on a device, each answer with a reason.
+
+    Attributes:
+        device: the device that the answers are for ("cpu", "cuda:0").
+        policies: preset name → whether it runs here.
+        features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
+            missing counts as "no".
+    """
+
+    device: str
+    policies: Mapping[str, Support]
+    features: Mapping[str, Support]
+
+    def feature(self, name: str) -> Support:
+        """Return the answer for ``name``."""
+        return self.features.get(name, Support(False, "not declared by this backend"))
+
+
+FEATURES = {
+    "context_form": "amp.scale_loss as a context, with scaled_loss.backward()",
+    "compile": "amp.compile gives a compiled whole step",
+    "loss_scaling": "a dynamic loss scale",
+    "accumulation": "accumulate_steps above 1",
+    "several_optimizers": "several optimizers that share one scale",
+    "op_overrides": "Policy.op_overrides",
+    "layer_overrides": "Policy.layer_overrides",
+    "several_devices": "one decision over all devices or ranks",
+    "no_device_wait": "a step that never waits for the device",
+}
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of ``amp.explain()``.
+
+    Attributes:
+        setting: what the user asked for ("policy", "op_overrides.softmax").
+        value: the value in force.
+        native: the exact native call or value it becomes.
+        effect: "native", "emulated", "no effect" or "unavailable".
+        note: why, where the effect is not simply native.
+    """
+
+    setting: str
+    value: str
+    native: str
+    effect: str = "native"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NonFiniteReport:
+    """Where the last non-finite step came from.
+
+    Attributes:
+        tensors: names of the gradients that held inf or nan; empty when not known.
+        loss_was_finite: whether the unscaled loss was finite; None when not known.
+    """
+
+    tensors: tuple[str, ...] = ()
+    loss_was_finite: bool | None = None
+
+
+@dataclass
+class SessionSpec:
+    """What a session asks of its backend; resolved by core, read by the backend.
+
+    Attributes:
+        policy: the precision policy, overrides included.
+        loss_scale: the loss scale in force (never None).
+        accumulate_steps: micro-batches per optimizer step; a scaled loss is divided by it.
+        device: the device asked for, or None for the framework's best.
+        strict: turn warnings into errors.
+        options: ``backend_options`` of this backend, its own to check.
+    """
+
+    policy: Policy
+    loss_scale: LossScale
+    accumulate_steps: int = 1
+    device: str | None = None
+    strict: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set, repr=False)
+
+    def warn(self, message: str, category: type[AmpWarning]) -> None:
+        """Warn once per session; under ``strict`` raise the warning's error class instead."""
+        if self.strict:
+            raise category.error_class(message)
+        if message not in self.warned:
+            self.warned.add(message)
+            warnings.warn(message, category, stacklevel=4)
+
+    def check_options(self, known: Iterable[str], backend: str) -> None:
+        """Refuse a ``backend_options`` key that the backend does not know, naming the nearest.
+
+        Raises:
+            ConfigError: an unknown key.
+        """
+        names = list(known)
+        for key in self.options:
+            if key not in names:
+                hint = errors.nearest(key, names)
+                raise errors.ConfigError(
+                    f"backend_options.{backend} has no setting {key!r}{hint} (it has: {', '.join(names) or 'none'})"
+                )
+
+
+class ScaledLoss(Protocol):
+    """What ``with amp.scale_loss(...) as scaled_loss`` gives."""
+
+    @property
+    def value(self) -> Any:
+        """The scaled loss, a native float32 scalar."""
+
+    def backward(self) -> None:
+        """Add the gradients of the scaled loss to the window of each optimizer named."""
+
+
+class Backend(abc.ABC):
+    """One framework, for one session. Subclass it; each method's docstring is its contract.
+
+    Every method may be called while the framework traces a compiled step; a method that cannot be traced says so.
+
+    Args:
+        spec: what the session asks for. The constructor refuses what cannot run here
+            (``PolicyNotSupportedError`` with the reason and the nearest policy that does) and warns once, through
+            ``spec.warn``, of what runs but cannot help.
+    """
+
+    name: ClassVar[str]
+    #: True when reading the loss scale waits for nothing (eager on CPU): core then looks after every step.
+    looking_is_free: bool = True
+    #: True when a compiled step runs its Python only while tracing: core then looks after each call of it.
+    replays_traces: ClassVar[bool] = False
+    #: Set by core when the next skipped step should be looked into, for ``non_finite_report``.
+    diagnosing: bool = False
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self.spec = spec
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abc.abstractmethod
+    def default_policy(cls, device: str | None) -> tuple[str, str]:
+        """Return the preset that the device does best, and why in a few words."""
+
+    @abc.abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Return what this backend can do on the session's device."""
+
+    @abc.abstractmethod
+    def explain(self) -> list[PlanRow]:
+        """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def scope(self) -> AbstractContextManager[None]:
+        """Return a context in which native objects are made under the policy; global state is restored on exit."""
+
+    @abc.abstractmethod
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Bind optimizers to parameters, make scaler state, check what would fail later.
+
+        Returns the models and optimizers to use from now on, in order; they are native objects (a backend may return
+        the same ones). Each returned optimizer is then passed to the methods below. May be called again to add some.
+
+        Raises:
+            WrongObjectError: something that is not a model or optimizer of this framework.
+            ParamDtypeError: trainable parameters that the policy cannot train.
+            PrepareError: an optimizer whose parameters are not the models', and other things that fail later.
+        """
+
+    @abc.abstractmethod
+    def is_model(self, obj: Any) -> bool:
+        """Tell whether ``obj`` is a model of this framework (core sorts ``prepare``'s arguments by it)."""
+
+    def close(self) -> None:
+        """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """Return a region run under the policy (``policy`` replaces the session's); nestable, thread-local."""
+
+    @abc.abstractmethod
+    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return a region under the policy that records no gradients, with ``models`` in evaluation mode inside."""
+
+    @abc.abstractmethod
+    def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[ScaledLoss]:
+        """Multiply ``loss`` by the scale in float32 and divide by ``accumulate_steps``.
+
+        Raises:
+            LossError: the loss is not a scalar, or not connected to any parameter.
+        """
+
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss.
+
+        This default is the context form; a purely functional framework overrides it and declares that it lacks
+        ``context_form``.
+        """
+        with self.autocast(True, None):
+            loss = closure()
+        with self.scale_loss(loss, optimizers) as scaled:
+            scaled.backward()
+        return loss
+
+    @abc.abstractmethod
+    def unscale(self, optimizer: Any) -> None:
+        """Decide finiteness on the raw gradients of the window, then divide them by the scale, in place."""
+
+    @abc.abstractmethod
+    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """Scale unscaled gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
+
+    @abc.abstractmethod
+    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """Clamp each element of the unscaled gradients to [-clip_value, clip_value]."""
+
+    @abc.abstractmethod
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """Return name → native gradient of the window, edited in place by who wants to; no key where there is none."""
+
+    @abc.abstractmethod
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        """Unscale if that has not been done, apply or skip, empty the window's gradients, count.
+
+        Args:
+            optimizer: a prepared optimizer.
+            update: this step ends the iteration: move the scale by what all its steps found.
+        """
+
+    @abc.abstractmethod
+    def update(self) -> None:
+        """End the iteration: move the scale by what the steps since the last update found (none: leave it)."""
+
+    @abc.abstractmethod
+    def drop_gradients(self, optimizer: Any) -> None:
+        """Empty the window's gradients and forget what ``unscale`` found for it."""
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def read_state(self) -> ScaleState:
+        """Read the scale and counters as plain numbers; may wait for the device."""
+
+    @abc.abstractmethod
+    def write_state(self, state: ScaleState) -> None:
+        """Set the scale and counters."""
+
+    def non_finite_report(self) -> NonFiniteReport:
+        """Return where the last non-finite step came from, as far as it is known."""
+        return NonFiniteReport()
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
+        """Return the compiled form of a whole step (or of a model): same results as eager.
+
+        Args:
+            fn: a function that calls the session's methods.
+            window: core's record of the order of calls. Python code in ``fn`` runs only while tracing, so a tracing
+                framework keys its traces by ``window.snapshot()`` and calls ``window.restore(...)`` with the state
+                that the trace ended in, after each call. A framework that runs the Python each time ignores it.
+        """
+
+    def tracing(self) -> bool:
+        """Tell whether the framework is tracing right now, so that values cannot be read."""
+        return False
+
+    @abc.abstractmethod
+    def to_native(self, array: Any) -> Any:
+        """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
+        that can be had; a native tensor comes back as it is."""
+
+    @abc.abstractmethod
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
+
+    @classmethod
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """Return ``target`` (a function or a custom-operation class) so that, inside an autocast region, floating
+        inputs are cast to ``cast_inputs`` and its body runs without autocast; None leaves inputs as they are."""
+        raise errors.UnsupportedError(f"{cls.name} has no custom operations to wrap")
+
+
+class CallState(Protocol):
+    """The part of core's ``Window`` that ``Backend.compile`` sees."""
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return the present state, hashable."""
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Put a state back."""
+
+
+@dataclass(frozen=True)
+class BackendPlugin:
+    """What an entry point in the group ``unifiedamp.backends`` names. Making one imports no framework.
+
+    Args:
+        name: the backend's name, as users write it.
+        framework: the framework's import name, looked up without importing it.
+        distributions: distribution names that may hold it, for the version.
+        install: the command that installs it.
+        load: imports the framework and returns the Backend class.
+    """
+
+    name: str
+    framework: str
+    distributions: tuple[str, ...]
+    install: str
+    load: Callable[[], type[Backend]]

@@ -1,0 +1,101 @@
+"""Reading a session's arguments from a TOML or JSON file or a mapping; checked by pydantic.
+
+Imported only when a configuration is read, so that ``import unifiedamp`` stays light.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+
+from .errors import ConfigError, nearest
+from .policy import Policy
+
+
+class PolicyTable(BaseModel):
+    """``[policy]`` written as a table: a base name and what differs from it."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: StrictStr | None = None
+    param_dtype: StrictStr | None = None
+    compute_dtype: StrictStr | None = None
+    output_dtype: StrictStr | None = None
+    op_overrides: dict[StrictStr, StrictStr] | None = None
+    layer_overrides: dict[StrictStr, StrictStr] | None = None
+    keep_norm_float32: StrictBool | None = None
+
+    def policy(self) -> Policy:
+        """Return the policy that the table describes."""
+        changes = {key: value for key, value in self.model_dump(exclude={"name"}).items() if value is not None}
+        base = Policy.parse(self.name) if self.name is not None else Policy()
+        return base.replace(**changes)
+
+
+class AmpConfig(BaseModel):
+    """The arguments of ``Amp`` as a file holds them."""
+
+    model_config = ConfigDict(extra="forbid")
+    backend: StrictStr | None = None
+    policy: StrictStr | PolicyTable | None = None
+    loss_scale: StrictStr | float | dict[StrictStr, Any] | None = None
+    accumulate_steps: StrictInt = 1
+    device: StrictStr | None = None
+    strict: StrictBool = False
+    backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
+
+
+def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of ``Amp`` that ``source`` describes; see ``Amp.from_config``."""
+    table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
+    table = table.get("amp", table)
+    config = validate(AmpConfig, table, where)
+    arguments: dict[str, Any] = {key: getattr(config, key) for key in AmpConfig.model_fields}
+    if isinstance(config.policy, PolicyTable):
+        arguments["policy"] = config.policy.policy()
+    return arguments
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a TOML (``.toml``) or JSON (``.json``) file into a mapping.
+
+    Raises:
+        ConfigError: it is missing, has another ending, or cannot be parsed.
+    """
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"configuration {path}: write it as .toml or .json")
+    try:
+        table = reader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"configuration {path} is not valid {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"configuration {path} must hold a table of settings, not {type(table).__name__}")
+    return table
+
+
+def validate(model: type[BaseModel], table: Any, where: str) -> Any:
+    """Check ``table`` against ``model``.
+
+    Raises:
+        ConfigError: names the first wrong key, the nearest right one, or the type that was wanted.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: expected a table of settings, got {table!r}")
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("str", "float", "dict[")))
+        if first["type"] == "extra_forbidden":
+            known = list(PolicyTable.model_fields if "PolicyTable" in first["loc"] else model.model_fields)
+            key = str(first["loc"][-1])
+            raise ConfigError(f"{where}: unknown key {path!r}{nearest(key, known)} (known: {', '.join(known)})") from None
+        raise ConfigError(f"{where}: {path}: {first['msg']} (got {first['input']!r})") from None

@@ -1,0 +1,106 @@
+"""From what the user wrote (or left out) to one backend, one policy and one loss scale, and where each came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import plugins
+from .errors import ConfigError, PolicyError, nearest
+from .loss_scale import LossScale, parse_loss_scale
+from .policy import Policy
+
+ENV_BACKEND = "UNIFIEDAMP_BACKEND"
+ENV_POLICY = "UNIFIEDAMP_POLICY"
+ENV_LOSS_SCALE = "UNIFIEDAMP_LOSS_SCALE"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a session runs with; ``origins`` says where backend, policy and loss scale came from."""
+
+    backend_class: Any
+    policy: Policy
+    loss_scale: LossScale
+    options: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+
+def resolve(
+    backend: str | None,
+    policy: str | Policy | None,
+    loss_scale: object,
+    device: str | None,
+    backend_options: Mapping[str, Any] | None,
+) -> Resolved:
+    """Resolve the arguments of ``Amp``; see there."""
+    origins: dict[str, str] = {}
+    name = _backend_name(backend, origins)
+    options = _options(backend_options, name)
+    backend_class = plugins.load_backend(name)
+    chosen = _policy(policy, backend_class, device, origins)
+    if loss_scale is None and os.environ.get(ENV_LOSS_SCALE):
+        loss_scale = os.environ[ENV_LOSS_SCALE]
+        origins["loss_scale"] = f"environment variable {ENV_LOSS_SCALE}"
+    elif loss_scale is not None:
+        origins["loss_scale"] = "argument"
+    if loss_scale is not None:
+        chosen = chosen.replace(loss_scale=parse_loss_scale(loss_scale))
+    origins.setdefault("loss_scale", "policy" if chosen.loss_scale is not None else "default of the policy")
+    return Resolved(backend_class, chosen, chosen.resolved_loss_scale, options, origins)
+
+
+def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
+    if backend is not None:
+        if not isinstance(backend, str):
+            raise ConfigError(f"backend must be a name such as 'torch', got {backend!r}")
+        origins["backend"] = "argument"
+        return backend
+    if os.environ.get(ENV_BACKEND):
+        origins["backend"] = f"environment variable {ENV_BACKEND}"
+        return os.environ[ENV_BACKEND]
+    infos = plugins.available_backends()
+    found = [name for name, info in infos.items() if info.installed]
+    if len(found) == 1:
+        origins["backend"] = "the one installed framework"
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"several frameworks are installed ({', '.join(found)}) and no backend was named: "
+            f"write Amp({found[0]!r}) or set {ENV_BACKEND}"
+        )
+    hints = "; ".join(f"{name}: {info.reason}" for name, info in infos.items())
+    raise ConfigError(f"no framework is installed for any backend ({hints or 'no backend is registered'})")
+
+
+def _policy(policy: str | Policy | None, backend_class: Any, device: str | None, origins: dict[str, str]) -> Policy:
+    if isinstance(policy, Policy):
+        origins["policy"] = "argument"
+        return policy
+    if isinstance(policy, str):
+        origins["policy"] = "argument"
+        return Policy.parse(policy)
+    if policy is not None:
+        raise PolicyError(f"policy must be a Policy or its name, got {policy!r}")
+    if os.environ.get(ENV_POLICY):
+        origins["policy"] = f"environment variable {ENV_POLICY}"
+        return Policy.parse(os.environ[ENV_POLICY])
+    name, reason = backend_class.default_policy(device)
+    origins["policy"] = f"the device's best: {reason}"
+    return Policy.parse(name)
+
+
+def _options(backend_options: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    if backend_options is None:
+        return {}
+    if not isinstance(backend_options, Mapping):
+        raise ConfigError(f"backend_options must be a mapping of backend names to settings, got {backend_options!r}")
+    known = plugins.backend_entry_points()
+    for key, value in backend_options.items():
+        if key not in known:
+            raise ConfigError(f"backend_options: no backend {key!r} is registered{nearest(str(key), known)}")
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"backend_options.{key} must be a mapping of settings, got {value!r}")
+    return dict(backend_options.get(name, {}))

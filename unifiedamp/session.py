@@ -1,0 +1,362 @@
+"""``Amp``: the session that a training loop holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import plugins, result
+from .backend import Backend, Capabilities, ScaledLoss, SessionSpec
+from .checkpoint import dump_session, load_session
+from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError
+from .loss_scale import LossScale
+from .plan import Plan
+from .policy import Policy
+from .resolve import resolve
+from .result import StepResult
+from .watch import Watch
+from .window import Slot, Window
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Amp:
+    """One mixed-precision session: a policy, a loss scaler and the calls of a training step.
+
+    Args:
+        backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the one installed framework.
+        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the best the device
+            does well.
+        loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
+            None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
+        accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
+            this number, so the gradient is the mean over the window.
+        device: "cpu", "cuda", "cuda:1", "gpu(0)": the framework's own spelling. None takes its best.
+        strict: turn every downgrade or no-effect warning into an error.
+        backend_options: settings of one framework alone, by backend: ``{"tensorflow": {"xla": True}}``.
+
+    Raises:
+        BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not there.
+        PolicyError, PolicyNotSupportedError: the policy makes no sense, or cannot run here.
+        ConfigError: another argument is wrong; several frameworks are installed and none was named.
+    """
+
+    def __init__(
+        self,
+        backend: str | None = None,
+        policy: str | Policy | None = None,
+        *,
+        loss_scale: object = None,
+        accumulate_steps: int = 1,
+        device: str | None = None,
+        strict: bool = False,
+        backend_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(accumulate_steps, int) or isinstance(accumulate_steps, bool) or accumulate_steps < 1:
+            raise ConfigError(f"accumulate_steps must be a whole number of at least 1, got {accumulate_steps!r}")
+        resolved = resolve(backend, policy, loss_scale, device, backend_options)
+        self.policy: Policy = resolved.policy
+        self.loss_scale_settings: LossScale = resolved.loss_scale
+        self._origins = resolved.origins
+        spec = SessionSpec(
+            resolved.policy, resolved.loss_scale, accumulate_steps, device, bool(strict), resolved.options
+        )
+        self.backend: Backend = resolved.backend_class(spec)
+        self._window = Window(accumulate_steps)
+        self._scaling = resolved.loss_scale.enabled
+        self._watch = Watch(self.backend, resolved.loss_scale)
+        self._models: list[Any] = []
+
+    @classmethod
+    def from_config(cls, source: str | Path | Mapping[str, Any]) -> Amp:
+        """Make a session from a TOML or JSON file or a mapping.
+
+        Keys are the arguments of ``Amp``, at the top or in a table ``[amp]``. The environment variables
+        ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` fill what the file leaves out.
+
+        Raises:
+            ConfigError: unreadable, an unknown key (with the nearest right one) or a value of the wrong type.
+        """
+        from .config import read_config
+
+        return cls(**read_config(source))
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Return a context in which models and optimizers are made under the policy; global state is put back."""
+        return self.backend.scope()
+
+    def prepare(self, *objects: Any) -> Any:
+        """Bind optimizers to models and check what would fail later.
+
+        Args:
+            *objects: models and optimizers (Gluon: Trainers), native ones, in any order; one model at least.
+
+        Returns:
+            The objects to use from now on, in the order given; a single object when one was given.
+
+        Raises:
+            WrongObjectError, PrepareError, ParamDtypeError: see ``Backend.prepare``.
+        """
+        if not objects:
+            raise WrongObjectError("amp.prepare() needs a model, and the optimizers that train it")
+        is_model = [self.backend.is_model(obj) for obj in objects]
+        models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
+        optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
+        limit = self.capabilities.feature("several_optimizers")
+        if len(self._window.slots) + len(optimizers) > 1 and not limit:
+            raise UnsupportedError(f"backend {self.backend.name!r} takes one optimizer: {limit.reason}")
+        models, optimizers = map(list, self.backend.prepare(models, optimizers))
+        for optimizer in optimizers:
+            self._window.bind(optimizer)
+        self._models += models
+        left = {True: iter(models), False: iter(optimizers)}
+        prepared = tuple(next(left[yes]) for yes in is_model)
+        return prepared if len(prepared) > 1 else prepared[0]
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def autocast(self, enabled: bool = True, policy: str | Policy | None = None) -> AbstractContextManager[Any]:
+        """Return a region that runs under the policy; nestable, thread-local.
+
+        Args:
+            enabled: False runs the region without autocast.
+            policy: another policy for this region; None takes the session's.
+        """
+        if isinstance(policy, str):
+            policy = Policy.parse(policy)
+        self._window.in_region = True
+        return self.backend.autocast(enabled, policy)
+
+    def inference(self, *models: Any) -> AbstractContextManager[Any]:
+        """Return a region under the policy without gradients, with models in evaluation mode.
+
+        Args:
+            *models: the models to evaluate; none given means all prepared ones.
+        """
+        return self.backend.inference(models or tuple(self._models))
+
+    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
+        """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
+
+        Args:
+            loss: a scalar computed inside ``autocast``.
+            optimizers: the optimizer, or the list of optimizers, that the loss trains.
+
+        Raises:
+            StepOrderError: no autocast region was entered in this iteration.
+            LossError: the loss is not a scalar.
+        """
+        slots = self._slots(optimizers, "scale_loss")
+        if self._window.begin_scale(slots):
+            self.backend.update()
+        return self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
+
+    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
+        """Run ``closure`` under autocast, scale its loss and differentiate.
+
+        Args:
+            closure: returns a scalar loss.
+            optimizers: the optimizer, or the list of optimizers, that the loss trains.
+
+        Returns:
+            The unscaled loss, native.
+        """
+        slots = self._slots(optimizers, "backward")
+        self._window.in_region = True
+        if self._window.begin_scale(slots):
+            self.backend.update()
+        return self.backend.backward(closure, [slot.optimizer for slot in slots])
+
+    def unscale(self, optimizer: Any) -> None:
+        """Divide the gradients by the scale, once; a no-op inside an accumulation window and when done before."""
+        self._unscaled_slot(optimizer, "unscale")
+
+    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """Clip the global 2-norm of the true gradients; a no-op inside an accumulation window.
+
+        Args:
+            optimizer: a prepared optimizer.
+            max_norm: the largest norm, positive.
+
+        Returns:
+            The norm before clipping, a native scalar; None inside an accumulation window.
+        """
+        _require_positive(max_norm, "clip_grad_norm: max_norm")
+        slot = self._unscaled_slot(optimizer, "clip_grad_norm")
+        return self.backend.clip_grad_norm(slot.optimizer, max_norm) if slot else None
+
+    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """Clamp the true gradients to [-clip_value, clip_value]; a no-op inside an accumulation window."""
+        _require_positive(clip_value, "clip_grad_value: clip_value")
+        slot = self._unscaled_slot(optimizer, "clip_grad_value")
+        if slot:
+            self.backend.clip_grad_value(slot.optimizer, clip_value)
+
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """Return name → native gradient, scaled before ``unscale`` and true after it; empty between windows."""
+        return self.backend.gradients(self._window.slot(optimizer, "gradients").optimizer)
+
+    def step(self, optimizer: Any, scheduler: Any = None) -> StepResult:
+        """Look for inf and nan, apply or skip, move the scale, empty the gradients.
+
+        Args:
+            optimizer: a prepared optimizer.
+            scheduler: anything with ``step()``; stepped only when the optimizer's step was applied (looking at that
+                may wait for the device).
+
+        Raises:
+            StepOrderError: no loss was scaled in this iteration.
+            LossScaleExhausted: too many skips in a row.
+        """
+        window = self._window
+        slot = window.slot(optimizer, "step")
+        window.check_step(slot, "step")
+        if window.accumulating(slot):
+            window.end_micro_batch(slot)
+            return StepResult(self._not_applied(result.ACCUMULATING))
+        ends = window.ends_iteration(slot)
+        outcome = self.backend.step(slot.optimizer, ends)
+        window.end_step(slot, ends)
+        if scheduler is not None:
+            self._step_scheduler(scheduler, outcome)
+        if ends and self._scaling and not self.backend.tracing():
+            self._watch.after_step()
+        return outcome
+
+    def discard_step(self, optimizer: Any) -> StepResult:
+        """Drop the window's gradients (a guard of your own fired): nothing is applied, the scale stays."""
+        slot = self._window.slot(optimizer, "discard_step")
+        ends = self._window.ends_iteration(slot)
+        self.backend.drop_gradients(slot.optimizer)
+        self._window.end_step(slot, ends)
+        if ends:
+            self.backend.update()
+        return StepResult(self._not_applied(result.DISCARDED))
+
+    def compile(self, fn: F) -> F:
+        """Return the fastest whole-step form the backend has, with the results of eager (a decorator)."""
+        support = self.capabilities.feature("compile")
+        if not support:
+            raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
+        compiled = self.backend.compile(fn, self._window)
+        if not (self._scaling and self.backend.replays_traces):
+            return compiled  # type: ignore[return-value]
+
+        @functools.wraps(fn)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = compiled(*args, **kwargs)
+            self._watch.after_step()
+            return output
+
+        return watched  # type: ignore[return-value]
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale that the next loss will be multiplied by; 1.0 without a scaler."""
+        return self.backend.read_state().scale
+
+    @property
+    def applied_steps(self) -> int:
+        """Optimizer steps applied so far, over all optimizers."""
+        return self.backend.read_state().applied_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps skipped for non-finite gradients so far, over all optimizers."""
+        return self.backend.read_state().skipped_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: the scale, its counters and settings, and the policy. Legal at any time."""
+        return dump_session(self)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, restart_scale: bool = False) -> None:
+        """Take over a state saved here, under another backend, or by a framework's own scaler.
+
+        Args:
+            state: what ``state_dict`` returned, or the layout of torch's ``GradScaler``, Apex, Keras's
+                ``LossScaleOptimizer`` or MXNet's ``LossScaler``.
+            restart_scale: accept a state saved with loss scaling off, and start from the initial scale.
+
+        Raises:
+            CheckpointError: foreign, truncated, from a newer version, or saved with scaling off. Nothing is changed.
+        """
+        load_session(self, state, restart_scale)
+        self._watch.expect(self.backend.read_state())
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend can do on this device, each answer with a reason."""
+        return self.backend.capabilities()
+
+    def explain(self) -> Plan:
+        """Return the resolved plan before training: print it, or iterate over its rows."""
+        return Plan.of(self.backend, self.policy, self.loss_scale_settings, self._origins)
+
+    def observe(self, observer: object) -> None:
+        """Plug in an object with any of the hooks of ``unifiedamp.plugins.ObserverHooks``.
+
+        Raises:
+            ConfigError: it has none of them, or one that is misspelt.
+        """
+        self._watch.hooks = plugins.add_observer(self._watch.hooks, observer)
+        self._watch.expect(self.backend.read_state())
+
+    def to_native(self, array: Any) -> Any:
+        """Return a batch (numpy or DLPack) as a native tensor on the session's device."""
+        return self.backend.to_native(array)
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
+        return self.backend.to_numpy(tensor)
+
+    def close(self) -> None:
+        """Take back what the session attached to models, optimizers and the framework."""
+        self.backend.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _slots(self, optimizers: Any, call: str) -> list[Slot]:
+        many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)
+        if not many:
+            raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
+        return [self._window.slot(optimizer, call) for optimizer in many]
+
+    def _unscaled_slot(self, optimizer: Any, call: str) -> Slot | None:
+        slot = self._window.slot(optimizer, call)
+        self._window.check_step(slot, call)
+        if self._window.accumulating(slot):
+            return None
+        if not slot.unscaled:
+            self.backend.unscale(slot.optimizer)
+            slot.unscaled = True
+        return slot
+
+    def _not_applied(self, reason: str) -> Callable[[], result.StepValues]:
+        def read() -> result.StepValues:
+            scale = self.backend.read_state().scale
+            return result.StepValues(False, False, reason, scale, scale)
+
+        return read
+
+    def _step_scheduler(self, scheduler: Any, outcome: StepResult) -> None:
+        if self.backend.tracing():
+            raise StepOrderError(
+                "amp.step(optimizer, scheduler): a scheduler cannot be gated inside a compiled step; give the "
+                "optimizer a schedule of the framework (it counts applied steps only), or step it outside"
+            )
+        if outcome.applied:
+            scheduler.step()
+
+
+def _require_positive(value: float, what: str) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise ConfigError(f"{what} must be a positive number, got {value!r}")

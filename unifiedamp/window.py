@@ -1,0 +1,151 @@
+"""The order of calls within one iteration: autocast, scale_loss, (unscale, clip), step.
+
+Plain Python, the same for every backend. A framework that replays traces (``tf.function``, ``jax.jit``) does not run
+this code on each call, so the whole state is a small hashable snapshot that can be stored with a trace and restored
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import StepOrderError, WrongObjectError
+
+
+class Slot:
+    """One prepared optimizer's place in the iteration.
+
+    Attributes:
+        optimizer: the prepared optimizer (held, so that its id stays its own).
+        index: its position among the prepared ones.
+        scaled: a loss was scaled for it since its last step.
+        unscaled: its gradients have been divided by the scale.
+        stepped: it has had its step in this iteration.
+        micro: micro-batches of the accumulation window that are done.
+    """
+
+    __slots__ = ("index", "micro", "optimizer", "scaled", "stepped", "unscaled")
+
+    def __init__(self, optimizer: Any, index: int) -> None:
+        self.optimizer = optimizer
+        self.index = index
+        self.scaled = self.unscaled = self.stepped = False
+        self.micro = 0
+
+
+class Window:
+    """Tracks one session's iteration and says when the scale must move.
+
+    An iteration ends when every prepared optimizer has had its step, or when one that had it gets a new loss (so a GAN
+    whose discriminator trains five times for each generator step has five iterations).
+
+    Args:
+        accumulate_steps: micro-batches per optimizer step.
+    """
+
+    def __init__(self, accumulate_steps: int = 1) -> None:
+        self.accumulate_steps = accumulate_steps
+        self.slots: dict[int, Slot] = {}
+        self.in_region = False
+        self.any_scaled = False
+
+    def bind(self, optimizer: Any) -> None:
+        """Add a prepared optimizer; again is harmless."""
+        if id(optimizer) not in self.slots:
+            self.slots[id(optimizer)] = Slot(optimizer, len(self.slots))
+
+    def slot(self, optimizer: Any, call: str) -> Slot:
+        """Return the slot of ``optimizer``.
+
+        Raises:
+            WrongObjectError: it was never prepared.
+        """
+        slot = self.slots.get(id(optimizer))
+        if slot is None:
+            raise WrongObjectError(
+                f"amp.{call}: this {type(optimizer).__name__} has not been prepared; "
+                "use the optimizer that amp.prepare(model, optimizer) returned"
+            )
+        return slot
+
+    def accumulating(self, slot: Slot) -> bool:
+        """Whether the current micro-batch is not the last of its window."""
+        return slot.micro + 1 < self.accumulate_steps
+
+    def begin_scale(self, slots: Sequence[Slot]) -> bool:
+        """Note that a loss is scaled for ``slots``; return whether the iteration before must be ended first.
+
+        Raises:
+            StepOrderError: no autocast region was entered since the last step.
+        """
+        if not self.in_region:
+            raise StepOrderError(
+                "amp.scale_loss: no loss was computed under the policy in this iteration; compute it inside "
+                "'with amp.autocast():' before scaling it"
+            )
+        ends = any(slot.stepped for slot in slots)
+        if ends:
+            self.end_iteration()
+            self.in_region = True
+        for slot in slots:
+            if slot.unscaled:
+                raise StepOrderError(
+                    "amp.scale_loss: the gradients of this iteration are already unscaled; "
+                    "scale every loss before amp.unscale or amp.clip_grad_norm, or call amp.step first"
+                )
+        for slot in slots:
+            slot.scaled = True
+        self.any_scaled = True
+        return ends
+
+    def check_step(self, slot: Slot, call: str) -> None:
+        """Refuse a ``step`` or ``unscale`` that no scaled loss went before.
+
+        Raises:
+            StepOrderError: no loss went through ``scale_loss`` in this iteration, for any optimizer.
+        """
+        if slot.scaled or (self.any_scaled and not slot.stepped):
+            return
+        name = type(slot.optimizer).__name__
+        done = "it has already had its step in this iteration; " if slot.stepped else ""
+        raise StepOrderError(
+            f"amp.{call}({name}): no loss went through amp.scale_loss() for it since its last step; {done}"
+            "run 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()' first"
+        )
+
+    def end_micro_batch(self, slot: Slot) -> None:
+        """Note a micro-batch that is not its window's last."""
+        slot.micro += 1
+        if len(self.slots) == 1:
+            self.in_region = False
+
+    def ends_iteration(self, slot: Slot) -> bool:
+        """Whether the step of ``slot`` ends the iteration."""
+        return len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+
+    def end_step(self, slot: Slot, ends: bool) -> None:
+        """Note that ``slot`` had its step (or was discarded)."""
+        slot.scaled = slot.unscaled = False
+        slot.micro = 0
+        if ends:
+            self.end_iteration()
+        else:
+            slot.stepped = True
+
+    def end_iteration(self) -> None:
+        """Start the next iteration."""
+        for slot in self.slots.values():
+            slot.stepped = False
+        self.in_region = self.any_scaled = False
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return the whole state, hashable."""
+        slots = tuple((s.scaled, s.unscaled, s.stepped, s.micro) for s in self.slots.values())
+        return (self.in_region, self.any_scaled, slots)
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Put back a state that :meth:`snapshot` returned."""
+        self.in_region, self.any_scaled, slots = snapshot
+        for slot, values in zip(self.slots.values(), slots, strict=True):
+            slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
