@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
 from unifiedamp.backend import Policy, errors
 
 from .gradients import parameters
@@ -23,19 +24,20 @@ def plain_name(name: str) -> str:
 class Names:
     """Names of the parameters of all prepared models, by parameter."""
 
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._params: dict[str, torch.nn.Parameter] = {}
+    def __init__(self, names: Mapping[int, str] | None = None, models: Sequence[torch.nn.Module] = ()) -> None:
+        self._names = dict(names or {})
+        # Held, so that no other parameter takes an id.
+        self._models = list(models)
 
-    def add(self, model: torch.nn.Module, index: int) -> None:
-        """Take in a model's parameters; a name that another model has gets ``model<index>.`` before it."""
-        for name, param in model.named_parameters():
-            if id(param) in self._names:
-                continue
-            plain = plain_name(name)
-            unique = plain if plain not in self._params else f"model{index}.{plain}"
-            self._names[id(param)] = unique
-            self._params[unique] = param
+    def with_models(self, models: Sequence[torch.nn.Module]) -> Names:
+        """Return the same with more models; a name that an earlier one has gets ``model<index>.`` before it."""
+        more = Names(self._names, [*self._models, *models])
+        for index, model in enumerate(models, len(self._models)):
+            taken = set(more._names.values())
+            for name, param in model.named_parameters():
+                plain = plain_name(name)
+                more._names.setdefault(id(param), plain if plain not in taken else f"model{index}.{plain}")
+        return more
 
     def __contains__(self, param: torch.Tensor) -> bool:
         return id(param) in self._names
@@ -116,7 +118,7 @@ def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: boo
     dtype = str(next(iter(bad.values()))).removeprefix("torch.")
     why = "under a loss scaler" if scaling else f"under policy {policy.name or str(policy)!r}"
     raise errors.ParamDtypeError(
-        f"amp.prepare: {len(bad)} trainable parameters are {dtype} (first: {errors.first_names(bad)}); {why} parameters "
-        f"stay float32 and autocast makes the {policy.compute_dtype} copies: load the model in float32 "
+        f"amp.prepare: {len(bad)} trainable parameters are {dtype} (first: {errors.first_names(bad)}); {why} "
+        f"parameters stay float32 and autocast makes the {policy.compute_dtype} copies: load the model in float32 "
         f"(model.float()), or use policy {dtype!r}"
     )

@@ -47,7 +47,8 @@ class OutputCast:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002
+        """Return the outputs cast, None to leave them."""
         if type(output) is torch.Tensor and output.dtype is self.dtype:
             return None
         return cast(output, self.dtype)
@@ -59,5 +60,6 @@ class InputCast:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+        """Return the inputs cast."""
         return cast(args, self.dtype), cast(kwargs, self.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
 from unifiedamp.backend import errors
 
 Optimizer = torch.optim.Optimizer

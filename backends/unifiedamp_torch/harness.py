@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
+
 from unifiedamp.conformance.harness import Array, Harness
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+
 from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, result
 
 FLOAT32_MAX = torch.finfo(torch.float32).max

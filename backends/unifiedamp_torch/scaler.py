@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.amp.grad_scaler import OptState
+
 from unifiedamp.backend import LossScale, float32
 
 from . import gradients
@@ -35,8 +36,9 @@ class Scaler(torch.amp.GradScaler):
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         self.state = (HostScale if on_host else DeviceScale)(settings, self._scale, self._growth_tracker)
 
+    @property
     def scale_tensor(self) -> torch.Tensor:
-        """Return the scale, a float32 scalar on the session's device."""
+        """The scale, a float32 scalar on the session's device."""
         return self._scale
 
     def check(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

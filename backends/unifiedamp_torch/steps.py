@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from unifiedamp.backend import ScaleState, StepResult, errors, result
 
 from . import gradients
@@ -66,7 +67,6 @@ class PlainSteps:
     """Steps without loss scaling: no factor, no finite check, each step with gradients is applied."""
 
     _APPLIED = StepResult.of(True, False, result.APPLIED, 1.0, 1.0)
-    _NO_GRADIENTS = StepResult.of(False, False, result.NO_GRADIENTS, 1.0, 1.0)
 
     def __init__(self) -> None:
         self._state = ScaleState()
@@ -79,10 +79,10 @@ class PlainSteps:
     def unscale(self, optimizer: Optimizer) -> None:
         """Nothing to divide by."""
 
-    def step(self, optimizer: Optimizer, update: bool) -> StepResult:  # noqa: ARG002
-        """Apply the step if there are gradients."""
+    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:  # noqa: ARG002
+        """Apply the step; None when there are no gradients."""
         if not gradients.any_there(optimizer):
-            return self._NO_GRADIENTS
+            return None
         optimizer.step()
         gradients.drop(optimizer)
         self._applied += 1
@@ -94,6 +94,10 @@ class PlainSteps:
     def drop(self, optimizer: Optimizer) -> None:
         """Empty the gradients."""
         gradients.drop(optimizer)
+
+    def mark(self) -> float:
+        """Return the scale."""
+        return 1.0
 
     def read(self) -> ScaleState:
         """Return the counts."""
@@ -110,69 +114,59 @@ class ScaledSteps:
 
     Args:
         scaler: the scaler.
-        on_skip: called with an optimizer whose step was seen to be skipped, before its gradients are emptied.
+        looking_is_free: reading ``found_inf`` waits for nothing.
+        look_into: called with an optimizer whose step may have been skipped and its ``found_inf``, before its
+            gradients are emptied.
     """
 
-    def __init__(self, scaler: Scaler, looking_is_free: bool, on_skip: Any) -> None:
+    def __init__(
+        self, scaler: Scaler, looking_is_free: bool, look_into: Callable[[Optimizer, torch.Tensor], None]
+    ) -> None:
         self.scaler = scaler
         self._state = scaler.state
         self._free = looking_is_free
-        self._on_skip = on_skip
+        self._look_into = look_into
         self._settled: set[int] = set()
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the float32 loss times the scale."""
-        scale = self.scaler.scale_tensor()
+        scale = self.scaler.scale_tensor
         return loss * (scale if scale.device == loss.device else scale.to(loss.device, non_blocking=True))
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Decide finiteness and divide by the scale, in place."""
         self.scaler.check(optimizer)
 
-    def step(self, optimizer: Optimizer, update: bool) -> StepResult:
-        """Skip or apply, count, and move the scale when ``update``."""
+    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:
+        """Skip or apply, count, and move the scale when ``update``; None when there are no gradients."""
         found = self.scaler.check(optimizer)
         before = self._state.mark()
-        if found is None:
-            self.scaler.forget(optimizer)
-        else:
-            self._apply(optimizer, found)
+        if found is not None:
+            self._apply(optimizer, found[1])
             self._state.count(found)
             gradients.drop(optimizer)
         if update:
             self.scaler.update()
-        if found is None:
-            return self._no_gradients(before)
-        return self._state.result(found, before, self._state.mark())
+        return None if found is None else self._state.result(found, before, self._state.mark())
 
     def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
-        if self._in_kernel(optimizer):
-            optimizer.grad_scale, optimizer.found_inf = None, found[1]  # type: ignore[attr-defined]
-            try:
-                optimizer.step()
-            finally:
-                del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        elif found[1].item():
-            self._on_skip(optimizer)
+        if self._skips_in_kernel(optimizer):
+            _step_in_kernel(optimizer, found)
+            self._look_into(optimizer, found)
+        elif found.item():
+            self._look_into(optimizer, found)
         else:
             optimizer.step()
             self._settled.add(id(optimizer))
 
-    def _in_kernel(self, optimizer: Optimizer) -> bool:
-        # A first step that is skipped in the kernel would leave fused SGD with momentum buffers never written, so
-        # the host decides until one step has been applied.
+    def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
+        # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
+        # decides until one step has been applied.
         return (
             not self._free
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
             and id(optimizer) in self._settled
+            and getattr(optimizer, "_step_supports_amp_scaling", False)
         )
-
-    def _no_gradients(self, before: Any) -> StepResult:
-        def read() -> Any:
-            scale = float(before)
-            return result.StepValues(False, False, result.NO_GRADIENTS, scale, scale)
-
-        return StepResult(read)
 
     def update(self) -> None:
         """End the iteration."""
@@ -183,6 +177,10 @@ class ScaledSteps:
         gradients.drop(optimizer)
         self.scaler.forget(optimizer)
 
+    def mark(self) -> Any:
+        """Return the scale in a form that later steps do not change."""
+        return self._state.mark()
+
     def read(self) -> ScaleState:
         """Return the scale and counts."""
         return self._state.read()
@@ -190,3 +188,12 @@ class ScaledSteps:
     def write(self, state: ScaleState) -> None:
         """Take over the scale and counts."""
         self._state.write(state)
+
+
+def _step_in_kernel(optimizer: Any, found: torch.Tensor) -> None:
+    """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
+    optimizer.grad_scale, optimizer.found_inf = None, found
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
