@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from driver import probe_run, session
+from driver import session
 
 import unifiedamp as ua
 
@@ -137,5 +137,12 @@ def test_layer_glob_errors(harness):
 
 
 def test_strict_refuses_what_warns(harness):
-    run = probe_run(harness, loss_scale=4.0, strict=True)
-    assert run.amp.step is not None
+    """A step without gradients warns; a strict session raises."""
+    amp = session(harness, loss_scale=4.0, strict=True)
+    first, second = harness.probe([1.0]), harness.probe([1.0])
+    first, _, one, two = amp.prepare(first, second, harness.sgd([first], 0.1), harness.sgd([second], 0.1))
+    x = amp.to_native(np.ones(1, np.float32))
+    amp.backward(lambda: first(x), one)
+    amp.step(one)
+    with pytest.raises(ua.StepOrderError, match="gradient"):
+        amp.step(two)

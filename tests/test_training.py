@@ -1,5 +1,7 @@
 """Whole training steps under mixed precision: what runs in which dtype, and that it learns."""
 
+import itertools
+
 import numpy as np
 import pytest
 from driver import compiled, session
@@ -13,7 +15,7 @@ def layers(seed=0, sizes=(6, 16, 3)):
     rng = np.random.default_rng(seed)
     return [
         (rng.normal(size=(a, b)).astype(np.float32) / np.sqrt(a).astype(np.float32), np.zeros(b, np.float32))
-        for a, b in zip(sizes, sizes[1:], strict=False)
+        for a, b in itertools.pairwise(sizes)
     ]
 
 

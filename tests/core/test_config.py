@@ -1,5 +1,6 @@
 """Configuration files, mappings and the environment, against a backend that needs no framework."""
 
+import contextlib
 import json
 
 import pytest
@@ -76,10 +77,8 @@ keys = st.sampled_from(["backend", "policy", "loss_scale", "accumulate_steps", "
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(keys | st.text(max_size=8), json_values, max_size=4))
 def test_only_our_errors_come_out(table):
-    try:
+    with contextlib.suppress(AmpError):
         read_config(table)
-    except AmpError:
-        pass
 
 
 @pytest.fixture
