@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import pluggy
+
 from . import errors, result
 from .errors import AmpWarning
 from .layers import match_layers
@@ -46,9 +48,13 @@ __all__ = [
     "Support",
     "errors",
     "float32",
+    "hookimpl",
     "match_layers",
     "result",
 ]
+
+hookimpl = pluggy.HookimplMarker("unifiedamp")
+"""Marks the functions of a plugin that unifiedamp calls: ``unifiedamp_backend``."""
 
 
 @dataclass(frozen=True)

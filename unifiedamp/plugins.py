@@ -16,14 +16,13 @@ from typing import Any
 
 import pluggy
 
-from .backend import BackendPlugin, Capabilities, NonFiniteReport, SessionSpec
+from .backend import BackendPlugin, Capabilities, NonFiniteReport, SessionSpec, hookimpl
 from .errors import BackendNotFoundError, BackendUnavailableError, ConfigError, nearest
 from .loss_scale import ScaleState
 
 GROUP = "unifiedamp.backends"
 
 hookspec = pluggy.HookspecMarker("unifiedamp")
-hookimpl = pluggy.HookimplMarker("unifiedamp")
 
 
 class BackendHooks:
