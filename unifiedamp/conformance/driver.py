@@ -50,11 +50,16 @@ def probe_run(
         native = getattr(harness, optimizer)([model], lr)
     model, native = amp.prepare(model, native)
 
+    context_form = bool(amp.capabilities.feature("context_form"))
+
     def step(x: Any) -> Any:
-        with amp.autocast():
-            loss = model(x)
-        with amp.scale_loss(loss, native) as scaled_loss:
-            scaled_loss.backward()
+        if context_form:
+            with amp.autocast():
+                loss = model(x)
+            with amp.scale_loss(loss, native) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss = amp.backward(lambda: model(x), native)
         if clip is not None:
             clip(amp, native)
         amp.step(native)
