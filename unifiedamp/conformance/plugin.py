@@ -75,7 +75,7 @@ def backend_of(item: pytest.Item) -> str | None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what a backend does not declare, and what it is known to fail."""
     for item in items:
         backend = backend_of(item)
