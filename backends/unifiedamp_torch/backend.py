@@ -164,8 +164,9 @@ class TorchBackend(Backend):
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
         value = checked_loss(loss)
-        self._loss = value.detach()
-        value = self._steps.scaled(value)
+        if self.spec.loss_scale.enabled:
+            self._loss = value.detach()
+            value = self._steps.scaled(value)
         if self.spec.accumulate_steps > 1:
             value = value / self.spec.accumulate_steps
         # Other optimizers' parameters may lie on the way back (a generator's loss goes through the discriminator).

@@ -72,10 +72,6 @@ class PlainSteps:
         self._state = ScaleState()
         self._applied = 0
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss as it is."""
-        return loss
-
     def unscale(self, optimizer: Optimizer) -> None:
         """Nothing to divide by."""
 
