@@ -11,7 +11,7 @@ import torch
 
 from unifiedamp.backend import errors
 
-from .autocast import entered
+from .autocast import active_overrides
 
 #: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -139,7 +139,8 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
     kept = _KEPT.get(packet, ())
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        choice = entered.overrides.get(op) if entered.overrides else None
+        overrides = active_overrides()
+        choice = overrides.get(op) if overrides else None
         if choice is None:
             return native(keyset, *args, **kwargs)
         dtype = _chosen_dtype(choice, device_type, (args, kwargs))

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from loops import batch, mlp, session
 from unifiedamp_torch.harness import harness
 
@@ -109,6 +110,24 @@ def test_gradients_flow_through_an_overridden_operation(make_session):
     assert len(overridden) == 4
     amp.step(optimizer)
     assert all(grad.dtype == torch.float32 for grad in overridden.values())
+
+
+def test_a_recomputed_forward_is_under_the_same_overrides(make_session):
+    amp = make_session(policy(softmax="compute"))
+    model = torch.nn.Linear(8, 8)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    seen = []
+
+    def block(x):
+        out = torch.softmax(x, -1)
+        seen.append(out.dtype)
+        return out.float()
+
+    x, _ = batch()
+    amp.backward(
+        lambda: torch.utils.checkpoint.checkpoint(block, model(x), use_reentrant=False).square().mean(), optimizer
+    )
+    assert seen == [LOW, LOW]
 
 
 def test_batch_norm_moves_its_statistics_when_overridden(make_session):
