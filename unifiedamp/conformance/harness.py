@@ -14,6 +14,7 @@ import numpy.typing as npt
 from unifiedamp import plugins
 from unifiedamp.backend import Capabilities
 from unifiedamp.errors import ConfigError
+from unifiedamp.loss_scale import LossScale
 
 Array = npt.NDArray[Any]
 
@@ -126,3 +127,15 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def dtype_of(self, tensor: Any) -> str:
         """Return a native tensor's dtype name ("float32", "float16", "bfloat16")."""
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """Run one step on two devices (or ranks) that disagree. Needed where ``several_devices`` is declared.
+
+        Args:
+            gradients: the raw true gradient of a parameter of value 1 on each of the two devices.
+            loss_scale: the session's loss scale; the optimizer is SGD with learning rate 0.1.
+
+        Returns:
+            For each device, the parameter afterwards and the session's count of skipped steps.
+        """
+        raise NotImplementedError(f"the harness of {self.backend!r} declares several_devices but has no device_run")
