@@ -1,7 +1,6 @@
 """The entry point of the tensorflow backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin
-from unifiedamp.plugins import hookimpl
+from unifiedamp.backend import BackendPlugin, hookimpl
 
 
 def _load():  # type: ignore[no-untyped-def]
@@ -13,4 +12,10 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("tensorflow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"), "pip install 'unifiedamp[tensorflow]'", _load)
+    return BackendPlugin(
+        "tensorflow",
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+        "pip install 'unifiedamp[tensorflow]'",
+        _load,
+    )

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import abc
+import functools
+import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
+from unifiedamp import plugins
+from unifiedamp.backend import Capabilities
+from unifiedamp.errors import ConfigError
+
 Array = npt.NDArray[Any]
+
+
+@functools.cache
+def load_harness(name: str) -> Harness:
+    """Return the harness that a backend's plugin names.
+
+    Raises:
+        ConfigError: the plugin names none, or the module holds no ``harness``.
+    """
+    module = plugins.load_plugin(name).harness
+    if not module:
+        raise ConfigError(f"backend {name!r} names no conformance harness; give its BackendPlugin(harness='module')")
+    found = getattr(importlib.import_module(module), "harness", None)
+    if not isinstance(found, Harness):
+        raise ConfigError(f"{module} holds no object 'harness' of class unifiedamp.conformance.harness.Harness")
+    return found
 
 
 class Harness(abc.ABC):
@@ -25,6 +47,14 @@ class Harness(abc.ABC):
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+
+    def capabilities(self) -> Capabilities:
+        """Return what the backend declares on its default device."""
+        return plugins.available_backends()[self.backend].capabilities
+
+    def file(self) -> str:
+        """Return the file this harness is written in; ``expected_failures.toml`` is looked for beside it."""
+        return str(sys.modules[type(self).__module__].__file__)
 
     @abc.abstractmethod
     def probe(self, values: Sequence[float]) -> Any:
@@ -44,7 +74,8 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def convnet(self, seed: int) -> Any:
         """Return a small model of convolution, batch norm, ReLU, flatten and a dense layer, for inputs that
-        :meth:`image_batch` gives: layers named ``conv``, ``norm``, ``head``."""
+        :meth:`image_batch` gives: layers named ``conv``, ``norm``, ``head``.
+        """
 
     @abc.abstractmethod
     def image_batch(self, array: Array) -> Array:
@@ -73,7 +104,8 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def optimizer_steps(self, optimizer: Any) -> int:
         """Return the framework's own count of updates (``iterations``, ``num_update``, Adam's ``step``); 0 before the
-        first. For an optimizer that keeps no count, raise NotImplementedError."""
+        first. For an optimizer that keeps no count, raise NotImplementedError.
+        """
 
     @abc.abstractmethod
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
@@ -82,12 +114,14 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def run_op(self, op: str) -> str | None:
         """Run one operation of the vocabulary on float32 inputs of at least (8, 8), in the present autocast region,
-        and return the dtype name it computed in (of its output); None when the framework has no such operation."""
+        and return the dtype name it computed in (of its output); None when the framework has no such operation.
+        """
 
     @abc.abstractmethod
     def global_state(self) -> Any:
         """Return something comparable that holds every piece of process-wide and thread-local state a policy could
-        leave changed (global dtype policy, patched attributes, autocast flags, numpy attributes)."""
+        leave changed (global dtype policy, patched attributes, autocast flags, numpy attributes).
+        """
 
     @abc.abstractmethod
     def dtype_of(self, tensor: Any) -> str:
