@@ -210,7 +210,7 @@ class MXNetBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:  # noqa: ARG002
+    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
         return self._compiler.compile(fn, self._boundaries.models)
 
     def to_native(self, array: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .native import call
+from .native import call, context_of
 
 CHUNK = 200
 """Arrays per call of the finite check, as in MXNet's own scaler."""
@@ -100,12 +100,12 @@ class Window:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
             self.forget()
-        for entry, grad, adds in kept:
+        for (_, now, data), before, adds in kept:
             if not add:
-                entry.grad[:] = grad
-            elif entry.data._fresh_grad and not adds:
-                entry.grad += grad
-            entry.data._fresh_grad = True
+                now[:] = before
+            elif data._fresh_grad and not adds:
+                now += before
+            data._fresh_grad = True
 
     # -- deciding and editing ------------------------------------------------------------------------------------
 
@@ -122,8 +122,8 @@ class Window:
         """Divide the gradients by the scale, in place."""
         if scale != 1.0:
             for entries in contexts:
-                for entry in entries:
-                    entry.grad /= scale
+                for _, grad, _ in entries:
+                    grad /= scale
         self.unscaled = True
 
     def empty(self) -> None:
@@ -173,7 +173,7 @@ def global_norm(entries: list[Entry]) -> Any:
     """Return the 2-norm over all gradients of one context, a native scalar."""
     grads = [_values(entry.grad) for entry in entries]
     squares = call("multi_sum_sq", grads, num_arrays=len(grads))
-    return squares.sum().sqrt()
+    return squares.sum() ** 0.5
 
 
 def _values(grad: Any) -> Any:
@@ -183,5 +183,5 @@ def _values(grad: Any) -> Any:
 def _by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
-        groups.setdefault(array.context, []).append(array)
+        groups.setdefault(context_of(array), []).append(array)
     yield from groups.values()

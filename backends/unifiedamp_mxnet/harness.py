@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 from unifiedamp.conformance.harness import Array, Harness
 
 from .native import (
-    BFLOAT16,
     NUMPY_API,
     autograd,
-    call,
+    current_context,
     dtype_name,
+    from_numpy,
     gluon,
     mx,
     nd_register,
@@ -26,7 +27,7 @@ F = mx.np if NUMPY_API else mx.nd
 
 
 def _array(values: Any) -> Any:
-    return F.array(np.asarray(values, np.float32), dtype="float32")
+    return from_numpy(np.asarray(values, np.float32), mx.cpu())
 
 
 class _Probe(gluon.HybridBlock):  # type: ignore[misc]
@@ -58,6 +59,7 @@ class MXNetHarness(Harness):
     """See ``Harness``."""
 
     backend = "mxnet"
+    low_precision_op = "linear"
 
     def probe(self, values: Sequence[float]) -> Any:
         model = _Probe(values)
@@ -118,12 +120,12 @@ class MXNetHarness(Harness):
         return dtype_name(output)
 
     def global_state(self) -> Any:
-        block = gluon.HybridBlock
+        classes = (gluon.HybridBlock, gluon.Block, importlib.import_module("mxnet._ffi.function").Function)
         modules = [mx.nd, mx.sym, mx.np, mx.npx, mx.nd.op, mx.sym.op, mx.nd._internal, mx.sym._internal, nd_register,
                    symbol_register, mx.nd.contrib, mx.sym.contrib]  # fmt: skip
         attributes = tuple((id(m), name, id(value)) for m in modules for name, value in sorted(vars(m).items()))
-        methods = tuple(sorted((name, id(value)) for name, value in vars(block).items()))
-        flags = (autograd.is_recording(), autograd.is_training(), str(mx.context.current_context()))
+        methods = tuple((name, id(value)) for cls in classes for name, value in sorted(vars(cls).items()))
+        flags = (autograd.is_recording(), autograd.is_training(), str(current_context()))
         return (attributes, methods, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
 
     def dtype_of(self, tensor: Any) -> str:
@@ -156,7 +158,7 @@ def _named(layers: Mapping[str, Any]) -> Any:
 
         else:
 
-            def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: ARG002
+            def hybrid_forward(self, F: Any, x: Any) -> Any:
                 for name in layers:
                     x = getattr(self, name)(x)
                 return x

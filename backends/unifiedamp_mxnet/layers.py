@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unifiedamp.backend import Policy, match_layers
+from unifiedamp.backend import match_layers
 
 from .casts import Table, cast_floats, current
 from .native import NUMPY_API, gluon
