@@ -111,7 +111,7 @@ class Bound:
         if not found:
             scale = 1.0 if window.unscaled else self._scaler.state.scale
             window.apply(contexts, self.trainer._scale / scale)
-        window.empty()
+        window.empty(contexts)
         return result.NON_FINITE if found else result.APPLIED
 
     def no_gradients_message(self) -> str:

@@ -53,17 +53,14 @@ class Window:
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
-    def slots(self) -> Iterator[tuple[int, Any]]:
-        """Yield index and parameter of each one that takes gradients and has its arrays."""
-        return ((i, p) for i, p in enumerate(self.trainer._params) if p._grad is not None)
-
     def fresh(self) -> list[list[Entry]]:
         """Return, for each context, the gradients that a backward pass wrote in this window."""
         contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
-        for index, param in self.slots():
-            for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
-                if data._fresh_grad:
-                    entries.append(Entry(index, grad, data))
+        for index, param in enumerate(self.trainer._params):
+            if param._grad is not None:
+                for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
+                    if data._fresh_grad:
+                        entries.append(Entry(index, grad, data))
         return contexts
 
     def name(self, index: int) -> str:
@@ -99,7 +96,7 @@ class Window:
     def take_back(self, kept: list[tuple[Entry, Any, bool]], add: bool) -> None:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
-            self.forget()
+            self.forget(self.fresh())
         for (_, now, data), before, adds in kept:
             if not add:
                 now[:] = before
@@ -126,23 +123,22 @@ class Window:
                     grad /= scale
         self.unscaled = True
 
-    def empty(self) -> None:
-        """Forget the window's gradients: mark them as used, and zero those that backward passes add to."""
-        added = []
-        for _, param in self.slots():
-            for data, grad in zip(param._data, param._grad):  # noqa: B905
-                if data._fresh_grad:
-                    data._fresh_grad = False
-            if param.grad_req == "add":
-                added += param._grad
-        zero(added)
+    def empty(self, contexts: list[list[Entry]] | None = None) -> None:
+        """Drop the window's gradients and begin the next window."""
+        self.forget(self.fresh() if contexts is None else contexts)
         self.restart()
 
-    def forget(self) -> None:
-        """Mark all gradients as not written; zero those that backward passes add to."""
-        state = (self.backwards, self.unscaled, self.found_inf, self.losses)
-        self.empty()
-        self.backwards, self.unscaled, self.found_inf, self.losses = state
+    def forget(self, contexts: list[list[Entry]]) -> None:
+        """Mark gradients as not written, and zero those that backward passes add to."""
+        params = self.trainer._params
+        added = []
+        for entries in contexts:
+            for index, grad, data in entries:
+                data._fresh_grad = False
+                if params[index]._grad_req == "add":
+                    added.append(grad)
+        if added:
+            zero(added)
 
     def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
@@ -166,7 +162,7 @@ def all_finite(grads: Iterable[Any]) -> bool:
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
             flags.append(call("multi_all_finite", chunk, num_arrays=len(chunk), init_output=True))
-    return all([bool(flag.asnumpy()[0]) for flag in flags])
+    return all(bool(flag.asnumpy()[0]) for flag in flags)
 
 
 def global_norm(entries: list[Entry]) -> Any:

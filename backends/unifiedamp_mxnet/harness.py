@@ -62,17 +62,19 @@ class MXNetHarness(Harness):
     low_precision_op = "linear"
 
     def probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness``."""
         model = _Probe(values)
         model.initialize()
         return model
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
-        model = _named(
+        """See ``Harness``."""
+        return _named(
             {f"layer{i}": _dense(weight, bias, i < len(weights) - 1) for i, (weight, bias) in enumerate(weights)}
         )
-        return model
 
     def convnet(self, seed: int) -> Any:
+        """See ``Harness``."""
         mx.random.seed(seed)
         layers = {"conv": nn.Conv2D(8, 3, padding=1, in_channels=1), "norm": nn.BatchNorm(in_channels=8)}
         layers |= {"relu": nn.Activation("relu"), "flatten": nn.Flatten(), "head": nn.Dense(10, in_units=512)}
@@ -81,12 +83,15 @@ class MXNetHarness(Harness):
         return _named(layers)
 
     def image_batch(self, array: Array) -> Array:
+        """See ``Harness``."""
         return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
+        """See ``Harness``."""
         return self._trainer(models, "sgd", learning_rate=learning_rate, momentum=momentum)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
+        """See ``Harness``."""
         return self._trainer(models, "adam", learning_rate=learning_rate, epsilon=1e-8)
 
     def _trainer(self, models: Sequence[Any], optimizer: str, **settings: Any) -> Any:
@@ -94,24 +99,30 @@ class MXNetHarness(Harness):
         return gluon.Trainer(params, optimizer, settings)
 
     def mean_square(self, output: Any, target: Any) -> Any:
+        """See ``Harness``."""
         return F.square(output - target).mean()
 
     def cross_entropy(self, logits: Any, labels: Any) -> Any:
+        """See ``Harness``."""
         return gluon.loss.SoftmaxCrossEntropyLoss()(logits, labels).mean()
 
     def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness``."""
         params = model._collect_params_with_prefix().items()
         return {name: p.data().asnumpy().astype(np.float64) for name, p in params if p.grad_req != "null"}
 
     def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness``."""
         return int(optimizer.optimizer.num_update)
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness``."""
         gradients = amp.gradients(optimizer)
         for name, value in values.items():
             gradients[name][:] = _array(value)
 
     def run_op(self, op: str) -> str | None:
+        """See ``Harness``."""
         run = _OPS.get(op)
         if run is None:
             return None
@@ -120,6 +131,7 @@ class MXNetHarness(Harness):
         return dtype_name(output)
 
     def global_state(self) -> Any:
+        """See ``Harness``."""
         classes = (gluon.HybridBlock, gluon.Block, importlib.import_module("mxnet._ffi.function").Function)
         modules = [mx.nd, mx.sym, mx.np, mx.npx, mx.nd.op, mx.sym.op, mx.nd._internal, mx.sym._internal, nd_register,
                    symbol_register, mx.nd.contrib, mx.sym.contrib]  # fmt: skip
@@ -129,6 +141,7 @@ class MXNetHarness(Harness):
         return (attributes, methods, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
 
     def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness``."""
         return dtype_name(tensor)
 
 

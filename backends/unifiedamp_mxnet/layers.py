@@ -40,6 +40,7 @@ class Boundary:
         self._native: Callable[..., Any] = getattr(type(block), self._method)
 
     def __call__(self, *args: Any, **params: Any) -> Any:
+        """Run the block's method, between the casts that the thread's table asks for."""
         block = self._block()
         table = current.table
         if table is None:
