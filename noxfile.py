@@ -50,7 +50,9 @@ def wheel(session: nox.Session) -> None:
         session.error(f"{built.name} lacks {', '.join(sorted(missing))}")
     session.install(str(built))
     session.chdir(out)  # away from the checkout, so that only the wheel can be imported
-    session.run("python", "-c", "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])")
+    session.run(
+        "python", "-c", "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])"
+    )
     session.run("unifiedamp", "--help", silent=True)
 
 

@@ -12,4 +12,6 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("torch", "torch", ("torch",), "pip install 'unifiedamp[torch]'", _load)
+    return BackendPlugin(
+        "torch", "torch", ("torch",), "pip install 'unifiedamp[torch]'", _load, "unifiedamp_torch.harness"
+    )
