@@ -168,8 +168,9 @@ def register(name: str, module: object) -> None:
 
 def backend_entry_points() -> Mapping[str, EntryPoint | InProcess]:
     """Return name → entry point of every registered backend."""
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    return dict(sorted({**installed, **_in_process}.items()))
+    points: dict[str, EntryPoint | InProcess] = {point.name: point for point in entry_points(group=GROUP)}
+    points.update(_in_process)
+    return dict(sorted(points.items()))
 
 
 def load_plugin(name: str) -> BackendPlugin:

@@ -27,8 +27,10 @@ class ToyHarness(Harness):
     """Makes the toy's objects."""
 
     backend = "toy"
-    forms = {"eager": {}}
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
+
+    def __init__(self):
+        self.forms = {"eager": {}}
 
     def probe(self, values):
         weights = {f"w{i}": toy.Tensor(np.float32([value])) for i, value in enumerate(values)}
