@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 LANES = (
@@ -45,7 +46,7 @@ ROWS = (
     ),
     (
         ("result.applied, result.scale", "(only if you look)"),
-        ("Watch: tells observers, stops a run", "whose scale is exhausted"),
+        ("Watch looks as well: tells observers,", "stops a run whose scale is exhausted"),
         ("read_state()", ""),
         ("scale, good_steps, bad_steps,", "applied_steps, skipped_steps"),
     ),
@@ -125,7 +126,7 @@ def draw() -> str:
         for i in lanes:
             lines = row[i]
             parts += decision(y) if lines is None else cell(i, y, lines, BOX)
-        for i, j in zip(lanes, lanes[1:], strict=False):
+        for i, j in pairwise(lanes):
             parts.append(arrow(LANES[i][1] + LANES[i][2], LANES[j][1], y + BOX / 2))
         y += height + STEP - BOX
     return "\n".join([*parts, "</svg>", ""])
