@@ -242,6 +242,7 @@ class Backend(abc.ABC):
     def is_model(self, obj: Any) -> bool:
         """Tell whether ``obj`` is a model of this framework (core sorts ``prepare``'s arguments by it)."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
 
@@ -342,17 +343,21 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def to_native(self, array: Any) -> Any:
         """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
-        that can be had; a native tensor comes back as it is."""
+        that can be had; a native tensor comes back as it is.
+        """
 
     @abc.abstractmethod
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
 
     @classmethod
+    @abc.abstractmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
-        """Return ``target`` (a function or a custom-operation class) so that, inside an autocast region, floating
-        inputs are cast to ``cast_inputs`` and its body runs without autocast; None leaves inputs as they are."""
-        raise errors.UnsupportedError(f"{cls.name} has no custom operations to wrap")
+        """Return ``target`` (a function or a custom-operation class) for use inside autocast.
+
+        Inside an enabled region floating inputs are cast to ``cast_inputs`` and the body runs without autocast; None
+        leaves inputs as they are. A kind of target that the framework has no means for raises ``UnsupportedError``.
+        """
 
 
 class CallState(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pluggy
 
-from .backend import BackendPlugin, Capabilities, NonFiniteReport, SessionSpec
+from .backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec
 from .errors import BackendNotFoundError, BackendUnavailableError, ConfigError, nearest
 from .loss_scale import ScaleState
 
@@ -64,7 +64,9 @@ def add_observer(hooks: Any, observer: object) -> Any:
     mine = [name for name in dir(observer) if name.startswith("on_")]
     for name in mine:
         if name not in known:
-            raise ConfigError(f"observer {type(observer).__name__} has {name!r}, which is no hook{nearest(name, known)}")
+            raise ConfigError(
+                f"observer {type(observer).__name__} has {name!r}, which is no hook{nearest(name, known)}"
+            )
     if not mine:
         raise ConfigError(f"observer {type(observer).__name__} has none of the hooks {', '.join(known)}")
     relay = hooks if hooks is not None else ObserverRelay()
@@ -120,9 +122,9 @@ class BackendInfo:
         """
         from .policy import PRESETS
 
-        backend = load_backend(self.name)
         spec = SessionSpec(PRESETS["float32"], PRESETS["float32"].resolved_loss_scale)
-        return backend(spec).capabilities()
+        backend: Backend = load_backend(self.name)(spec)
+        return backend.capabilities()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def load_plugin(name: str) -> BackendPlugin:
         known = ", ".join(points) or "none"
         raise BackendNotFoundError(
             f"unknown backend {name!r}{nearest(name, points)} (registered: {known}). A backend comes with a package "
-            f"that registers the entry point {GROUP!r}; for ours: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)"
+            f"that registers the entry point {GROUP!r}; ours: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)"
         )
     try:
         manager = pluggy.PluginManager("unifiedamp")
@@ -161,7 +163,9 @@ def load_plugin(name: str) -> BackendPlugin:
         manager.check_pending()
         plugin = manager.hook.unifiedamp_backend()
     except Exception as error:
-        raise BackendUnavailableError(f"the plugin of backend {name!r} ({points[name].value}) is broken: {error}") from error
+        raise BackendUnavailableError(
+            f"the plugin of backend {name!r} ({points[name].value}) is broken: {error}"
+        ) from error
     if not isinstance(plugin, BackendPlugin):
         raise BackendUnavailableError(
             f"the plugin of backend {name!r} ({points[name].value}) returned {plugin!r}, not a BackendPlugin"
@@ -177,7 +181,9 @@ def load_backend(name: str) -> Any:
     """
     plugin = load_plugin(name)
     if importlib.util.find_spec(plugin.framework) is None:
-        raise BackendUnavailableError(f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}")
+        raise BackendUnavailableError(
+            f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
+        )
     try:
         return plugin.load()
     except Exception as error:

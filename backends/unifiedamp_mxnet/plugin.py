@@ -13,4 +13,6 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("mxnet", "mxnet", ("mxnet", "mxnet-cu117", "mxnet-cu112"), "pip install 'unifiedamp[mxnet]'", _load)
+    return BackendPlugin(
+        "mxnet", "mxnet", ("mxnet", "mxnet-cu117", "mxnet-cu112"), "pip install 'unifiedamp[mxnet]'", _load
+    )

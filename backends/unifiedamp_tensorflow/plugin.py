@@ -13,4 +13,10 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("tensorflow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"), "pip install 'unifiedamp[tensorflow]'", _load)
+    return BackendPlugin(
+        "tensorflow",
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+        "pip install 'unifiedamp[tensorflow]'",
+        _load,
+    )
