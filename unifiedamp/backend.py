@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import pluggy
+
 from . import errors, result
 from .errors import AmpWarning
 from .layers import match_layers
@@ -46,9 +48,13 @@ __all__ = [
     "Support",
     "errors",
     "float32",
+    "hookimpl",
     "match_layers",
     "result",
 ]
+
+hookimpl = pluggy.HookimplMarker("unifiedamp")
+"""Marks the functions of a plugin that unifiedamp calls: ``unifiedamp_backend``."""
 
 
 @dataclass(frozen=True)
@@ -380,6 +386,7 @@ class BackendPlugin:
         distributions: distribution names that may hold it, for the version.
         install: the command that installs it.
         load: imports the framework and returns the Backend class.
+        harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
     """
 
     name: str
@@ -387,3 +394,4 @@ class BackendPlugin:
     distributions: tuple[str, ...]
     install: str
     load: Callable[[], type[Backend]]
+    harness: str = ""

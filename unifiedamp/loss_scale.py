@@ -116,7 +116,7 @@ class NoLossScale(LossScale):
     kind: ClassVar[str] = "none"
     enabled: ClassVar[bool] = False
 
-    def next_state(self, state: ScaleState, found_inf: bool) -> ScaleState:  # noqa: ARG002
+    def next_state(self, state: ScaleState, found_inf: bool) -> ScaleState:
         """Return ``state`` unchanged."""
         return state
 

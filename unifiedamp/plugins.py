@@ -16,14 +16,13 @@ from typing import Any
 
 import pluggy
 
-from .backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec
+from .backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec, hookimpl
 from .errors import BackendNotFoundError, BackendUnavailableError, ConfigError, nearest
 from .loss_scale import ScaleState
 
 GROUP = "unifiedamp.backends"
 
 hookspec = pluggy.HookspecMarker("unifiedamp")
-hookimpl = pluggy.HookimplMarker("unifiedamp")
 
 
 class BackendHooks:
@@ -137,9 +136,41 @@ class BackendInfo:
         return self.capabilities.policies if self.installed else {}
 
 
-def backend_entry_points() -> dict[str, EntryPoint]:
+@dataclass(frozen=True)
+class InProcess:
+    """A backend registered by :func:`register`; answers as an entry point does."""
+
+    name: str
+    module: object
+
+    @property
+    def value(self) -> str:
+        """Where it comes from, for messages."""
+        return f"registered in this process: {self.module!r}"
+
+    def load(self) -> object:
+        """Return the module."""
+        return self.module
+
+
+_in_process: dict[str, InProcess] = {}
+
+
+def register(name: str, module: object) -> None:
+    """Register a backend for this process alone, as its entry point would (for tests of a backend not installed yet).
+
+    Args:
+        name: the backend's name.
+        module: a module or object with the hook ``unifiedamp_backend``.
+    """
+    _in_process[name] = InProcess(name, module)
+
+
+def backend_entry_points() -> Mapping[str, EntryPoint | InProcess]:
     """Return name → entry point of every registered backend."""
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+    points: dict[str, EntryPoint | InProcess] = {point.name: point for point in entry_points(group=GROUP)}
+    points.update(_in_process)
+    return dict(sorted(points.items()))
 
 
 def load_plugin(name: str) -> BackendPlugin:

@@ -1,7 +1,6 @@
 """The entry point of the tensorflow backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin
-from unifiedamp.plugins import hookimpl
+from unifiedamp.backend import BackendPlugin, hookimpl
 
 
 def _load():  # type: ignore[no-untyped-def]
