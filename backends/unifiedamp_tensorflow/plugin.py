@@ -1,10 +1,12 @@
 """The entry point of the tensorflow backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin
+from __future__ import annotations
+
+from unifiedamp.backend import Backend, BackendPlugin
 from unifiedamp.plugins import hookimpl
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> type[Backend]:
     from .backend import TensorFlowBackend
 
     return TensorFlowBackend
@@ -13,4 +15,10 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("tensorflow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"), "pip install 'unifiedamp[tensorflow]'", _load)
+    return BackendPlugin(
+        "tensorflow",
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
+        "pip install 'unifiedamp[tensorflow]'",
+        _load,
+    )
