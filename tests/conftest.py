@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from toy import plugin as toy_plugin
 
 import unifiedamp as ua
+from unifiedamp import plugins
+
+plugins.register("toy", toy_plugin)
 
 
 def installed() -> list[str]:
@@ -14,7 +18,7 @@ def installed() -> list[str]:
 
 
 def load_harness(name: str):
-    return importlib.import_module(f"unifiedamp_{name}.harness").harness
+    return importlib.import_module(plugins.load_plugin(name).harness).harness
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import pluggy
+
 from . import errors, result
 from .errors import AmpWarning
 from .layers import match_layers
@@ -46,9 +48,13 @@ __all__ = [
     "Support",
     "errors",
     "float32",
+    "hookimpl",
     "match_layers",
     "result",
 ]
+
+hookimpl = pluggy.HookimplMarker("unifiedamp")
+"""Marks the functions of a plugin that unifiedamp calls: ``unifiedamp_backend``."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +248,7 @@ class Backend(abc.ABC):
     def is_model(self, obj: Any) -> bool:
         """Tell whether ``obj`` is a model of this framework (core sorts ``prepare``'s arguments by it)."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
 
@@ -342,17 +349,21 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def to_native(self, array: Any) -> Any:
         """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
-        that can be had; a native tensor comes back as it is."""
+        that can be had; a native tensor comes back as it is.
+        """
 
     @abc.abstractmethod
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
 
     @classmethod
+    @abc.abstractmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
-        """Return ``target`` (a function or a custom-operation class) so that, inside an autocast region, floating
-        inputs are cast to ``cast_inputs`` and its body runs without autocast; None leaves inputs as they are."""
-        raise errors.UnsupportedError(f"{cls.name} has no custom operations to wrap")
+        """Return ``target`` (a function or a custom-operation class) for use inside autocast.
+
+        Inside an enabled region floating inputs are cast to ``cast_inputs`` and the body runs without autocast; None
+        leaves inputs as they are. A kind of target that the framework has no means for raises ``UnsupportedError``.
+        """
 
 
 class CallState(Protocol):
@@ -375,6 +386,7 @@ class BackendPlugin:
         distributions: distribution names that may hold it, for the version.
         install: the command that installs it.
         load: imports the framework and returns the Backend class.
+        harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
     """
 
     name: str
@@ -382,3 +394,4 @@ class BackendPlugin:
     distributions: tuple[str, ...]
     install: str
     load: Callable[[], type[Backend]]
+    harness: str = ""

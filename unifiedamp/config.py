@@ -92,10 +92,15 @@ def validate(model: type[BaseModel], table: Any, where: str) -> Any:
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("str", "float", "dict[")))
-        if first["type"] == "extra_forbidden":
-            known = list(PolicyTable.model_fields if "PolicyTable" in first["loc"] else model.model_fields)
-            key = str(first["loc"][-1])
-            raise ConfigError(f"{where}: unknown key {path!r}{nearest(key, known)} (known: {', '.join(known)})") from None
-        raise ConfigError(f"{where}: {path}: {first['msg']} (got {first['input']!r})") from None
+        # A union reports each alternative; the one that got deepest is the one that was meant.
+        problem = max(error.errors(), key=lambda one: len(one["loc"]))
+        path = ".".join(str(part) for part in problem["loc"] if not _is_union_tag(str(part)))
+        if problem["type"] == "extra_forbidden":
+            known = list(PolicyTable.model_fields if "PolicyTable" in problem["loc"] else model.model_fields)
+            hint = nearest(str(problem["loc"][-1]), known)
+            raise ConfigError(f"{where}: unknown key {path!r}{hint} (known: {', '.join(known)})") from None
+        raise ConfigError(f"{where}: {path}: {problem['msg']} (got {problem['input']!r})") from None
+
+
+def _is_union_tag(part: str) -> bool:
+    return part in ("str", "float", "PolicyTable") or part.startswith("dict[")

@@ -61,11 +61,12 @@ class LossScale:
 
     kind: ClassVar[str] = ""
     enabled: ClassVar[bool] = True
-    growth_factor: ClassVar[float] | float = 1.0
-    backoff_factor: ClassVar[float] | float = 1.0
-    growth_interval: ClassVar[int] | int = 2**31 - 1
-    hysteresis: ClassVar[int] | int = 1
-    max_consecutive_skips: ClassVar[int] | int = 50
+    # Without annotations, so that these are plain class attributes and no dataclass fields.
+    growth_factor = 1.0
+    backoff_factor = 1.0
+    growth_interval = 2**31 - 1
+    hysteresis = 1
+    max_consecutive_skips = 50
 
     @property
     def first_scale(self) -> float:
@@ -252,9 +253,10 @@ def _from_text(text: str) -> LossScale:
     name, bracket, rest = text.partition("(")
     if not bracket:
         try:
-            return StaticLossScale(float(name))
+            scale = float(name)
         except ValueError:
             return _from_mapping({"kind": name.lower()})
+        return StaticLossScale(scale)
     if not rest.endswith(")"):
         raise ConfigError(f"loss scale {text!r} lacks its closing bracket")
     options: dict[str, Any] = {"kind": name.strip().lower()}

@@ -25,7 +25,9 @@ class Plan:
         """Put core's own rows before the backend's."""
         device = backend.capabilities().device
         core = (
-            PlanRow("backend", f"{backend.name} on {device}", type(backend).__module__, note=origins.get("backend", "")),
+            PlanRow(
+                "backend", f"{backend.name} on {device}", type(backend).__module__, note=origins.get("backend", "")
+            ),
             PlanRow("policy", str(policy), "see the rows below", note=origins.get("policy", "")),
             PlanRow("loss_scale", str(loss_scale), "see the rows below", note=origins.get("loss_scale", "")),
         )

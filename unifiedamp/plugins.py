@@ -16,14 +16,13 @@ from typing import Any
 
 import pluggy
 
-from .backend import BackendPlugin, Capabilities, NonFiniteReport, SessionSpec
+from .backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec, hookimpl
 from .errors import BackendNotFoundError, BackendUnavailableError, ConfigError, nearest
 from .loss_scale import ScaleState
 
 GROUP = "unifiedamp.backends"
 
 hookspec = pluggy.HookspecMarker("unifiedamp")
-hookimpl = pluggy.HookimplMarker("unifiedamp")
 
 
 class BackendHooks:
@@ -64,7 +63,9 @@ def add_observer(hooks: Any, observer: object) -> Any:
     mine = [name for name in dir(observer) if name.startswith("on_")]
     for name in mine:
         if name not in known:
-            raise ConfigError(f"observer {type(observer).__name__} has {name!r}, which is no hook{nearest(name, known)}")
+            raise ConfigError(
+                f"observer {type(observer).__name__} has {name!r}, which is no hook{nearest(name, known)}"
+            )
     if not mine:
         raise ConfigError(f"observer {type(observer).__name__} has none of the hooks {', '.join(known)}")
     relay = hooks if hooks is not None else ObserverRelay()
@@ -120,9 +121,9 @@ class BackendInfo:
         """
         from .policy import PRESETS
 
-        backend = load_backend(self.name)
         spec = SessionSpec(PRESETS["float32"], PRESETS["float32"].resolved_loss_scale)
-        return backend(spec).capabilities()
+        backend: Backend = load_backend(self.name)(spec)
+        return backend.capabilities()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -135,9 +136,41 @@ class BackendInfo:
         return self.capabilities.policies if self.installed else {}
 
 
-def backend_entry_points() -> dict[str, EntryPoint]:
+@dataclass(frozen=True)
+class InProcess:
+    """A backend registered by :func:`register`; answers as an entry point does."""
+
+    name: str
+    module: object
+
+    @property
+    def value(self) -> str:
+        """Where it comes from, for messages."""
+        return f"registered in this process: {self.module!r}"
+
+    def load(self) -> object:
+        """Return the module."""
+        return self.module
+
+
+_in_process: dict[str, InProcess] = {}
+
+
+def register(name: str, module: object) -> None:
+    """Register a backend for this process alone, as its entry point would (for tests of a backend not installed yet).
+
+    Args:
+        name: the backend's name.
+        module: a module or object with the hook ``unifiedamp_backend``.
+    """
+    _in_process[name] = InProcess(name, module)
+
+
+def backend_entry_points() -> Mapping[str, EntryPoint | InProcess]:
     """Return name → entry point of every registered backend."""
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+    points: dict[str, EntryPoint | InProcess] = {point.name: point for point in entry_points(group=GROUP)}
+    points.update(_in_process)
+    return dict(sorted(points.items()))
 
 
 def load_plugin(name: str) -> BackendPlugin:
@@ -152,7 +185,7 @@ def load_plugin(name: str) -> BackendPlugin:
         known = ", ".join(points) or "none"
         raise BackendNotFoundError(
             f"unknown backend {name!r}{nearest(name, points)} (registered: {known}). A backend comes with a package "
-            f"that registers the entry point {GROUP!r}; for ours: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)"
+            f"that registers the entry point {GROUP!r}; ours: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)"
         )
     try:
         manager = pluggy.PluginManager("unifiedamp")
@@ -161,7 +194,9 @@ def load_plugin(name: str) -> BackendPlugin:
         manager.check_pending()
         plugin = manager.hook.unifiedamp_backend()
     except Exception as error:
-        raise BackendUnavailableError(f"the plugin of backend {name!r} ({points[name].value}) is broken: {error}") from error
+        raise BackendUnavailableError(
+            f"the plugin of backend {name!r} ({points[name].value}) is broken: {error}"
+        ) from error
     if not isinstance(plugin, BackendPlugin):
         raise BackendUnavailableError(
             f"the plugin of backend {name!r} ({points[name].value}) returned {plugin!r}, not a BackendPlugin"
@@ -177,7 +212,9 @@ def load_backend(name: str) -> Any:
     """
     plugin = load_plugin(name)
     if importlib.util.find_spec(plugin.framework) is None:
-        raise BackendUnavailableError(f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}")
+        raise BackendUnavailableError(
+            f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
+        )
     try:
         return plugin.load()
     except Exception as error:

@@ -1,7 +1,6 @@
 """The entry point of the mxnet backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin
-from unifiedamp.plugins import hookimpl
+from unifiedamp.backend import BackendPlugin, hookimpl
 
 
 def _load():  # type: ignore[no-untyped-def]
@@ -13,4 +12,6 @@ def _load():  # type: ignore[no-untyped-def]
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
-    return BackendPlugin("mxnet", "mxnet", ("mxnet", "mxnet-cu117", "mxnet-cu112"), "pip install 'unifiedamp[mxnet]'", _load)
+    return BackendPlugin(
+        "mxnet", "mxnet", ("mxnet", "mxnet-cu117", "mxnet-cu112"), "pip install 'unifiedamp[mxnet]'", _load
+    )

@@ -6,7 +6,6 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -44,7 +43,8 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def convnet(self, seed: int) -> Any:
         """Return a small model of convolution, batch norm, ReLU, flatten and a dense layer, for inputs that
-        :meth:`image_batch` gives: layers named ``conv``, ``norm``, ``head``."""
+        :meth:`image_batch` gives: layers named ``conv``, ``norm``, ``head``.
+        """
 
     @abc.abstractmethod
     def image_batch(self, array: Array) -> Array:
@@ -73,7 +73,8 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def optimizer_steps(self, optimizer: Any) -> int:
         """Return the framework's own count of updates (``iterations``, ``num_update``, Adam's ``step``); 0 before the
-        first. For an optimizer that keeps no count, raise NotImplementedError."""
+        first. For an optimizer that keeps no count, raise NotImplementedError.
+        """
 
     @abc.abstractmethod
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
@@ -82,12 +83,14 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def run_op(self, op: str) -> str | None:
         """Run one operation of the vocabulary on float32 inputs of at least (8, 8), in the present autocast region,
-        and return the dtype name it computed in (of its output); None when the framework has no such operation."""
+        and return the dtype name it computed in (of its output); None when the framework has no such operation.
+        """
 
     @abc.abstractmethod
     def global_state(self) -> Any:
         """Return something comparable that holds every piece of process-wide and thread-local state a policy could
-        leave changed (global dtype policy, patched attributes, autocast flags, numpy attributes)."""
+        leave changed (global dtype policy, patched attributes, autocast flags, numpy attributes).
+        """
 
     @abc.abstractmethod
     def dtype_of(self, tensor: Any) -> str:

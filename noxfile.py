@@ -1,0 +1,80 @@
+"""Everything CI checks, one session each: `bash scripts/test.sh` runs all, `-s NAME` some."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.envdir = ".venv/nox"
+nox.options.error_on_missing_interpreters = True
+
+PYTHON = "3.11"
+PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    session.install("-c", "ci/tools.txt", "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Mypy, strict on core."""
+    session.install("-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "-e", ".")
+    session.run("mypy")
+
+
+@nox.session(python=PYTHON)
+def imports(session: nox.Session) -> None:
+    """The import contracts between core, backends and frameworks."""
+    session.install("-c", "ci/tools.txt", "-c", "ci/main.txt", "import-linter", "-e", ".")
+    session.run("lint-imports")
+
+
+@nox.session(python=PYTHON)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel; it holds all packages and their marker, and installs where there is nothing else."""
+    out = Path(session.create_tmp()) / "wheel"
+    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), ".")
+    (built,) = out.glob("unifiedamp-*.whl")
+    names = set(zipfile.ZipFile(built).namelist())
+    missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
+    if missing:
+        session.error(f"{built.name} lacks {', '.join(sorted(missing))}")
+    session.install(str(built))
+    session.chdir(out)  # away from the checkout, so that only the wheel can be imported
+    session.run(
+        "python", "-c", "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])"
+    )
+    session.run("unifiedamp", "--help", silent=True)
+
+
+def run_tests(session: nox.Session, environment: str) -> None:
+    """Install the environment that ``ci/<environment>.txt`` fixes and run the suite in it."""
+    session.install("-r", f"ci/{environment}.txt", "-e", ".[examples,test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def tests(session: nox.Session) -> None:
+    """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process."""
+    run_tests(session, "main")
+
+
+@nox.session(python=PYTHON)
+def tests_keras2(session: nox.Session) -> None:
+    """The suite on TensorFlow with Keras 2, and MXNet 1.9 on an older numpy."""
+    run_tests(session, "keras2")
+
+
+@nox.session(python=PYTHON)
+def tests_mxnet2(session: nox.Session) -> None:
+    """The suite on MXNet 2."""
+    run_tests(session, "mxnet2")

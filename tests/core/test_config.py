@@ -1,0 +1,128 @@
+"""Configuration files, mappings and the environment, against a backend that needs no framework."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unifiedamp import AmpError, ConfigError, DynamicLossScale, Policy, PolicyError
+from unifiedamp.config import read_config
+from unifiedamp.resolve import resolve
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_file(tmp_path, suffix):
+    path = tmp_path / f"amp{suffix}"
+    toml = 'backend = "torch"\npolicy = "mixed_bfloat16"\naccumulate_steps = 4\n[loss_scale]\ninitial_scale = 8.0\n'
+    value = {
+        "backend": "torch",
+        "policy": "mixed_bfloat16",
+        "accumulate_steps": 4,
+        "loss_scale": {"initial_scale": 8.0},
+    }
+    path.write_text(toml if suffix == ".toml" else json.dumps(value))
+    arguments = read_config(path)
+    assert {key: arguments[key] for key in value} == value
+
+
+def test_amp_table_and_policy_table():
+    arguments = read_config({"amp": {"policy": {"name": "mixed_bfloat16", "op_overrides": {"softmax": "float32"}}}})
+    assert arguments["policy"] == Policy.parse("mixed_bfloat16;ops=softmax:float32")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"polcy": "float32"}, "unknown key 'polcy'; did you mean 'policy'"),
+        ({"accumulate_steps": "4"}, "accumulate_steps: .*integer.*'4'"),
+        ({"strict": 1}, "strict"),
+        ({"policy": {"nam": "float32"}}, "unknown key 'policy.nam'; did you mean 'name'"),
+        ({"policy": 3}, "policy"),
+        ({"backend_options": {"torch": 3}}, "backend_options.torch"),
+        ({"amp": 3}, "expected a table"),
+    ],
+)
+def test_wrong_keys_and_types_are_named(table, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("amp.toml", "backend = ", "not valid TOML"),
+        ("amp.json", "[1, 2]", "must hold a table"),
+        ("amp.json", "{", "not valid JSON"),
+        ("amp.yaml", "a: 1", "write it as .toml or .json"),
+        ("absent.toml", None, "cannot be read"),
+    ],
+)
+def test_unreadable_files(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path / name)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+keys = st.sampled_from(["backend", "policy", "loss_scale", "accumulate_steps", "strict", "backend_options", "amp"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(keys | st.text(max_size=8), json_values, max_size=4))
+def test_only_our_errors_come_out(table):
+    with contextlib.suppress(AmpError):
+        read_config(table)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A backend class that says what it is asked, in place of a framework's."""
+
+    class StandIn:
+        @staticmethod
+        def default_policy(device):
+            return "mixed_bfloat16", "it says so"
+
+    monkeypatch.setattr("unifiedamp.plugins.load_backend", lambda name: StandIn)
+    for name in ("BACKEND", "POLICY", "LOSS_SCALE"):
+        monkeypatch.delenv(f"UNIFIEDAMP_{name}", raising=False)
+
+
+def test_environment_fills_what_is_left_out(stand_in, monkeypatch):
+    monkeypatch.setenv("UNIFIEDAMP_BACKEND", "torch")
+    monkeypatch.setenv("UNIFIEDAMP_POLICY", "bf16")
+    monkeypatch.setenv("UNIFIEDAMP_LOSS_SCALE", "dynamic(initial_scale=8.0)")
+    resolved = resolve(None, None, None, None, None)
+    assert str(resolved.policy) == "mixed_bfloat16;loss_scale=dynamic(initial_scale=8.0)"
+    assert resolved.loss_scale == DynamicLossScale(initial_scale=8.0)
+    assert resolved.origins["policy"] == "environment variable UNIFIEDAMP_POLICY"
+    assert resolve("torch", "float32", None, None, None).origins["policy"] == "argument"
+
+
+def test_default_policy_is_the_devices_best(stand_in):
+    resolved = resolve("torch", None, None, None, None)
+    assert str(resolved.policy) == "mixed_bfloat16"
+    assert resolved.origins["policy"] == "the device's best: it says so"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((3, None, None, None, None), ConfigError, "backend must be a name"),
+        (("torch", 3, None, None, None), PolicyError, "policy must be a Policy"),
+        (("torch", None, None, None, {"troch": {}}), ConfigError, "did you mean 'torch'"),
+        (("torch", None, None, None, {"torch": 1}), ConfigError, "backend_options.torch must be a mapping"),
+        (("torch", None, None, None, [1]), ConfigError, "backend_options must be a mapping"),
+        (("torch", "bfloat16", "dynamic", None, None), PolicyError, "needs float32 parameters"),
+    ],
+)
+def test_bad_arguments(stand_in, arguments, error, message):
+    with pytest.raises(error, match=message):
+        resolve(*arguments)

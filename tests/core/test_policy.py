@@ -1,0 +1,107 @@
+"""Policies: names that mean what they mean where they come from, and a text form that reads back."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unifiedamp import DynamicLossScale, NoLossScale, Policy, PolicyError, StaticLossScale
+from unifiedamp.layers import match_layers
+from unifiedamp.policy import OP_CHOICES, OP_VOCABULARY, PRESETS
+
+dtypes = st.sampled_from(["float32", "float16", "bfloat16"])
+globs = st.text("abc.*?[]0123456789_-/: =", min_size=1, max_size=12).filter(lambda text: text.strip() == text)
+
+
+@st.composite
+def policies(draw):
+    param = draw(dtypes)
+    scale = draw(st.sampled_from([None, NoLossScale(), StaticLossScale(128.0), DynamicLossScale(initial_scale=8.0)]))
+    if param != "float32" and scale is not None and scale.enabled:
+        scale = None
+    return Policy(
+        param,
+        draw(dtypes),
+        draw(dtypes),
+        scale,
+        draw(st.dictionaries(st.sampled_from(OP_VOCABULARY), st.sampled_from(OP_CHOICES), max_size=3)),
+        draw(st.dictionaries(globs, dtypes, max_size=3)),
+        draw(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(policies())
+def test_text_reads_back(policy):
+    assert Policy.parse(str(policy)) == policy
+    assert hash(Policy.parse(str(policy))) == hash(policy)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_presets_print_their_name(name):
+    assert str(Policy.parse(name)) == name
+
+
+@pytest.mark.parametrize(
+    ("alias", "preset"),
+    [
+        ("O0", "float32"), ("O1", "mixed_float16"), ("O2", "mixed_float16"), ("O3", "float16"),
+        ("32-true", "float32"), ("16-mixed", "mixed_float16"), ("bf16-mixed", "mixed_bfloat16"),
+        ("16-true", "float16"), ("bf16-true", "bfloat16"),
+        ("no", "float32"), ("fp16", "mixed_float16"), ("bf16", "mixed_bfloat16"),
+        ("p=f32,c=f16,o=f32", "mixed_float16"), ("params=float32,compute=bfloat16,output=float32", "mixed_bfloat16"),
+        ("p=f32,c=bf16", "mixed_bfloat16"),
+    ],
+)  # fmt: skip
+def test_names_from_elsewhere(alias, preset):
+    assert Policy.parse(alias).replace(keep_norm_float32=True) == PRESETS[preset].replace(keep_norm_float32=True)
+
+
+@pytest.mark.parametrize("name", ["16", "half", "full", "amp", "32"])
+def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
+    with pytest.raises(PolicyError, match="ambiguous.*write '(mixed_float16|float32)'"):
+        Policy.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mixed_flot16", "did you mean 'mixed_float16'"),
+        ("p=f32,c=f8,o=f32", "must be 'float32', 'float16' or 'bfloat16', got 'f8'"),
+        ("p=f32,o=f32", "says nothing about compute_dtype"),
+        ("p=f32,x=f16", "is none of p, c, o"),
+        ("float32;ops=softmx:float32", "did you mean 'softmax'"),
+        ("float32;ops=softmax:wide", "must be one of compute, float32, widest"),
+        ("float32;ops=softmax", "not written name:value"),
+        ("float32;op=softmax:float32", "did you mean 'ops'"),
+        ("float32;loss_scale=-3", "positive number"),
+        ("", "unknown policy ''"),
+    ],
+)
+def test_malformed_text_is_refused(text, message):
+    with pytest.raises(PolicyError if "loss_scale=" not in text else ValueError, match=message):
+        Policy.parse(text)
+
+
+def test_default_loss_scales():
+    assert PRESETS["mixed_float16"].resolved_loss_scale == DynamicLossScale()
+    for name in ("float32", "mixed_bfloat16", "bfloat16", "float16"):
+        assert PRESETS[name].resolved_loss_scale == NoLossScale()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_scaler_needs_float32_parameters(name):
+    with pytest.raises(PolicyError, match=f"'mixed_{name}'"):
+        PRESETS[name].replace(loss_scale="dynamic")
+
+
+def test_layer_globs():
+    paths = ["encoder", "encoder.0", "encoder.0.linear", "head"]
+    assert match_layers({"encoder.*": "float32", "head": "bfloat16"}, paths) == {
+        "encoder.0": "float32",
+        "encoder.0.linear": "float32",
+        "head": "bfloat16",
+    }
+    with pytest.raises(PolicyError, match=r"'encoder.0' is matched by 'encoder.\*' and by '\*.0'"):
+        match_layers({"encoder.*": "float32", "*.0": "float32"}, paths)
+    with pytest.raises(PolicyError, match="'heads' matches no layer; did you mean 'head'"):
+        match_layers({"heads": "float32"}, paths)

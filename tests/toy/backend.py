@@ -1,0 +1,254 @@
+"""The toy backend: every rule of the layer in a few lines each, over :mod:`toy.autograd`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from unifiedamp.backend import (
+    FEATURES,
+    PRESETS,
+    Backend,
+    Capabilities,
+    NonFiniteReport,
+    PlanRow,
+    StepResult,
+    Support,
+    errors,
+    match_layers,
+    result,
+)
+
+from . import autograd as toy
+
+
+class Scaled:
+    """The scaled loss."""
+
+    def __init__(self, value, backend, optimizers):
+        self.value, self._backend, self._optimizers = value, backend, optimizers
+
+    def backward(self):
+        self.value.backward()
+        for optimizer in self._optimizers:
+            self._backend.checked.pop(id(optimizer), None)
+
+
+class ToyBackend(Backend):
+    """One session over the toy framework."""
+
+    name = "toy"
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        spec.check_options([], self.name)
+        if spec.policy.op_overrides:
+            raise errors.UnsupportedError(f"toy has no op_overrides ({', '.join(spec.policy.op_overrides)})")
+        self.state = spec.loss_scale.initial_state()
+        self.found: list[bool] = []
+        self.checked: dict[int, bool] = {}
+        self.report = NonFiniteReport()
+        self.loss_was_finite: bool | None = None
+        self.models: list[toy.Model] = []
+
+    # -- facts
+
+    @classmethod
+    def default_policy(cls, device):
+        return "float32", "numpy has no 16-bit arithmetic"
+
+    def capabilities(self):
+        missing = {
+            "compile": "numpy has nothing to compile with",
+            "op_overrides": "no list of operations",
+            "several_devices": "one device",
+        }
+        features = {name: Support(name not in missing, missing.get(name, "")) for name in FEATURES}
+        return Capabilities("cpu", {name: Support(True, "emulated by rounding") for name in PRESETS}, features)
+
+    def explain(self):
+        return [PlanRow("autocast", self.spec.policy.compute_dtype, "toy.autograd.state.autocast", "emulated")]
+
+    # -- setting up
+
+    @contextmanager
+    def scope(self):
+        yield
+
+    def is_model(self, obj):
+        return isinstance(obj, toy.Model)
+
+    def prepare(self, models, optimizers):
+        policy = self.spec.policy
+        for optimizer in optimizers:
+            self._check_optimizer(optimizer, [*self.models, *models])
+        for model in models:
+            bad = [name for name, p in model.parameters.items() if p.dtype != "float32"]
+            if bad and self.spec.loss_scale.enabled:
+                raise errors.ParamDtypeError(f"parameters {errors.first_names(bad)} are 16-bit under a loss scaler")
+            model.layer_dtypes = match_layers(policy.layer_overrides, model.layers)
+            model.output_dtype = policy.output_dtype
+        self.models += models
+        return list(models), list(optimizers)
+
+    def _check_optimizer(self, optimizer, models):
+        if not isinstance(optimizer, toy.Sgd):
+            raise errors.WrongObjectError(f"expected a toy optimizer, got {type(optimizer).__name__}")
+        known = {id(p) for model in models for p in model.parameters.values()}
+        strange = [name for name, p in optimizer.parameters.items() if id(p) not in known]
+        if strange:
+            raise errors.PrepareError(f"the optimizer trains {errors.first_names(strange)}, of no prepared model")
+
+    def close(self):
+        for model in self.models:
+            model.layer_dtypes, model.output_dtype = {}, None
+
+    # -- one step
+
+    def _dtype(self, enabled, policy):
+        policy = policy or self.spec.policy
+        return policy.compute_dtype if enabled and policy.compute_dtype != "float32" else None
+
+    @contextmanager
+    def autocast(self, enabled, policy):
+        before = (toy.state.autocast, toy.state.recording)
+        toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), True
+        modes = [model.training for model in self.models]
+        for model in self.models:
+            model.training = True
+        try:
+            yield
+        finally:
+            toy.state.autocast, toy.state.recording = before
+            for model, mode in zip(self.models, modes, strict=True):
+                model.training = mode
+
+    @contextmanager
+    def inference(self, models):
+        with self.autocast(True, None):
+            toy.state.recording = False
+            for model in models:
+                model.training = False
+            yield
+
+    @contextmanager
+    def scale_loss(self, loss, optimizers):
+        if loss.data.ndim:
+            raise errors.LossError(f"the loss must be a scalar, got shape {loss.shape}")
+        self.loss_was_finite = bool(np.isfinite(loss.data))
+        before, toy.state.recording = toy.state.recording, True
+        factor = np.float32(self.state.scale / self.spec.accumulate_steps)
+        try:
+            yield Scaled(toy.mul(toy.cast(loss, "float32"), toy.Tensor(factor)), self, optimizers)
+        finally:
+            toy.state.recording = before
+
+    def _grads(self, optimizer):
+        return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None}
+
+    def unscale(self, optimizer):
+        grads = self._grads(optimizer)
+        with np.errstate(all="ignore"):
+            bad = [name for name, grad in grads.items() if not np.isfinite(grad).all()]
+            self.checked[id(optimizer)] = self._found(bad)
+            for name, grad in grads.items():
+                optimizer.parameters[name].grad = grad / np.float32(self.state.scale)
+
+    def _found(self, bad):
+        if bad:
+            self.report = NonFiniteReport(tuple(bad), self.loss_was_finite)
+        return bool(bad)
+
+    def clip_grad_norm(self, optimizer, max_norm):
+        with np.errstate(all="ignore"):
+            grads = self._grads(optimizer)
+            norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads.values()))
+            for name, grad in grads.items():
+                optimizer.parameters[name].grad = grad * np.float32(min(1.0, max_norm / (norm + 1e-12)))
+        return toy.Tensor(np.float32(norm))
+
+    def clip_grad_value(self, optimizer, clip_value):
+        for name, grad in self._grads(optimizer).items():
+            optimizer.parameters[name].grad = np.clip(grad, -clip_value, clip_value)
+
+    def gradients(self, optimizer):
+        return self._grads(optimizer)
+
+    def step(self, optimizer, update):
+        scale = self.state.scale
+        grads = self._grads(optimizer)
+        if not grads:
+            names = errors.first_names(optimizer.parameters)
+            self.spec.warn(f"no parameter of the optimizer has a gradient ({names})", errors.StepWarning)
+            self._end(update)
+            return StepResult.of(False, False, result.NO_GRADIENTS, scale, self.state.scale)
+        found = self._decide(optimizer)
+        self.found.append(found)
+        self._count(found)
+        if not found:
+            optimizer.apply(self._grads(optimizer))
+        self.drop_gradients(optimizer)
+        self._end(update)
+        reason = result.NON_FINITE if found else result.APPLIED
+        return StepResult.of(not found, found, reason, scale, self.state.scale)
+
+    def _decide(self, optimizer):
+        if not self.spec.loss_scale.enabled:
+            return False
+        if id(optimizer) not in self.checked:
+            self.unscale(optimizer)
+        return self.checked[id(optimizer)]
+
+    def _count(self, found):
+        key = "skipped_steps" if found else "applied_steps"
+        self.state = replace(self.state, **{key: getattr(self.state, key) + 1})
+
+    def _end(self, update):
+        if update:
+            self.update()
+
+    def update(self):
+        if self.found:
+            self.state = self.spec.loss_scale.next_state(self.state, any(self.found))
+        self.found = []
+
+    def drop_gradients(self, optimizer):
+        self.checked.pop(id(optimizer), None)
+        for p in optimizer.parameters.values():
+            p.grad = None
+
+    # -- state and tools
+
+    def read_state(self):
+        return self.state
+
+    def write_state(self, state):
+        self.state = state
+
+    def non_finite_report(self):
+        return self.report
+
+    def compile(self, fn, window):
+        raise errors.UnsupportedError("toy has nothing to compile with")
+
+    def to_native(self, array):
+        return array if isinstance(array, toy.Tensor) else toy.Tensor(np.asarray(array))
+
+    def to_numpy(self, tensor):
+        return np.asarray(tensor.data if isinstance(tensor, toy.Tensor) else tensor)
+
+    @classmethod
+    def custom_function(cls, target, cast_inputs):
+        def call(*args):
+            before, dtype = toy.state.autocast, cast_inputs
+            if before is None or dtype is None:
+                return target(*args)
+            toy.state.autocast = None
+            try:
+                return target(*[toy.cast(a, dtype) if isinstance(a, toy.Tensor) else a for a in args])
+            finally:
+                toy.state.autocast = before
+
+        return call
