@@ -101,7 +101,7 @@ def _following(original: type, is_model: bool) -> type:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "__class__": property(lambda self: original),
+        "__class__": property(lambda _: original),
         "_unifiedamp_original": original,
         "compute_dtype": property(lambda self: _compute_dtype(self, original)),
     }

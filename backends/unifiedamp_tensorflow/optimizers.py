@@ -24,6 +24,11 @@ def is_optimizer(obj: Any) -> bool:
     return isinstance(obj, tf.keras.optimizers.Optimizer)
 
 
+def is_built(optimizer: Any) -> bool:
+    """Whether the optimizer knows its variables."""
+    return bool(getattr(optimizer, "built", hasattr(optimizer, "_index_dict")))
+
+
 def is_wrapped(obj: Any) -> bool:
     """Whether ``obj`` is a loss-scaling wrapper, Keras's or ours."""
     return isinstance(obj, NATIVE)
@@ -147,5 +152,5 @@ def _current_kind() -> type:
 
 def _disguised(kind: type, shown: type) -> type:
     """Let serialization see ``shown``, so that a saved model loads where unifiedamp is not."""
-    kind.__class__ = property(lambda self: shown)  # type: ignore[assignment]
-    return kind
+    body = {"__class__": property(lambda _: shown), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind,), body)

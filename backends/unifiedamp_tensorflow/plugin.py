@@ -21,4 +21,5 @@ def unifiedamp_backend() -> BackendPlugin:
         ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
         "pip install 'unifiedamp[tensorflow]'",
         _load,
+        harness="unifiedamp_tensorflow.harness",
     )

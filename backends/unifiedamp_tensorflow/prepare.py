@@ -67,11 +67,11 @@ def plan_optimizers(
     named = layers.parameters(models)
     _check_dtypes(named, spec)
     taken = {id(variable) for bound in bounds for variable in bound.variables}
-    built = [(optimizer, _own(optimizer, named)) for optimizer in given if optimizer.built]
+    built = [(optimizer, _own(optimizer, named)) for optimizer in given if optimizers.is_built(optimizer)]
     taken |= {id(variable) for _, own in built for variable in own.values()}
-    rest = [optimizer for optimizer in given if not optimizer.built]
+    rest = [optimizer for optimizer in given if not optimizers.is_built(optimizer)]
     shares = _shares(models, rest, {name: v for name, v in named.items() if id(v) not in taken})
-    found = dict((id(o), own) for o, own in [*built, *zip(rest, shares, strict=True)])
+    found = {id(o): own for o, own in [*built, *zip(rest, shares, strict=True)]}
     return [(optimizer, found[id(optimizer)]) for optimizer in given]
 
 
@@ -133,7 +133,7 @@ def _check_dtypes(named: Named, spec: SessionSpec) -> None:
 def bind(optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None) -> Bound:
     """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it bound."""
     keras_variables = list(named.values())
-    if not optimizer.built:
+    if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
     outer = optimizer
     if scaler is not None or spec.policy.compute_dtype == "float16":
