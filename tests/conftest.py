@@ -1,44 +1,7 @@
-"""Every test that takes ``harness`` runs once per installed backend; ``form`` adds the compiled forms."""
+"""Registers the toy backend, so that the suite and the core tests need no framework."""
 
-from __future__ import annotations
-
-import importlib
-
-import pytest
 from toy import plugin as toy_plugin
 
-import unifiedamp as ua
 from unifiedamp import plugins
 
 plugins.register("toy", toy_plugin)
-
-
-def installed() -> list[str]:
-    return [name for name, info in ua.available_backends().items() if info.installed]
-
-
-def load_harness(name: str):
-    return importlib.import_module(plugins.load_plugin(name).harness).harness
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--amp-backend", default="all", help="run backend tests on this backend alone")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "harness" not in metafunc.fixturenames:
-        return
-    wanted = metafunc.config.getoption("--amp-backend")
-    names = installed() if wanted == "all" else [wanted]
-    if "form" not in metafunc.fixturenames:
-        metafunc.parametrize("harness", [pytest.param(name, id=name) for name in names], indirect=True)
-        return
-    pairs = [(name, form) for name in names for form in load_harness(name).forms]
-    metafunc.parametrize(
-        ("harness", "form"), [pytest.param(n, f, id=f"{n}-{f}") for n, f in pairs], indirect=["harness"]
-    )
-
-
-@pytest.fixture
-def harness(request: pytest.FixtureRequest):
-    return load_harness(request.param)

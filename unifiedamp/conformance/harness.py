@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import abc
+import functools
+import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 
+from unifiedamp import plugins
+from unifiedamp.backend import Capabilities
+from unifiedamp.errors import ConfigError
+
 Array = npt.NDArray[Any]
+
+
+@functools.cache
+def load_harness(name: str) -> Harness:
+    """Return the harness that a backend's plugin names.
+
+    Raises:
+        ConfigError: the plugin names none, or the module holds no ``harness``.
+    """
+    module = plugins.load_plugin(name).harness
+    if not module:
+        raise ConfigError(f"backend {name!r} names no conformance harness; give its BackendPlugin(harness='module')")
+    found = getattr(importlib.import_module(module), "harness", None)
+    if not isinstance(found, Harness):
+        raise ConfigError(f"{module} holds no object 'harness' of class unifiedamp.conformance.harness.Harness")
+    return found
 
 
 class Harness(abc.ABC):
@@ -24,6 +47,14 @@ class Harness(abc.ABC):
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+
+    def capabilities(self) -> Capabilities:
+        """Return what the backend declares on its default device."""
+        return plugins.available_backends()[self.backend].capabilities
+
+    def file(self) -> str:
+        """Return the file this harness is written in; ``expected_failures.toml`` is looked for beside it."""
+        return str(sys.modules[type(self).__module__].__file__)
 
     @abc.abstractmethod
     def probe(self, values: Sequence[float]) -> Any:

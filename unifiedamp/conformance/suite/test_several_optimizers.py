@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from driver import compiled, session
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+pytestmark = pytest.mark.needs("several_optimizers")
 
 INF = math.inf
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)

@@ -3,9 +3,9 @@
 import math
 
 import pytest
-from driver import probe_run
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 GRADIENTS = (1.0, 1.0, 1.0, math.inf, 1.0, 1.0, 1.0)

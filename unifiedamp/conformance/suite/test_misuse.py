@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from driver import session
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import session
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def test_unscale_without_backward(prepared):
             call(optimizer)
 
 
+@pytest.mark.needs("context_form")
 def test_scale_loss_before_autocast(prepared):
     amp, model, optimizer = prepared
     loss = model(ones(amp))
@@ -55,6 +56,7 @@ def test_scale_loss_after_unscale(prepared):
         amp.backward(lambda: model(ones(amp)), optimizer)
 
 
+@pytest.mark.needs("context_form")
 def test_loss_that_is_no_scalar(prepared):
     amp, model, optimizer = prepared
     x = ones(amp)
@@ -119,6 +121,7 @@ def test_bad_clip(prepared, bad):
         amp.clip_grad_norm(optimizer, bad)
 
 
+@pytest.mark.needs("layer_overrides")
 def test_layer_glob_errors(harness):
     rng = np.random.default_rng(0)
     layers = [(rng.normal(size=(4, 4)).astype(np.float32), np.zeros(4, np.float32)) for _ in range(2)]
@@ -136,6 +139,7 @@ def test_layer_glob_errors(harness):
         prepare({"layer*": "float32", "*0": "float32"})
 
 
+@pytest.mark.needs("several_optimizers")
 def test_strict_refuses_what_warns(harness):
     """A step without gradients warns; a strict session raises."""
     amp = session(harness, loss_scale=4.0, strict=True)

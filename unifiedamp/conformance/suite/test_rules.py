@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from driver import compiled, probe_run, session
-from oracle import Oracle
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, probe_run, session
+from unifiedamp.conformance.oracle import Oracle
 
 INF = math.inf
 
@@ -83,6 +83,7 @@ def test_clip_grad_norm_sees_true_gradients(harness, form):
     assert run.weights() == pytest.approx([0.94 - 0.03, 0.92 - 0.04], abs=1e-5)
 
 
+@pytest.mark.needs("accumulation")
 def test_a_bad_micro_batch_discards_its_window(harness, form):
     run = probe_run(harness, form, loss_scale=dynamic(growth_interval=2), accumulate_steps=2)
     for gradient in (1.0, 3.0, INF, 1.0, 1.0, INF, 1.0, 1.0, 2.0, 2.0):
@@ -93,6 +94,7 @@ def test_a_bad_micro_batch_discards_its_window(harness, form):
     assert run.amp.loss_scale == 2.0
 
 
+@pytest.mark.needs("accumulation")
 def test_clipping_inside_a_window_waits_for_its_end(harness, form):
     def clip(amp, optimizer):
         amp.clip_grad_norm(optimizer, 1.0)
@@ -142,6 +144,7 @@ def test_a_finite_step_ends_a_run_of_skips(harness, form):
     assert run.amp.applied_steps == 30
 
 
+@pytest.mark.needs("context_form")
 def test_the_loss_is_scaled_in_float32(harness):
     """2**16 times 3 does not fit float16."""
     amp = session(harness, policy="float32", loss_scale=ua.DynamicLossScale(initial_scale=2.0**20))

@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from driver import compiled, session
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
 
 MIXED = "mixed_bfloat16"
 
@@ -91,6 +91,7 @@ def test_parameters_stay_float32_and_learn(harness, form):
     assert all(np.isfinite(value).all() for value in harness.parameters(model).values())
 
 
+@pytest.mark.needs("layer_overrides")
 def test_a_layer_kept_in_float32(harness, form):
     """With every layer overridden the outputs are float32's own."""
     x, _ = data()
@@ -138,6 +139,7 @@ def test_batch_norm_moves_in_training_and_rests_in_inference(harness, form):
     np.testing.assert_array_equal(evaluate(), evaluate())
 
 
+@pytest.mark.needs("accumulation")
 def test_accumulated_micro_batches_are_one_batch(harness, form):
     x, y = data(count=32)
     amp, whole, _, step = make(harness, "float32", form)
@@ -150,6 +152,7 @@ def test_accumulated_micro_batches_are_one_batch(harness, form):
         np.testing.assert_allclose(harness.parameters(parts)[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.needs("context_form")
 def test_context_form_and_closure_form_mean_the_same(harness, form):
     x, y = data()
     results = []

@@ -32,6 +32,7 @@ class Oracle:
     scales_used: list[float] = field(default_factory=list)
 
     def feed(self, gradients: list[float]) -> None:
+        """Take one micro-batch's true gradients."""
         self.scales_used.append(self.scale)
         self.pending.append(list(gradients))
         if len(self.pending) < self.window:

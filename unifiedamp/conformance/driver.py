@@ -27,15 +27,18 @@ class Run:
         self.step(self.amp.to_native(np.array(gradients, np.float32)))
 
     def weights(self) -> list[float]:
+        """Return the probe's parameters as they are now."""
         return [float(value[0]) for value in self.harness.parameters(self.model).values()]
 
 
 def session(harness: Any, form: str = "eager", policy: Any = "float32", **options: Any) -> ua.Amp:
+    """Return a session in the form's ``backend_options``."""
     extra = dict(harness.forms[form])
     return ua.Amp(harness.backend, policy, backend_options={harness.backend: extra} if extra else None, **options)
 
 
 def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:
+    """Return ``fn`` as the form runs it."""
     return fn if form == "eager" else amp.compile(fn)
 
 
@@ -50,11 +53,16 @@ def probe_run(
         native = getattr(harness, optimizer)([model], lr)
     model, native = amp.prepare(model, native)
 
+    context_form = bool(amp.capabilities.feature("context_form"))
+
     def step(x: Any) -> Any:
-        with amp.autocast():
-            loss = model(x)
-        with amp.scale_loss(loss, native) as scaled_loss:
-            scaled_loss.backward()
+        if context_form:
+            with amp.autocast():
+                loss = model(x)
+            with amp.scale_loss(loss, native) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss = amp.backward(lambda: model(x), native)
         if clip is not None:
             clip(amp, native)
         amp.step(native)
