@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,8 +36,38 @@ class Data:
         """The shape of one image, (height, width, channels)."""
         return self.train_images.shape[1:]
 
+    def batch_count(self, size: int, window: int) -> int:
+        """Return how many batches of ``size`` an epoch has; what does not fill a window of batches is left out.
 
-def load(name: str, folder: Path | None, kit: ModuleType) -> Data:
+        Raises:
+            ConfigError: not even one window can be filled.
+        """
+        count = len(self.train_labels) // size // window * window
+        if not count:
+            raise ConfigError(
+                f"{self.name} has {len(self.train_labels)} training images, fewer than one step takes "
+                f"(batch_size {size} x accumulate_steps {window}): make one of them smaller"
+            )
+        return count
+
+    def batches(self, axes: Sequence[int], size: int, seed: int, epoch: int) -> Iterator[tuple[Array, Array]]:
+        """Yield an epoch's training batches.
+
+        Their order is drawn from (seed, epoch) alone, so that a run that was stopped goes on with the batch that it
+        would have seen.
+
+        Args:
+            axes: the order in which the framework wants the axes of an NHWC batch.
+            size: images per batch.
+            seed, epoch: what the order is drawn from.
+        """
+        order = np.random.default_rng([seed, epoch]).permutation(len(self.train_labels))
+        for start in range(0, len(order) - size + 1, size):
+            chosen = order[start : start + size]
+            yield np.ascontiguousarray(self.train_images[chosen].transpose(axes)), self.train_labels[chosen]
+
+
+def load(name: str, folder: str | None, kit: ModuleType) -> Data:
     """Return the data set ``digits`` or ``fashion-mnist``.
 
     Args:
@@ -49,24 +79,7 @@ def load(name: str, folder: Path | None, kit: ModuleType) -> Data:
     Raises:
         ConfigError: the data cannot be had; the message says how to get it.
     """
-    return _digits() if name == "digits" else _fashion_mnist(folder, kit)
-
-
-def batches(data: Data, axes: tuple[int, ...], size: int, seed: int, epoch: int, first: int) -> Iterator[tuple[Array, Array]]:
-    """Yield training batches of ``size`` from batch number ``first`` on; what does not fill a batch is left out.
-
-    The order is drawn from (seed, epoch) alone, so that a run that was stopped goes on with the batch that it would
-    have seen.
-
-    Args:
-        data: the images and labels.
-        axes: the order in which the framework wants the axes of an NHWC batch.
-        size, seed, epoch, first: as above.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(len(data.train_labels))
-    for start in range(first * size, len(order) - size + 1, size):
-        chosen = order[start : start + size]
-        yield np.ascontiguousarray(data.train_images[chosen].transpose(axes)), data.train_labels[chosen]
+    return _digits() if name == "digits" else _fashion_mnist(Path(folder) if folder else None, kit)
 
 
 def _digits() -> Data:

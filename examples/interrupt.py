@@ -1,0 +1,25 @@
+"""Ctrl-C asks a run to stop at a good place; pressed again, it stops at once."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+
+
+class Interrupt:
+    """A context in which SIGINT only sets ``asked``; a second one raises KeyboardInterrupt as ever."""
+
+    asked = False
+
+    def __enter__(self) -> Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self._before)
