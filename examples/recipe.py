@@ -1,8 +1,8 @@
 """One training loop for PyTorch, TensorFlow/Keras and MXNet; which one is a word in the configuration.
 
 Run it with ``unifiedamp train --config examples/configs/digits_conv.toml --backend torch``, or
-``python examples/recipe.py`` and the same arguments. What is a framework's own (the models, the optimizer, the loss) lies
-in ``models/``; mixed precision lies in the few lines that say ``amp``.
+``python examples/recipe.py`` and the same arguments. What is a framework's own (models, optimizer, loss) lies in
+``models/``; mixed precision lies in the few lines that say ``amp``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
 
-def train(
-    settings: Settings, *, resume: bool = False, restart_scale: bool = False, report: Report | None = None
-) -> Run:
-    """Train what ``settings`` describe, leaving ``checkpoint.npz``, ``log.json`` and ``curves.png`` in ``settings.out``.
+def train(settings: Settings, report: Report, *, resume: bool = False, restart_scale: bool = False) -> Run:
+    """Train as ``settings`` say; leave ``checkpoint.npz``, ``log.json`` and ``curves.png`` in ``settings.out``.
 
     Args:
         settings: the configuration.
+        report: shows the progress.
         resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it; start where there is none.
         restart_scale: resume a run that scaled no loss under a policy that does.
-        report: shows the progress; None writes to the terminal.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the checkpoint is written.
         AmpError: the configuration, the data or the checkpoint is not right, or the loss scale is exhausted.
     """
     cfg = settings.train
-    report = report or Report()
     amp = ua.Amp(**settings.amp)
     kit = models.for_backend(amp.backend.name)
     data = datasets.load(cfg.data, cfg.data_folder, kit)

@@ -49,7 +49,7 @@ class Report:
     def follow(self, batches: Iterable[T], run: Run, count: int) -> Iterator[T]:
         """Yield ``batches`` under a progress bar that stands where ``run`` does in an epoch of ``count``."""
         columns = (TextColumn("epoch {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(str(run.epoch + 1), total=count, completed=run.batch)
             for batch in batches:
                 yield batch

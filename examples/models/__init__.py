@@ -3,7 +3,7 @@
 ``make_model(name, shape, classes, seed)``, ``make_optimizer(model, learning_rate, momentum)``,
 ``loss_fn(logits, labels)``, ``export_weights(model)``, ``import_weights(model, weights)``,
 ``export_momentum(model, optimizer)``, ``import_momentum(model, optimizer, momentum)``,
-``download_fashion_mnist(folder)``, and ``IMAGE_AXES``, the order in which the framework wants the axes of an NHWC batch.
+``download_fashion_mnist(folder)``; and ``IMAGE_AXES``, the order in which it wants the axes of an NHWC batch.
 
 What is exported has the names and layouts of ``neutral.py``, so that any of them imports what another exported.
 """

@@ -41,7 +41,7 @@ UNITS = (256, 256, 256)
 
 
 def dense_sizes(name: str, shape: Sequence[int], classes: int) -> list[tuple[int, int]]:
-    """Return (inputs, outputs) of each dense layer of model ``name`` for images of ``shape`` (height, width, channels)."""
+    """Return (inputs, outputs) of each dense layer, for images of ``shape`` (height, width, channels)."""
     sizes = [CHANNELS[-1]] if name == "conv" else [int(np.prod(shape)), *UNITS]
     return list(zip(sizes, [*sizes[1:], classes], strict=True))
 

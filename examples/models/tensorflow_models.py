@@ -47,11 +47,8 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
 
 def _mlp(dense: Sequence[int]) -> list[Any]:
     *hidden, last = dense
-    return [
-        layers.Flatten(),
-        *(layers.Dense(n, activation="relu") for n in hidden),
-        layers.Dense(last, dtype="float32"),
-    ]
+    body = [layers.Dense(units, activation="relu") for units in hidden]
+    return [layers.Flatten(), *body, layers.Dense(last, dtype="float32")]
 
 
 def make_optimizer(model: Any, learning_rate: float, momentum: float) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from ..errors import ConfigError, nearest
+
+RECIPE = ("recipe", "report", "settings")
 
 
 def train(
@@ -25,18 +26,14 @@ def train(
     ] = False,
 ) -> None:
     """Train the example recipe; options go before what the configuration says."""
-    recipe, settings = _recipe("recipe"), _recipe("settings")
+    recipe, report, settings = (importlib.import_module(f"unifiedamp_examples.{name}") for name in RECIPE)
     chosen = settings.read_settings(
         _find(config, Path(str(settings.__file__)).parent / "configs"),
         out,
         amp={"backend": backend, "policy": policy},
         train={"data": data, "epochs": epochs},
     )
-    recipe.train(chosen, resume=resume, restart_scale=restart_scale)
-
-
-def _recipe(module: str) -> ModuleType:
-    return importlib.import_module(f"unifiedamp_examples.{module}")
+    recipe.train(chosen, report.Report(), resume=resume, restart_scale=restart_scale)
 
 
 def _find(config: str, shipped: Path) -> Path:
