@@ -1,7 +1,7 @@
 """A run that can be stopped at any moment and taken up again, also by another framework.
 
 Everything lies in one checkpoint, replaced in one go: the weights and momentum under neutral names, the session's
-state, the place in the data, the history. The log and the picture are made from the history, so they never disagree with it.
+state, the place in the data, the history. The log and the picture are made from the history and never disagree with it.
 """
 
 from __future__ import annotations
