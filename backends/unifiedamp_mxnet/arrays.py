@@ -8,7 +8,7 @@ import numpy as np
 
 from unifiedamp.backend import errors
 
-from .native import BFLOAT16, NDArray, base, call, mx, to_context
+from .native import BFLOAT16, NDArray, base, call, from_numpy, mx, to_context
 
 
 def resolve_context(device: str | None) -> Any:
@@ -29,9 +29,7 @@ def to_native(array: Any, context: Any) -> Any:
         return array
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         array = np.from_dlpack(array)
-    array = np.asarray(array)
-    make = mx.np.array if mx.util.is_np_array() else mx.nd.array
-    return make(array, dtype=array.dtype, ctx=context)
+    return from_numpy(np.asarray(array), context)
 
 
 def to_numpy(tensor: Any) -> Any:

@@ -62,23 +62,29 @@ class MXNetBackend(Backend):
 
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:
+        """See ``Backend``."""
         return facts.default_policy(arrays.resolve_context(device))
 
     def capabilities(self) -> Capabilities:
+        """See ``Backend``."""
         return facts.capabilities(self.context)
 
     def explain(self) -> list[PlanRow]:
+        """See ``Backend``."""
         return facts.explain(self.spec, self.context, self._table)
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[None]:
+        """See ``Backend``."""
         return Scope(self.context)
 
     def is_model(self, obj: Any) -> bool:
+        """See ``Backend``."""
         return isinstance(obj, gluon.Block)
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """See ``Backend``."""
         for trainer in optimizers:
             checks.check_trainer(trainer)
         names = self._names | checks.parameter_names([*self._boundaries.models, *models])
@@ -107,6 +113,7 @@ class MXNetBackend(Backend):
             self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, self.spec.accumulate_steps)
 
     def close(self) -> None:
+        """See ``Backend``."""
         for bound in self._bound.values():
             bound.close()
         self._boundaries.close()
@@ -114,6 +121,7 @@ class MXNetBackend(Backend):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
         if enabled and policy is None:
             return self._train
         region = self._regions.get((enabled, policy))
@@ -132,9 +140,11 @@ class MXNetBackend(Backend):
         return table
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
         return Region(self._table, infer=True)
 
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> ScaledLosses:
+        """See ``Backend``."""
         losses = read_losses(loss)
         factor = self._scaler.state.scale / self.spec.accumulate_steps
         named = [self._bound[id(trainer)] for trainer in optimizers]
@@ -164,18 +174,23 @@ class MXNetBackend(Backend):
                 window.take_back(gradients if window.backwards else [], add=is_named)
 
     def unscale(self, optimizer: Any) -> None:
+        """See ``Backend``."""
         self._bound[id(optimizer)].unscale()
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """See ``Backend``."""
         return self._bound[id(optimizer)].clip_norm(max_norm)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """See ``Backend``."""
         self._bound[id(optimizer)].clip_value(clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """See ``Backend``."""
         return self._bound[id(optimizer)].gradients()
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
+        """See ``Backend``."""
         bound = self._bound[id(optimizer)]
         scaler = self._scaler
         scale = scaler.state.scale
@@ -192,33 +207,42 @@ class MXNetBackend(Backend):
         return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
 
     def update(self) -> None:
+        """See ``Backend``."""
         self._scaler.update()
 
     def drop_gradients(self, optimizer: Any) -> None:
+        """See ``Backend``."""
         self._bound[id(optimizer)].window.empty()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def read_state(self) -> ScaleState:
+        """See ``Backend``."""
         return self._scaler.read()
 
     def write_state(self, state: ScaleState) -> None:
+        """See ``Backend``."""
         self._scaler.write(state)
 
     def non_finite_report(self) -> NonFiniteReport:
+        """See ``Backend``."""
         return self._report
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:  # noqa: ARG002
+    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
+        """See ``Backend``."""
         return self._compiler.compile(fn, self._boundaries.models)
 
     def to_native(self, array: Any) -> Any:
+        """See ``Backend``."""
         return arrays.to_native(array, self.context)
 
     def to_numpy(self, tensor: Any) -> Any:
+        """See ``Backend``."""
         return arrays.to_numpy(tensor)
 
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """See ``Backend``."""
         return wrap_custom(target, cast_inputs)

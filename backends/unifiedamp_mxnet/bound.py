@@ -75,15 +75,15 @@ class Bound:
         for entries, norm in norms:
             value = float(norm.asnumpy().reshape(()))
             if value > max_norm:
-                for entry in entries:
-                    entry.grad *= max_norm / value
+                for _, grad, _ in entries:
+                    grad *= max_norm / value
         return norms[0][1] if norms else None
 
     def clip_value(self, clip_value: float) -> None:
         """Clamp every gradient to [-clip_value, clip_value]."""
         for entries in self.window.fresh():
-            for entry in entries:
-                entry.grad[:] = entry.grad.clip(-clip_value, clip_value)
+            for _, grad, _ in entries:
+                grad[:] = grad.clip(-clip_value, clip_value)
 
     def gradients(self) -> dict[str, Any]:
         """Return name → gradient; on several contexts, name → the list of its gradients, one for each."""
@@ -111,7 +111,7 @@ class Bound:
         if not found:
             scale = 1.0 if window.unscaled else self._scaler.state.scale
             window.apply(contexts, self.trainer._scale / scale)
-        window.empty()
+        window.empty(contexts)
         return result.NON_FINITE if found else result.APPLIED
 
     def no_gradients_message(self) -> str:

@@ -106,7 +106,7 @@ def check_kvstore(trainer: Any) -> None:
 
 
 def parameter_names(models: Sequence[Any]) -> dict[int, str]:
-    """Return id of a Parameter → its path in its model ("features.0.weight"); MXNet's own name where two models meet."""
+    """Return id of a Parameter → its path in its model ("features.0.weight"), numbered where two collide."""
     names: dict[int, str] = {}
     used: set[str] = set()
     for model in models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .native import call
+from .native import call, context_of
 
 CHUNK = 200
 """Arrays per call of the finite check, as in MXNet's own scaler."""
@@ -53,17 +53,14 @@ class Window:
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
-    def slots(self) -> Iterator[tuple[int, Any]]:
-        """Yield index and parameter of each one that takes gradients and has its arrays."""
-        return ((i, p) for i, p in enumerate(self.trainer._params) if p._grad is not None)
-
     def fresh(self) -> list[list[Entry]]:
         """Return, for each context, the gradients that a backward pass wrote in this window."""
         contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
-        for index, param in self.slots():
-            for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
-                if data._fresh_grad:
-                    entries.append(Entry(index, grad, data))
+        for index, param in enumerate(self.trainer._params):
+            if param._grad is not None:
+                for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
+                    if data._fresh_grad:
+                        entries.append(Entry(index, grad, data))
         return contexts
 
     def name(self, index: int) -> str:
@@ -99,13 +96,13 @@ class Window:
     def take_back(self, kept: list[tuple[Entry, Any, bool]], add: bool) -> None:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
-            self.forget()
-        for entry, grad, adds in kept:
+            self.forget(self.fresh())
+        for (_, now, data), before, adds in kept:
             if not add:
-                entry.grad[:] = grad
-            elif entry.data._fresh_grad and not adds:
-                entry.grad += grad
-            entry.data._fresh_grad = True
+                now[:] = before
+            elif data._fresh_grad and not adds:
+                now += before
+            data._fresh_grad = True
 
     # -- deciding and editing ------------------------------------------------------------------------------------
 
@@ -122,27 +119,26 @@ class Window:
         """Divide the gradients by the scale, in place."""
         if scale != 1.0:
             for entries in contexts:
-                for entry in entries:
-                    entry.grad /= scale
+                for _, grad, _ in entries:
+                    grad /= scale
         self.unscaled = True
 
-    def empty(self) -> None:
-        """Forget the window's gradients: mark them as used, and zero those that backward passes add to."""
-        added = []
-        for _, param in self.slots():
-            for data, grad in zip(param._data, param._grad):  # noqa: B905
-                if data._fresh_grad:
-                    data._fresh_grad = False
-            if param.grad_req == "add":
-                added += param._grad
-        zero(added)
+    def empty(self, contexts: list[list[Entry]] | None = None) -> None:
+        """Drop the window's gradients and begin the next window."""
+        self.forget(self.fresh() if contexts is None else contexts)
         self.restart()
 
-    def forget(self) -> None:
-        """Mark all gradients as not written; zero those that backward passes add to."""
-        state = (self.backwards, self.unscaled, self.found_inf, self.losses)
-        self.empty()
-        self.backwards, self.unscaled, self.found_inf, self.losses = state
+    def forget(self, contexts: list[list[Entry]]) -> None:
+        """Mark gradients as not written, and zero those that backward passes add to."""
+        params = self.trainer._params
+        added = []
+        for entries in contexts:
+            for index, grad, data in entries:
+                data._fresh_grad = False
+                if params[index]._grad_req == "add":
+                    added.append(grad)
+        if added:
+            zero(added)
 
     def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
@@ -166,14 +162,14 @@ def all_finite(grads: Iterable[Any]) -> bool:
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
             flags.append(call("multi_all_finite", chunk, num_arrays=len(chunk), init_output=True))
-    return all([bool(flag.asnumpy()[0]) for flag in flags])
+    return all(bool(flag.asnumpy()[0]) for flag in flags)
 
 
 def global_norm(entries: list[Entry]) -> Any:
     """Return the 2-norm over all gradients of one context, a native scalar."""
     grads = [_values(entry.grad) for entry in entries]
     squares = call("multi_sum_sq", grads, num_arrays=len(grads))
-    return squares.sum().sqrt()
+    return squares.sum() ** 0.5
 
 
 def _values(grad: Any) -> Any:
@@ -183,5 +179,5 @@ def _values(grad: Any) -> Any:
 def _by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
-        groups.setdefault(array.context, []).append(array)
+        groups.setdefault(context_of(array), []).append(array)
     yield from groups.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 from unifiedamp.conformance.harness import Array, Harness
 
 from .native import (
-    BFLOAT16,
     NUMPY_API,
     autograd,
-    call,
+    current_context,
     dtype_name,
+    from_numpy,
     gluon,
     mx,
     nd_register,
@@ -26,7 +27,7 @@ F = mx.np if NUMPY_API else mx.nd
 
 
 def _array(values: Any) -> Any:
-    return F.array(np.asarray(values, np.float32), dtype="float32")
+    return from_numpy(np.asarray(values, np.float32), mx.cpu())
 
 
 class _Probe(gluon.HybridBlock):  # type: ignore[misc]
@@ -58,19 +59,22 @@ class MXNetHarness(Harness):
     """See ``Harness``."""
 
     backend = "mxnet"
+    low_precision_op = "linear"
 
     def probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness``."""
         model = _Probe(values)
         model.initialize()
         return model
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
-        model = _named(
+        """See ``Harness``."""
+        return _named(
             {f"layer{i}": _dense(weight, bias, i < len(weights) - 1) for i, (weight, bias) in enumerate(weights)}
         )
-        return model
 
     def convnet(self, seed: int) -> Any:
+        """See ``Harness``."""
         mx.random.seed(seed)
         layers = {"conv": nn.Conv2D(8, 3, padding=1, in_channels=1), "norm": nn.BatchNorm(in_channels=8)}
         layers |= {"relu": nn.Activation("relu"), "flatten": nn.Flatten(), "head": nn.Dense(10, in_units=512)}
@@ -79,12 +83,15 @@ class MXNetHarness(Harness):
         return _named(layers)
 
     def image_batch(self, array: Array) -> Array:
+        """See ``Harness``."""
         return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
+        """See ``Harness``."""
         return self._trainer(models, "sgd", learning_rate=learning_rate, momentum=momentum)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
+        """See ``Harness``."""
         return self._trainer(models, "adam", learning_rate=learning_rate, epsilon=1e-8)
 
     def _trainer(self, models: Sequence[Any], optimizer: str, **settings: Any) -> Any:
@@ -92,24 +99,30 @@ class MXNetHarness(Harness):
         return gluon.Trainer(params, optimizer, settings)
 
     def mean_square(self, output: Any, target: Any) -> Any:
+        """See ``Harness``."""
         return F.square(output - target).mean()
 
     def cross_entropy(self, logits: Any, labels: Any) -> Any:
+        """See ``Harness``."""
         return gluon.loss.SoftmaxCrossEntropyLoss()(logits, labels).mean()
 
     def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness``."""
         params = model._collect_params_with_prefix().items()
         return {name: p.data().asnumpy().astype(np.float64) for name, p in params if p.grad_req != "null"}
 
     def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness``."""
         return int(optimizer.optimizer.num_update)
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness``."""
         gradients = amp.gradients(optimizer)
         for name, value in values.items():
             gradients[name][:] = _array(value)
 
     def run_op(self, op: str) -> str | None:
+        """See ``Harness``."""
         run = _OPS.get(op)
         if run is None:
             return None
@@ -118,15 +131,17 @@ class MXNetHarness(Harness):
         return dtype_name(output)
 
     def global_state(self) -> Any:
-        block = gluon.HybridBlock
+        """See ``Harness``."""
+        classes = (gluon.HybridBlock, gluon.Block, importlib.import_module("mxnet._ffi.function").Function)
         modules = [mx.nd, mx.sym, mx.np, mx.npx, mx.nd.op, mx.sym.op, mx.nd._internal, mx.sym._internal, nd_register,
                    symbol_register, mx.nd.contrib, mx.sym.contrib]  # fmt: skip
         attributes = tuple((id(m), name, id(value)) for m in modules for name, value in sorted(vars(m).items()))
-        methods = tuple(sorted((name, id(value)) for name, value in vars(block).items()))
-        flags = (autograd.is_recording(), autograd.is_training(), str(mx.context.current_context()))
+        methods = tuple((name, id(value)) for cls in classes for name, value in sorted(vars(cls).items()))
+        flags = (autograd.is_recording(), autograd.is_training(), str(current_context()))
         return (attributes, methods, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
 
     def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness``."""
         return dtype_name(tensor)
 
 
@@ -156,7 +171,7 @@ def _named(layers: Mapping[str, Any]) -> Any:
 
         else:
 
-            def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: ARG002
+            def hybrid_forward(self, F: Any, x: Any) -> Any:
                 for name in layers:
                     x = getattr(self, name)(x)
                 return x

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unifiedamp.backend import Policy, match_layers
+from unifiedamp.backend import match_layers
 
 from .casts import Table, cast_floats, current
 from .native import NUMPY_API, gluon
@@ -40,6 +40,7 @@ class Boundary:
         self._native: Callable[..., Any] = getattr(type(block), self._method)
 
     def __call__(self, *args: Any, **params: Any) -> Any:
+        """Run the block's method, between the casts that the thread's table asks for."""
         block = self._block()
         table = current.table
         if table is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -43,7 +44,8 @@ def import_mxnet() -> ModuleType:
     """
     if "mxnet" in sys.modules:
         return sys.modules["mxnet"]
-    with _lent():
+    with _lent(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         mxnet = importlib.import_module("mxnet")
         importlib.import_module("mxnet.contrib.amp" if mxnet.__version__.startswith("1.") else "mxnet.amp")
         _keep_for_late_users()

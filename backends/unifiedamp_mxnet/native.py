@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import operator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ def dtype_code(array: Any, _get: Any = base._LIB.MXNDArrayGetDType) -> int:
     return code.value
 
 
+context_of = operator.attrgetter("device" if NUMPY_API else "context")
+"""An array's context, by the name that this MXNet has for it."""
+
+current_context = mx.device.current_device if NUMPY_API else mx.context.current_context
+
+
 def dtype_name(tensor: Any) -> str:
     """Return an array's dtype name, "bfloat16" included."""
     return _NAMES.get(dtype_code(tensor)) or np.dtype(tensor.dtype).name
@@ -80,6 +87,14 @@ def cast(tensor: Any, dtype: str) -> Any:
 
 
 _AMP_CAST = op_handle("amp_cast")
+
+
+def from_numpy(array: Any, context: Any) -> Any:
+    """Return a copy of a numpy array on ``context``, its dtype kept; an ``mx.np`` array where those are in use."""
+    # Not mx.nd.array: it makes float32 of everything, and asks scipy for a class that is deprecated there.
+    tensor = mx.nd.empty(array.shape, context, array.dtype)
+    tensor._sync_copyfrom(np.ascontiguousarray(array).reshape(array.shape))
+    return tensor.as_np_ndarray() if mx.util.is_np_array() else tensor
 
 
 def map_tensors(function: Any, value: Any) -> Any:

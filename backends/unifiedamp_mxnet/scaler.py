@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from unifiedamp.backend import LossScale, ScaleState, errors, float32
+from unifiedamp.backend import LossScale, ScaleState, errors
 
 from .gradients import all_finite
-from .native import NDArray, autograd, call, cast, dtype_code, upstream
+from .native import NDArray, autograd, call, cast, context_of, dtype_code, upstream
 
 
 class Scaler:
@@ -57,7 +57,7 @@ class Scaler:
 
         Starting from the scale is the same as differentiating ``loss * scale``, without the product.
         """
-        key = (loss.context, loss.shape, type(loss))
+        key = (context_of(loss), loss.shape, type(loss))
         found = self._heads.get(key)
         if found is None or found[0] != factor:
             with autograd.pause():

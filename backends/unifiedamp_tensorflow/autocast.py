@@ -56,10 +56,11 @@ class Region:
 class Inference:
     """``with amp.inference()``: the session's policy, evaluation mode, nothing recorded."""
 
-    __slots__ = ("_before", "_extra", "_stack", "_tapes")
+    __slots__ = ("_before", "_compute", "_extra", "_stack", "_tapes")
 
-    def __init__(self, tapes: Tapes, extra: AbstractContextManager[Any] | None) -> None:
+    def __init__(self, tapes: Tapes, compute: str | None, extra: AbstractContextManager[Any] | None) -> None:
         self._tapes = tapes
+        self._compute = compute
         self._extra = extra
 
     def __enter__(self) -> None:
@@ -70,7 +71,7 @@ class Inference:
             self._stack.enter_context(recording.tape.stop_recording())
         if self._extra is not None:
             self._stack.enter_context(self._extra)
-        thread.compute, thread.training = None, False
+        thread.compute, thread.training = self._compute, False
 
     def __exit__(self, *exception: Any) -> None:
         thread.compute, thread.training = self._before

@@ -103,7 +103,7 @@ class TensorFlowBackend(Backend):
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:  # noqa: ARG002
         """See ``Backend.inference``; Keras passes the mode with each call, so all prepared models evaluate inside."""
-        return Inference(self.tapes, self.mode.region(True, None)[1])
+        return Inference(self.tapes, *self.mode.region(True, None))
 
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend.scale_loss``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 from unifiedamp.conformance.harness import Array, Harness
 
+from .keras_mode import set_policy
+from .layers import attach
 from .layers import parameters as named_parameters
 
 keras = tf.keras
@@ -29,6 +32,16 @@ class Probe(keras.Model):  # type: ignore[misc]
     def call(self, x: Any) -> Any:
         """Return the scalar."""
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
+
+
+@functools.cache
+def _following_dense() -> Any:
+    """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
+    layer = keras.layers.Dense(8, dtype="mixed_bfloat16")
+    layer.build((None, 8))
+    set_policy(layer, "float32")
+    attach(layer, pinned=False, output_dtype=None)
+    return layer
 
 
 class TensorFlowHarness(Harness):
@@ -113,9 +126,11 @@ class TensorFlowHarness(Harness):
         for name, value in values.items():
             present[name] = tf.convert_to_tensor(value, tf.float32)
 
-    def run_op(self, op: str) -> str | None:  # noqa: ARG002
-        """Keras policies belong to layers, so no free operation is cast."""
-        return None
+    def run_op(self, op: str) -> str | None:
+        """See ``Harness.run_op``; Keras casts in layers, so an operation is a layer that follows regions."""
+        if op not in ("matmul", "linear"):
+            return None
+        return self.dtype_of(_following_dense()(tf.ones((8, 8))))
 
     def global_state(self) -> Any:
         """See ``Harness.global_state``."""

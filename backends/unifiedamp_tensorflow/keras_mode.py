@@ -77,7 +77,7 @@ class KerasMode:
         if not enabled:
             return DISABLED, None
         if policy is None or policy == self._policy:
-            return None, None
+            return self._policy.compute_dtype, None
         if policy.op_overrides or policy.layer_overrides or policy.param_dtype != self._policy.param_dtype:
             raise errors.UnsupportedError(
                 f"amp.autocast(policy={str(policy)!r}): inside a region Keras layers can change their compute dtype "
@@ -106,10 +106,11 @@ class KerasMode:
                 if wanted != layer.dtype_policy.name:
                     self._policies.append((layer, layer.dtype_policy))
                     set_policy(layer, wanted)
-                pinned = layer.dtype_policy.name != self._name
+                plain = bool(layer.weights) and not _casts_itself(layer)
+                pinned = plain or layer.dtype_policy.name != self._name
                 layers.attach(layer, pinned=pinned, output_dtype=None if path else self._policy.output_dtype)
                 self._attached.append(layer)
-                if layer.weights and not _casts_itself(layer):
+                if plain:
                     self._plain.append(path or model.name)
 
     def detach(self) -> None:

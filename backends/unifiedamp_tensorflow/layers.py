@@ -17,6 +17,8 @@ from .autocast import DISABLED, thread
 
 PINNED = "_unifiedamp_pinned"
 OUTPUT = "_unifiedamp_output"
+FOLLOWING = ("float32", "float16", "bfloat16")
+"""Compute dtypes that a region may replace; a layer that works in integers or float64 means it."""
 
 
 def walk(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
@@ -115,7 +117,7 @@ def _following(original: type, is_model: bool) -> type:
 def _compute_dtype(layer: Any, original: Any) -> str:
     own = original.compute_dtype.fget(layer)
     forced = thread.compute
-    if forced is None or own is None:
+    if forced is None or own not in FOLLOWING:
         return own  # type: ignore[no-any-return]
     if forced == DISABLED:
         return layer.variable_dtype  # type: ignore[no-any-return]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unifiedamp.backend import Backend, BackendPlugin
-from unifiedamp.plugins import hookimpl
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
 
 def _load() -> type[Backend]:

@@ -236,7 +236,7 @@ class TorchBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:  # noqa: ARG002
+    def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
         """See ``Backend``: ``torch.compile``; the layer's calls are graph breaks and optimizers run uncompiled."""
         for name in ("step", "unscale", "clip_grad_norm", "clip_grad_value"):
             if name not in self.__dict__:

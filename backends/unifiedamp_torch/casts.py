@@ -47,7 +47,7 @@ class OutputCast:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         """Return the outputs cast, None to leave them."""
         if type(output) is torch.Tensor and output.dtype is self.dtype:
             return None
@@ -60,6 +60,6 @@ class InputCast:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the inputs cast."""
         return cast(args, self.dtype), cast(kwargs, self.dtype)

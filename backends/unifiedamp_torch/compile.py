@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,8 +31,12 @@ _UNTRACED = (
 
 
 @functools.cache
-def leave_layer_uncompiled() -> None:
+def ready_dynamo() -> None:
     """Have dynamo run the layer's own Python as it is; a call of it inside a compiled step is a graph break."""
+    with warnings.catch_warnings():
+        # torch's compiler uses at import what torch deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
     from torch._dynamo import trace_rules
 
     for name in _UNTRACED:
@@ -41,18 +47,18 @@ def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str]) -> Callab
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
     Args:
-        fn: a step or a module.
+        fn: a step, or a module (which stays one).
         overrides: the session's op overrides.
     """
-    leave_layer_uncompiled()
-    if not overrides:
-        return torch.compile(fn)
-    compiled = torch.compile(fn, backend=_OwnInductor())
+    ready_dynamo()
+    compiled = torch.compile(fn, backend=_OwnInductor()) if overrides else torch.compile(fn)
+    if isinstance(fn, torch.nn.Module):
+        return compiled
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         # While tracing, dynamo enters regions itself and not through Region.
-        before, entered.overrides = entered.overrides, overrides
+        before, entered.overrides = entered.overrides, overrides or None
         try:
             return compiled(*args, **kwargs)
         finally:

@@ -79,7 +79,7 @@ class PlainSteps:
     def unscale(self, optimizer: Optimizer) -> None:
         """Nothing to divide by."""
 
-    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:  # noqa: ARG002
+    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:
         """Apply the step; None when there are no gradients."""
         if not gradients.any_there(optimizer):
             return None

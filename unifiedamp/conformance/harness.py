@@ -42,11 +42,13 @@ class Harness(abc.ABC):
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
             other form through ``amp.compile``).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
+        low_precision_op: an operation that :meth:`run_op` knows and that mixed policies run in their compute dtype.
     """
 
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+    low_precision_op: ClassVar[str] = "matmul"
 
     def capabilities(self) -> Capabilities:
         """Return what the backend declares on its default device."""
