@@ -34,6 +34,8 @@ def test_a_region_object_can_be_entered_again_while_entered():
                 assert torch.get_autocast_dtype("cpu") == torch.bfloat16
                 assert torch.is_autocast_enabled("cpu")
             assert torch.is_autocast_enabled("cpu")
+            with region:
+                assert torch.is_autocast_enabled("cpu")
         assert not torch.is_autocast_enabled("cpu")
 
 
