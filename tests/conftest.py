@@ -25,6 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--amp-backend", default="all", help="run backend tests on this backend alone")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*features): skipped where the backend's Capabilities lack one of them")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "harness" not in metafunc.fixturenames:
         return
@@ -41,4 +45,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def harness(request: pytest.FixtureRequest):
+    features = [name for mark in request.node.iter_markers("needs") for name in mark.args]
+    for name in features:
+        support = ua.available_backends()[request.param].capabilities.feature(name)
+        if not support:
+            pytest.skip(f"{request.param} lacks {name}: {support.reason}")
     return load_harness(request.param)

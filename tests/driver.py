@@ -50,11 +50,19 @@ def probe_run(
         native = getattr(harness, optimizer)([model], lr)
     model, native = amp.prepare(model, native)
 
-    def step(x: Any) -> Any:
+    context_form = bool(amp.capabilities.feature("context_form"))
+
+    def train(x: Any) -> Any:
+        if not context_form:
+            return amp.backward(lambda: model(x), native)
         with amp.autocast():
             loss = model(x)
         with amp.scale_loss(loss, native) as scaled_loss:
             scaled_loss.backward()
+        return loss
+
+    def step(x: Any) -> Any:
+        loss = train(x)
         if clip is not None:
             clip(amp, native)
         amp.step(native)

@@ -40,6 +40,7 @@ def test_unscale_without_backward(prepared):
             call(optimizer)
 
 
+@pytest.mark.needs("context_form")
 def test_scale_loss_before_autocast(prepared):
     amp, model, optimizer = prepared
     loss = model(ones(amp))
@@ -55,6 +56,28 @@ def test_scale_loss_after_unscale(prepared):
         amp.backward(lambda: model(ones(amp)), optimizer)
 
 
+def test_closure_whose_loss_is_no_scalar(prepared):
+    amp, model, optimizer = prepared
+    x = ones(amp)
+    with pytest.raises(ua.LossError, match="scalar"):
+        amp.backward(lambda: model(x) * x, optimizer)
+
+
+def test_scale_loss_where_the_backend_lacks_it(harness):
+    amp = session(harness, loss_scale=4.0)
+    if amp.capabilities.feature("context_form"):
+        pytest.skip("the context form is there")
+    model = harness.probe([1.0, 1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    with amp.autocast():
+        loss = model(ones(amp))
+    with pytest.raises(ua.UnsupportedError, match="amp.backward"):
+        amp.scale_loss(loss, optimizer)
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    assert amp.step(optimizer).applied
+
+
+@pytest.mark.needs("context_form")
 def test_loss_that_is_no_scalar(prepared):
     amp, model, optimizer = prepared
     x = ones(amp)

@@ -142,6 +142,7 @@ def test_a_finite_step_ends_a_run_of_skips(harness, form):
     assert run.amp.applied_steps == 30
 
 
+@pytest.mark.needs("context_form")
 def test_the_loss_is_scaled_in_float32(harness):
     """2**16 times 3 does not fit float16."""
     amp = session(harness, policy="float32", loss_scale=ua.DynamicLossScale(initial_scale=2.0**20))

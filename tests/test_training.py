@@ -150,6 +150,7 @@ def test_accumulated_micro_batches_are_one_batch(harness, form):
         np.testing.assert_allclose(harness.parameters(parts)[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.needs("context_form")
 def test_context_form_and_closure_form_mean_the_same(harness, form):
     x, y = data()
     results = []
