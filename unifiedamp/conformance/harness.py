@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import abc
+import functools
+import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 
+from unifiedamp import plugins
+from unifiedamp.backend import Capabilities
+from unifiedamp.errors import ConfigError
+from unifiedamp.loss_scale import LossScale
+
 Array = npt.NDArray[Any]
+
+
+@functools.cache
+def load_harness(name: str) -> Harness:
+    """Return the harness that a backend's plugin names.
+
+    Raises:
+        ConfigError: the plugin names none, or the module holds no ``harness``.
+    """
+    module = plugins.load_plugin(name).harness
+    if not module:
+        raise ConfigError(f"backend {name!r} names no conformance harness; give its BackendPlugin(harness='module')")
+    found = getattr(importlib.import_module(module), "harness", None)
+    if not isinstance(found, Harness):
+        raise ConfigError(f"{module} holds no object 'harness' of class unifiedamp.conformance.harness.Harness")
+    return found
 
 
 class Harness(abc.ABC):
@@ -19,11 +43,21 @@ class Harness(abc.ABC):
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
             other form through ``amp.compile``).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
+        low_precision_op: an operation that :meth:`run_op` knows and that mixed policies run in their compute dtype.
     """
 
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+    low_precision_op: ClassVar[str] = "matmul"
+
+    def capabilities(self) -> Capabilities:
+        """Return what the backend declares on its default device."""
+        return plugins.available_backends()[self.backend].capabilities
+
+    def file(self) -> str:
+        """Return the file this harness is written in; ``expected_failures.toml`` is looked for beside it."""
+        return str(sys.modules[type(self).__module__].__file__)
 
     @abc.abstractmethod
     def probe(self, values: Sequence[float]) -> Any:
@@ -95,3 +129,15 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def dtype_of(self, tensor: Any) -> str:
         """Return a native tensor's dtype name ("float32", "float16", "bfloat16")."""
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """Run one step on two devices (or ranks) that disagree. Needed where ``several_devices`` is declared.
+
+        Args:
+            gradients: the raw true gradient of a parameter of value 1 on each of the two devices.
+            loss_scale: the session's loss scale; the optimizer is SGD with learning rate 0.1.
+
+        Returns:
+            For each device, the parameter afterwards and the session's count of skipped steps.
+        """
+        raise NotImplementedError(f"the harness of {self.backend!r} declares several_devices but has no device_run")

@@ -1,0 +1,21 @@
+"""The ``unifiedamp`` command: one file per subcommand. Imported by the console script alone."""
+
+from __future__ import annotations
+
+import typer
+
+from .errors import reports_errors
+from .train import train
+
+app = typer.Typer(
+    name="unifiedamp",
+    help="One mixed-precision training loop for PyTorch, TensorFlow/Keras and MXNet.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(reports_errors(train))
+
+
+@app.callback()
+def main() -> None:
+    """Keep ``unifiedamp train`` a subcommand, also while it is the only one."""

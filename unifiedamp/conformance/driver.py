@@ -1,0 +1,71 @@
+"""Makes sessions and steps for tests, so that each test is the loop and an assertion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import unifiedamp as ua
+
+
+@dataclass
+class Run:
+    """A prepared probe model under a session."""
+
+    amp: ua.Amp
+    harness: Any
+    model: Any
+    optimizer: Any
+    step: Any
+    scales: list[float] = field(default_factory=list)
+
+    def feed(self, *gradients: float) -> None:
+        """Run one step whose true gradients are these."""
+        self.scales.append(self.amp.loss_scale)
+        self.step(self.amp.to_native(np.array(gradients, np.float32)))
+
+    def weights(self) -> list[float]:
+        """Return the probe's parameters as they are now."""
+        return [float(value[0]) for value in self.harness.parameters(self.model).values()]
+
+
+def session(harness: Any, form: str = "eager", policy: Any = "float32", **options: Any) -> ua.Amp:
+    """Return a session in the form's ``backend_options``."""
+    extra = dict(harness.forms[form])
+    return ua.Amp(harness.backend, policy, backend_options={harness.backend: extra} if extra else None, **options)
+
+
+def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:
+    """Return ``fn`` as the form runs it."""
+    return fn if form == "eager" else amp.compile(fn)
+
+
+def probe_run(
+    harness: Any, form: str = "eager", *, values: tuple[float, ...] = (1.0,), lr: float = 0.1, clip: Any = None,
+    optimizer: str = "sgd", **options: Any,
+) -> Run:  # fmt: skip
+    """A probe model, an optimizer and a step that takes the gradients as its input."""
+    amp = session(harness, form, **options)
+    with amp.scope():
+        model = harness.probe(values)
+        native = getattr(harness, optimizer)([model], lr)
+    model, native = amp.prepare(model, native)
+
+    context_form = bool(amp.capabilities.feature("context_form"))
+
+    def step(x: Any) -> Any:
+        if context_form:
+            with amp.autocast():
+                loss = model(x)
+            with amp.scale_loss(loss, native) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss = amp.backward(lambda: model(x), native)
+        if clip is not None:
+            clip(amp, native)
+        amp.step(native)
+        return loss
+
+    return Run(amp, harness, model, native, compiled(amp, form, step))

@@ -1,0 +1,95 @@
+"""The pytest plugin of the conformance kit: which backends run, what their capabilities and expected failures say.
+
+Options: ``--amp-backend NAME`` (or ``all``), ``--amp-json FILE``, ``--amp-trajectories N``, ``--amp-soak N``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unifiedamp import plugins
+
+from . import expected, report
+from .harness import Harness, load_harness
+
+SUITE = "unifiedamp.conformance.suite"
+pytest.register_assert_rewrite(SUITE, "unifiedamp.conformance.driver")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the kit's options."""
+    group = parser.getgroup("unifiedamp", "unifiedamp conformance kit")
+    group.addoption("--amp-backend", default="all", help="the backend under test, or 'all' that are installed")
+    group.addoption("--amp-json", default=None, help="write the conformance report here")
+    group.addoption("--amp-trajectories", default=1000, type=int, help="random loss-scale trajectories per backend")
+    group.addoption("--amp-soak", default=0, type=int, help="steps of the soak test per backend; 0 leaves it out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and the reporter."""
+    config.addinivalue_line("markers", "needs(*features): run where the backend declares these capabilities")
+    config.pluginmanager.register(report.Reporter(config.getoption("--amp-json")), "unifiedamp-report")
+
+
+def backends(config: pytest.Config, module: Any = None) -> list[str]:
+    """Return the names under test: the module's ``AMP_BACKEND``, the option's, or all that have a harness here."""
+    named = getattr(module, "AMP_BACKEND", None) or config.getoption("--amp-backend")
+    if named != "all":
+        return [str(named)]
+    return peers()
+
+
+def peers() -> list[str]:
+    """Return every installed backend that has a harness."""
+    infos = plugins.available_backends()
+    return [name for name, info in infos.items() if info.installed and info.plugin and info.plugin.harness]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that takes ``harness`` once per backend, per form, and per peer whose state it takes over."""
+    if "peer" in metafunc.fixturenames:
+        metafunc.parametrize("peer", peers())
+    if "harness" not in metafunc.fixturenames:
+        return
+    names = backends(metafunc.config, metafunc.module)
+    if "form" not in metafunc.fixturenames:
+        metafunc.parametrize("harness", [pytest.param(name, id=name) for name in names], indirect=True)
+        return
+    pairs = [(name, form) for name in names for form in load_harness(name).forms]
+    params = [pytest.param(name, form, id=f"{name}-{form}") for name, form in pairs]
+    metafunc.parametrize(("harness", "form"), params, indirect=["harness"])
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """The harness of the backend under test."""
+    return load_harness(request.param)
+
+
+def backend_of(item: pytest.Item) -> str | None:
+    """Return the backend that a test runs on; None where it runs on none in particular."""
+    call = getattr(item, "callspec", None)
+    return call.params.get("harness") if call else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a backend does not declare, and what it is known to fail."""
+    for item in items:
+        backend = backend_of(item)
+        if backend is None:
+            continue
+        for marker in item.iter_markers("needs"):
+            for feature in marker.args:
+                _mark_undeclared(item, backend, feature)
+    expected.apply(items, backend_of)
+
+
+def _mark_undeclared(item: pytest.Item, backend: str, feature: str) -> None:
+    support = load_harness(backend).capabilities().feature(feature)
+    if not support:
+        item.user_properties.append(("amp-undeclared", feature))
+        # Run all the same: what works though it is not declared is reported.
+        item.add_marker(pytest.mark.xfail(reason=f"{backend} declares no {feature}: {support.reason}", strict=False))

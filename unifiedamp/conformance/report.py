@@ -1,0 +1,119 @@
+"""The report of a conformance run: JSON for machines, a table for people."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unifiedamp import plugins
+
+from .harness import load_harness
+
+OUTCOMES = ("passed", "failed", "expected failures", "undeclared", "undeclared but works", "skipped")
+
+
+class Reporter:
+    """Collects outcomes per backend while pytest runs.
+
+    Args:
+        path: where the JSON report goes; None writes none.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self.counts: dict[str, Counter[str]] = {}
+        self.failed: dict[str, list[str]] = {}
+        self.features: dict[str, dict[str, list[str]]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Note one test's outcome."""
+        outcome = yield
+        params = getattr(item, "callspec", None)
+        backend = params.params.get("harness") if params else None
+        if backend and (outcome.when == "call" or (outcome.when == "setup" and not outcome.passed)):
+            self._note(backend, item, outcome)
+        return outcome
+
+    def _note(self, backend: str, item: pytest.Item, outcome: pytest.TestReport) -> None:
+        properties = dict(item.user_properties)
+        if "amp-undeclared" in properties:
+            works = outcome.passed and not getattr(outcome, "wasxfail", "").startswith("[NOTRUN]")
+            kind = "undeclared but works" if works else "undeclared"
+            self.features.setdefault(backend, {}).setdefault(str(properties["amp-undeclared"]), []).append(item.name)
+        elif "amp-expected" in properties and outcome.skipped:
+            kind = "expected failures"
+        else:
+            kind = outcome.outcome
+        self.counts.setdefault(backend, Counter())[kind] += 1
+        if kind == "failed":
+            self.failed.setdefault(backend, []).append(item.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the JSON report."""
+        if self._path:
+            Path(self._path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table."""
+        if not self.counts:
+            return
+        terminalreporter.section("unifiedamp conformance")
+        width = max(map(len, self.counts))
+        for backend, counts in sorted(self.counts.items()):
+            told = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOMES if counts[kind])
+            terminalreporter.line(f"{backend.ljust(width)}  {told}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON values."""
+        return {
+            "schema": "unifiedamp-conformance",
+            "version": 1,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "hardware": {"machine": platform.machine(), "system": platform.system(), "cpu": _cpu_name()},
+            "versions": {
+                "python": sys.version.split()[0],
+                "unifiedamp": _version("unifiedamp"),
+                "numpy": _version("numpy"),
+            },
+            "backends": {name: self._backend(name) for name in sorted(self.counts)},
+        }
+
+    def _backend(self, name: str) -> dict[str, Any]:
+        plugin = plugins.load_plugin(name)
+        capabilities = load_harness(name).capabilities()
+        answers = {key: {"ok": answer.ok, "reason": answer.reason} for key, answer in capabilities.features.items()}
+        policies = {key: {"ok": answer.ok, "reason": answer.reason} for key, answer in capabilities.policies.items()}
+        return {
+            "framework": plugin.framework,
+            "framework_version": plugins.installed_version(plugin),
+            "device": capabilities.device,
+            "forms": list(load_harness(name).forms),
+            "counts": {kind: self.counts[name][kind] for kind in OUTCOMES},
+            "failed": self.failed.get(name, []),
+            "features": answers,
+            "policies": policies,
+        }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,159 @@
+"""Bad input gets a clear error of ours, and nothing is lost."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+
+@pytest.fixture
+def prepared(harness):
+    amp = session(harness, loss_scale=4.0)
+    model = harness.probe([1.0, 1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    return amp, model, optimizer
+
+
+def ones(amp):
+    return amp.to_native(np.ones(2, np.float32))
+
+
+def test_step_without_backward(prepared):
+    amp, _, optimizer = prepared
+    with pytest.raises(ua.StepOrderError, match="no loss went through amp.scale_loss"):
+        amp.step(optimizer)
+
+
+def test_step_twice(prepared):
+    amp, model, optimizer = prepared
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    amp.step(optimizer)
+    with pytest.raises(ua.StepOrderError, match="since its last step"):
+        amp.step(optimizer)
+
+
+def test_unscale_without_backward(prepared):
+    amp, _, optimizer = prepared
+    for call in (amp.unscale, lambda o: amp.clip_grad_norm(o, 1.0), lambda o: amp.clip_grad_value(o, 1.0)):
+        with pytest.raises(ua.StepOrderError, match="no loss went through"):
+            call(optimizer)
+
+
+@pytest.mark.needs("context_form")
+def test_scale_loss_before_autocast(prepared):
+    amp, model, optimizer = prepared
+    loss = model(ones(amp))
+    with pytest.raises(ua.StepOrderError, match="inside 'with amp.autocast"):
+        amp.scale_loss(loss, optimizer)
+
+
+def test_scale_loss_after_unscale(prepared):
+    amp, model, optimizer = prepared
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    amp.unscale(optimizer)
+    with pytest.raises(ua.StepOrderError, match="already unscaled"):
+        amp.backward(lambda: model(ones(amp)), optimizer)
+
+
+def test_closure_whose_loss_is_no_scalar(prepared):
+    amp, model, optimizer = prepared
+    x = ones(amp)
+    with pytest.raises(ua.LossError, match="scalar"):
+        amp.backward(lambda: model(x) * x, optimizer)
+
+
+@pytest.mark.needs("context_form")
+def test_loss_that_is_no_scalar(prepared):
+    amp, model, optimizer = prepared
+    x = ones(amp)
+    with amp.autocast():
+        loss = model(x) * x
+    with pytest.raises(ua.LossError, match="scalar"), amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+
+
+def test_unprepared_optimizer(harness, prepared):
+    amp, model, _ = prepared
+    other = harness.sgd([harness.probe([1.0])], 0.1)
+    with pytest.raises(ua.WrongObjectError, match="has not been prepared"):
+        amp.step(other)
+    with pytest.raises(ua.WrongObjectError, match="list is empty"):
+        amp.backward(lambda: model(ones(amp)), [])
+
+
+def test_an_error_in_a_step_leaves_the_session_usable(prepared, harness):
+    amp, model, optimizer = prepared
+    with pytest.raises(ZeroDivisionError), amp.autocast():
+        model(ones(amp))
+        raise ZeroDivisionError
+    amp.discard_step(optimizer)
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    assert amp.step(optimizer).applied
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], "model", None, 3.0])
+def test_wrong_objects_to_prepare(harness, wrong):
+    amp = session(harness)
+    with pytest.raises(ua.WrongObjectError):
+        amp.prepare(harness.probe([1.0]), wrong)
+
+
+def test_prepare_nothing(harness):
+    with pytest.raises(ua.WrongObjectError, match="needs a model"):
+        session(harness).prepare()
+
+
+def test_optimizer_of_another_model(harness):
+    amp = session(harness)
+    with pytest.raises(ua.PrepareError, match=r"model"):
+        amp.prepare(harness.probe([1.0]), harness.sgd([harness.probe([1.0])], 0.1))
+
+
+def test_unknown_backend_option(harness):
+    with pytest.raises(ua.ConfigError, match=f"backend_options.{harness.backend} has no setting 'no_such_setting'"):
+        ua.Amp(harness.backend, "float32", backend_options={harness.backend: {"no_such_setting": 1}})
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, True, "2"])
+def test_bad_accumulate_steps(harness, bad):
+    with pytest.raises(ua.ConfigError, match="accumulate_steps must be a whole number"):
+        ua.Amp(harness.backend, "float32", accumulate_steps=bad)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, "1", None])
+def test_bad_clip(prepared, bad):
+    amp, _, optimizer = prepared
+    with pytest.raises(ua.ConfigError, match="must be a positive number"):
+        amp.clip_grad_norm(optimizer, bad)
+
+
+@pytest.mark.needs("layer_overrides")
+def test_layer_glob_errors(harness):
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(4, 4)).astype(np.float32), np.zeros(4, np.float32)) for _ in range(2)]
+
+    def prepare(overrides):
+        amp = session(harness, policy=ua.Policy.parse("mixed_bfloat16").replace(layer_overrides=overrides))
+        with amp.scope():
+            model = harness.mlp(layers)
+        amp.prepare(model)
+
+    prepare({"layer0": "float32"})
+    with pytest.raises(ua.PolicyError, match="matches no layer"):
+        prepare({"no_such_layer*": "float32"})
+    with pytest.raises(ua.PolicyError, match="matched by"):
+        prepare({"layer*": "float32", "*0": "float32"})
+
+
+@pytest.mark.needs("several_optimizers")
+def test_strict_refuses_what_warns(harness):
+    """A step without gradients warns; a strict session raises."""
+    amp = session(harness, loss_scale=4.0, strict=True)
+    first, second = harness.probe([1.0]), harness.probe([1.0])
+    first, _, one, two = amp.prepare(first, second, harness.sgd([first], 0.1), harness.sgd([second], 0.1))
+    x = amp.to_native(np.ones(1, np.float32))
+    amp.backward(lambda: first(x), one)
+    amp.step(one)
+    with pytest.raises(ua.StepOrderError, match="gradient"):
+        amp.step(two)

@@ -1,0 +1,97 @@
+"""Several optimizers share one scale: each skips by itself, the scale moves once per iteration."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+pytestmark = pytest.mark.needs("several_optimizers")
+
+INF = math.inf
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
+
+
+class Pair:
+    """Two probe models, each with its own optimizer, one session."""
+
+    def __init__(self, harness, form):
+        self.harness, self.amp = harness, session(harness, form, loss_scale=SCALE)
+        first, second = harness.probe([1.0]), harness.probe([1.0])
+        one, two = harness.sgd([first], 0.1), harness.sgd([second], 0.1)
+        self.models = [None, None]
+        self.optimizers = [None, None]
+        self.models[0], self.models[1], self.optimizers[0], self.optimizers[1] = self.amp.prepare(
+            first, second, one, two
+        )
+
+    def native(self, value):
+        return self.amp.to_native(np.array([value], np.float32))
+
+    def weights(self):
+        return [float(self.harness.parameters(model).popitem()[1][0]) for model in self.models]
+
+    def train(self, index, x):
+        model, optimizer = self.models[index], self.optimizers[index]
+        self.amp.backward(lambda: model(x), optimizer)
+        self.amp.step(optimizer)
+
+
+def test_each_skips_by_itself_and_the_scale_moves_once(harness, form):
+    pair = Pair(harness, form)
+
+    def step(x, y):
+        pair.train(0, x)
+        pair.train(1, y)
+
+    step = compiled(pair.amp, form, step)
+    seen = []
+    for x, y in ((1.0, 1.0), (INF, 1.0), (INF, INF), (1.0, 1.0), (1.0, 1.0)):
+        step(pair.native(x), pair.native(y))
+        seen.append(pair.amp.loss_scale)
+    assert seen == [4.0, 2.0, 1.0, 1.0, 2.0]
+    assert pair.weights() == pytest.approx([0.7, 0.6], abs=1e-6)
+    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (7, 3)
+
+
+def test_one_loss_for_two_optimizers(harness, form):
+    pair = Pair(harness, form)
+    first, second = pair.models
+
+    def step(x, y):
+        pair.amp.backward(lambda: first(x) + second(y), pair.optimizers)
+        for optimizer in pair.optimizers:
+            pair.amp.step(optimizer)
+
+    step = compiled(pair.amp, form, step)
+    step(pair.native(1.0), pair.native(2.0))
+    step(pair.native(1.0), pair.native(2.0))
+    assert pair.weights() == pytest.approx([0.8, 0.6], abs=1e-6)
+    assert pair.amp.loss_scale == 8.0
+
+
+def test_training_one_more_often_than_the_other(harness):
+    """A new loss for an optimizer that had its step begins the next iteration."""
+    pair = Pair(harness, "eager")
+    scales = []
+    for _ in range(3):
+        for gradient in (1.0, 1.0, INF):
+            pair.train(0, pair.native(gradient))
+        pair.train(1, pair.native(1.0))
+        scales.append(pair.amp.loss_scale)
+    assert scales == [4.0, 4.0, 4.0]
+    assert pair.weights() == pytest.approx([0.4, 0.7], abs=1e-6)
+
+
+def test_an_optimizer_without_gradients_is_left_alone(harness):
+    pair = Pair(harness, "eager")
+    x = pair.native(1.0)
+    pair.amp.backward(lambda: pair.models[0](x), pair.optimizers[0])
+    assert pair.amp.step(pair.optimizers[0]).applied
+    with pytest.warns(ua.StepWarning, match="gradient"):
+        result = pair.amp.step(pair.optimizers[1])
+    assert (result.applied, result.found_inf, result.reason) == (False, False, "no_gradients")
+    assert pair.weights() == pytest.approx([0.9, 1.0])
+    assert pair.amp.state_dict()["state"]["good_steps"] == 1
