@@ -1,8 +1,8 @@
 """Regions under a policy.
 
 The region is a ``jax.make_user_context`` value: thread-local, nested, restored by exceptions, and part of the key of
-every ``jax.jit`` cache, so that a function jitted by anyone is traced anew under another policy. Flax's layers ask
-``promote_dtype``, an attribute of each, for the dtype to compute in: ``attach`` puts one there that looks at the region.
+every ``jax.jit`` cache, so that a function jitted by anyone is traced anew under another policy. Flax's layers have an
+attribute ``promote_dtype`` that chooses the dtype to compute in: ``attach`` puts one there that looks at the region.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def detach(model: nnx.Module) -> None:
 def _casting(kind: type) -> type:
     """Return a subclass whose instances answer in the region's output dtype."""
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = kind.__call__(self, *args, **kwargs)
         now = current.value
         return output if now is None else ops.cast_floating(output, now.output)

@@ -49,23 +49,29 @@ class JaxBackend(Backend):
 
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:
+        """See ``Backend``."""
         return facts.default_policy(device)
 
     def capabilities(self) -> Capabilities:
+        """See ``Backend``."""
         return facts.capabilities(self.device)
 
     def explain(self) -> list[PlanRow]:
+        """See ``Backend``."""
         return facts.explain(self.spec)
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
         return jax.default_device(self.device)
 
     def is_model(self, obj: Any) -> bool:
+        """See ``Backend``."""
         return isinstance(obj, nnx.Module)
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """See ``Backend``."""
         for model in models:
             prepare_model(model, self.spec)
         new = [model for model in models if all(model is not one for one in self.models)]
@@ -79,6 +85,7 @@ class JaxBackend(Backend):
         return list(models), list(optimizers)
 
     def close(self) -> None:
+        """See ``Backend``."""
         for model in self.models:
             autocast.detach(model)
 
@@ -89,14 +96,17 @@ class JaxBackend(Backend):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
         if policy is not None:
             ops.check_policy(policy)
         return autocast.region(enabled, policy or self.spec.policy)
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
         return autocast.inference(models, self.spec.policy)
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        """See ``Backend``."""
         places = [self._place(optimizer) for optimizer in optimizers]
         factor = self.carry.numbers["scale"] / self.spec.accumulate_steps
         with autocast.region(True, self.spec.policy):
@@ -106,23 +116,28 @@ class JaxBackend(Backend):
         return loss
 
     def unscale(self, optimizer: Any) -> None:
+        """See ``Backend``."""
         window = self._window(optimizer)
         if self.spec.loss_scale.enabled and window.grads:
             window.grads, window.bad = scaler.unscaled(window.grads, self.carry.numbers["scale"])
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """See ``Backend``."""
         window = self._window(optimizer)
         window.grads, norm = scaler.clipped_norm(window.grads, max_norm)
         return norm
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """See ``Backend``."""
         window = self._window(optimizer)
         window.grads = scaler.clipped_value(window.grads, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """See ``Backend``."""
         return self._window(optimizer).grads
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
+        """See ``Backend``."""
         place = self._place(optimizer)
         window, trained = self.carry.windows[place], self.trained[place]
         before = self.carry.numbers["scale"]
@@ -144,7 +159,7 @@ class JaxBackend(Backend):
             found = window.bad.any()
             scaler.blame(self.carry.windows, window, found)
             self.carry.found = found if self.carry.found is None else self.carry.found | found
-        trained.apply(trained.optimizer, trained.model, window.grads, found)
+        gradients.apply(trained.optimizer, trained.model, window.grads, found)
         self.carry.numbers = scaler.counted(self.carry.numbers, jnp.array(False) if found is None else found)
         window.clear()
         return found
@@ -171,11 +186,13 @@ class JaxBackend(Backend):
         return StepResult(read)
 
     def update(self) -> None:
+        """See ``Backend``."""
         if self.carry.found is not None:
             self.carry.numbers = scaler.moved(self.spec.loss_scale, self.carry.numbers, self.carry.found)
         self.carry.found = None
 
     def drop_gradients(self, optimizer: Any) -> None:
+        """See ``Backend``."""
         self._window(optimizer).clear()
 
     def _place(self, optimizer: Any) -> int:
@@ -187,12 +204,15 @@ class JaxBackend(Backend):
     # -- state ---------------------------------------------------------------------------------------------------
 
     def read_state(self) -> ScaleState:
+        """See ``Backend``."""
         return scaler.to_state(self.carry.numbers)
 
     def write_state(self, state: ScaleState) -> None:
+        """See ``Backend``."""
         self.carry.numbers = scaler.to_arrays(state)
 
     def non_finite_report(self) -> NonFiniteReport:
+        """See ``Backend``."""
         pairs = list(zip(self.trained, self.carry.windows, strict=True))
         names = [name for one, w in pairs for name, bad in zip(one.paths, np.asarray(w.blame), strict=True) if bad]
         return NonFiniteReport(tuple(names), bool(pairs[0][1].blamed_loss_finite) if names else None)
@@ -200,13 +220,16 @@ class JaxBackend(Backend):
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
+        """See ``Backend``."""
         self.looking_is_free = False
         return compile_step(self, fn, window)
 
     def tracing(self) -> bool:
+        """See ``Backend``."""
         return isinstance(self.carry.numbers["scale"], jax.core.Tracer)
 
     def to_native(self, array: Any) -> jax.Array:
+        """See ``Backend``."""
         if isinstance(array, jax.Array):
             return array
         if not isinstance(array, (np.ndarray, np.generic)) and hasattr(array, "__dlpack__"):
@@ -214,9 +237,11 @@ class JaxBackend(Backend):
         return jax.device_put(array, self.device)
 
     def to_numpy(self, tensor: Any) -> Any:
+        """See ``Backend``."""
         wide = tensor.astype(jnp.float32) if getattr(tensor, "dtype", None) == jnp.bfloat16 else tensor
         return np.asarray(wide)
 
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """See ``Backend``."""
         return autocast.custom_function(target, cast_inputs)

@@ -11,7 +11,7 @@ from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Session
 from . import ops
 
 MISSING = {
-    "context_form": "JAX differentiates functions, not values: write amp.backward(lambda: loss_fn(model(x), y), optimizer)",
+    "context_form": "JAX differentiates functions, not values",
     "op_overrides": ops.NO_OP_OVERRIDES,
 }
 
@@ -54,7 +54,7 @@ def helps(dtype: str, device: jax.Device) -> Support:
         return Support(dtype == "bfloat16", "a TPU multiplies in bfloat16 only")
     if device.platform != "cpu":
         least = 8.0 if dtype == "bfloat16" else 7.0
-        return Support(_compute_capability(device) >= least, f"{dtype} tensor cores come with compute capability {least}")
+        return Support(_compute_capability(device) >= least, f"{dtype} tensor cores need compute capability {least}")
     if dtype == "float16":
         return Support(False, "XLA on CPU computes float16 products in float32")
     info = Path("/proc/cpuinfo")
@@ -67,8 +67,8 @@ def check_spec(spec: SessionSpec, device: jax.Device) -> None:
     spec.check_options([], "jax")
     ops.check_policy(spec.policy)
     compute = spec.policy.compute_dtype
-    if compute != "float32" and not (help_ := helps(compute, device)):
-        spec.warn(f"policy {spec.policy.name or spec.policy} runs, but not faster: {help_.reason}", errors.PolicyWarning)
+    if compute != "float32" and not (faster := helps(compute, device)):
+        spec.warn(f"policy {str(spec.policy)!r} runs, but not faster: {faster.reason}", errors.PolicyWarning)
 
 
 def capabilities(device: jax.Device) -> Capabilities:
@@ -93,7 +93,7 @@ def explain(spec: SessionSpec) -> list[PlanRow]:
     rows += [PlanRow(f"layer_overrides.{glob}", to, f"dtype={to}") for glob, to in policy.layer_overrides.items()]
     if scale.enabled:
         rows.append(PlanRow("skip", "on the device", "flax.nnx.cond around optimizer.update"))
-        rows.append(PlanRow("scale", str(scale), "jnp.where over float32 arrays", "emulated", "optax has no loss scale"))
+        rows.append(PlanRow("scale", str(scale), "jnp.where over scalars", "emulated", "optax has no loss scale"))
     else:
         rows.append(PlanRow("scale", "none", "optimizer.update", note="no scaling, no finite check"))
     return rows

@@ -27,13 +27,11 @@ class Trained:
         optimizer: the ``nnx.Optimizer``.
         model: what ``optimizer.update`` is given.
         paths: gradient's name → path in the list of models.
-        apply: the compiled ``optimizer.update`` (or nothing, where the last argument is true).
     """
 
     optimizer: nnx.Optimizer
     model: Any
     paths: dict[str, Path]
-    apply: Callable[..., None]
 
 
 def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) -> Trained:
@@ -68,7 +66,7 @@ def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) 
         )
     paths = {name: where[id(variable)] for name, variable in sorted(own.items())}
     _check_slots(optimizer, model)
-    return Trained(optimizer, model, paths, _applier())
+    return Trained(optimizer, model, paths)
 
 
 def _flat(model: Any, wrt: Any) -> Any:
@@ -128,18 +126,19 @@ def _checked(loss: Any) -> jax.Array:
     return loss
 
 
-def _applier() -> Callable[..., None]:
-    """Return ``apply(optimizer, model, grads, found)``, traced once; it changes nothing where ``found``."""
+@nnx.jit(graph=True)
+def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
+    """Run the optimizer's own ``update``, or change nothing where ``found``; None there: nobody looked."""
 
-    @nnx.jit
-    def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
-        def update(optimizer: Any, model: Any) -> None:
-            flat = {path: type(own)(grads[_name(path)]) for path, own in _flat(model, optimizer.wrt)}
-            optimizer.update(model, nnx.from_flat_state(flat))
-
-        if found is None:
-            update(optimizer, model)
+    def update(optimizer: Any, model: Any) -> None:
+        flat = {path: type(own)(grads[_name(path)]) for path, own in _flat(model, optimizer.wrt)}
+        state = nnx.from_flat_state(flat)
+        if isinstance(optimizer, nnx.ModelAndOptimizer):
+            optimizer.update(state)
         else:
-            nnx.cond(found, lambda optimizer, model: None, update, optimizer, model)
+            optimizer.update(model, state)
 
-    return apply
+    if found is None:
+        update(optimizer, model)
+    else:
+        nnx.cond(found, lambda *_: None, update, optimizer, model)

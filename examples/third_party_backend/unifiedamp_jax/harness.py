@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import optax
 from flax import nnx
 
+from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
+from . import sharded
 from .autocast import current, promote_dtype
 from .optimizer import Optimizer
 
@@ -26,6 +29,7 @@ class Probe(nnx.Module):
             setattr(self, f"w{i}", nnx.Param(jnp.array([value], jnp.float32)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Run the model."""
         return sum((getattr(self, f"w{i}")[...] * x[i]).sum() for i in range(self.count))
 
 
@@ -41,6 +45,7 @@ class Mlp(nnx.Module):
             setattr(self, f"layer{i}", layer)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Run the model."""
         for i in range(self.count):
             x = getattr(self, f"layer{i}")(nnx.relu(x) if i else x)
         return x
@@ -56,6 +61,7 @@ class ConvNet(nnx.Module):
         self.head = nnx.Linear(256, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Run the model."""
         return self.head(nnx.relu(self.norm(self.conv(x))).reshape(len(x), -1))
 
 
@@ -67,7 +73,7 @@ def _layer_runs() -> dict[str, Any]:
         "linear": nnx.Linear(8, 8, **new),
         "conv": lambda x: nnx.Conv(8, 8, (3,), **new)(x[None]),
         "conv_transpose": lambda x: nnx.ConvTranspose(8, 8, (3,), **new)(x[None]),
-        "embedding": lambda x: nnx.Embed(8, 8, **new)(jnp.arange(8)),
+        "embedding": lambda _: nnx.Embed(8, 8, **new)(jnp.arange(8)),
     }
 
 
@@ -79,6 +85,14 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 
+sgd, adam = functools.cache(optax.sgd), functools.cache(optax.adam)
+"""One transformation per setting: a second one would be another function to ``jax.jit``, compiled again."""
+
+
+def _over(models: Sequence[nnx.Module], tx: optax.GradientTransformation) -> Optimizer:
+    return Optimizer(models[0] if len(models) == 1 else nnx.List(models), tx)
+
+
 class JaxHarness(Harness):
     """Makes JAX's objects."""
 
@@ -86,51 +100,66 @@ class JaxHarness(Harness):
     scaling_policies = ("mixed_bfloat16",)
 
     def probe(self, values: Sequence[float]) -> Probe:
+        """See ``Harness``."""
         return Probe(values)
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Mlp:
+        """See ``Harness``."""
         return Mlp(weights)
 
     def convnet(self, seed: int) -> ConvNet:
+        """See ``Harness``."""
         return ConvNet(seed)
 
     def image_batch(self, array: Array) -> Array:
+        """See ``Harness``."""
         return array
 
-    def _over(self, models: Sequence[nnx.Module], tx: optax.GradientTransformation) -> Optimizer:
-        return Optimizer(models[0] if len(models) == 1 else nnx.List(models), tx)
-
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Optimizer:
-        return self._over(models, optax.sgd(learning_rate, momentum or None))
+        """See ``Harness``."""
+        return _over(models, sgd(learning_rate, momentum or None))
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> Optimizer:
-        return self._over(models, optax.adam(learning_rate))
+        """See ``Harness``."""
+        return _over(models, adam(learning_rate))
 
     def mean_square(self, output: jax.Array, target: jax.Array) -> jax.Array:
+        """See ``Harness``."""
         return jnp.square(output - target).mean()
 
     def cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        """See ``Harness``."""
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness``."""
         flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
         return {".".join(map(str, path)): np.asarray(one.get_value(), np.float64) for path, one in flat}
 
     def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness``."""
         return int(optimizer.step.get_value())
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness``."""
         amp.gradients(optimizer).update({name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
 
     def run_op(self, op: str) -> str | None:
+        """See ``Harness``."""
         run = _layer_runs().get(op) or _FUNCTIONS.get(op)
         return None if run is None else str(run(jnp.ones((8, 8), jnp.float32)).dtype)
 
     def global_state(self) -> Any:
+        """See ``Harness``."""
         return current.value, jax.config.jax_default_matmul_precision, str(jax.config.jax_default_device)
 
     def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness``."""
         return str(tensor.dtype)
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness``."""
+        return sharded.device_run(list(gradients), str(loss_scale))
 
 
 harness = JaxHarness()

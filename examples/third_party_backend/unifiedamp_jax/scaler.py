@@ -77,24 +77,27 @@ def to_state(numbers: dict[str, jax.Array]) -> ScaleState:
     return ScaleState(**{name: value.item() for name, value in jax.device_get(numbers).items()})
 
 
-@partial(jax.jit, static_argnums=0)
 def moved(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
     """Return the numbers after an iteration: ``LossScale.next_state``, for arrays."""
-    low, high = (np.float32(bound) for bound in settings.scale_bounds)
-    scale = numbers["scale"]
-    good = jnp.where(found, 0, numbers["good_steps"] + 1)
-    bad = jnp.where(found, numbers["bad_steps"] + 1, 0)
-    grows = good >= settings.growth_interval
-    down = jnp.maximum(low, _times(scale, settings.backoff_factor))
-    up = jnp.minimum(high, _times(scale, settings.growth_factor))
-    scale = jnp.where(found, jnp.where(bad >= settings.hysteresis, down, scale), jnp.where(grows, up, scale))
-    return {**numbers, "scale": scale, "good_steps": jnp.where(grows, 0, good), "bad_steps": bad}
-
-
-def _times(scale: jax.Array, factor: float) -> jax.Array:
-    """Multiply in float64 and round once, as the reference does: 1.1 is no float32."""
+    # In float64, and rounded once, as the reference does: 1.1 is no float32.
     with jax.enable_x64(True):
-        return (scale.astype(jnp.float64) * np.float64(factor)).astype(jnp.float32)
+        factors = np.array([settings.growth_factor, settings.backoff_factor], np.float64)
+        bounds = np.array(settings.scale_bounds, np.float32)
+        counts = np.array([settings.growth_interval, settings.hysteresis], np.int32)
+        return _moved(numbers, found, factors, bounds, counts)
+
+
+@jax.jit
+def _moved(numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any) -> dict[str, jax.Array]:
+    scale = numbers["scale"]
+    products = (scale.astype(jnp.float64) * factors).astype(jnp.float32)
+    bad = jnp.where(found, numbers["bad_steps"] + 1, 0)
+    good = jnp.where(found, 0, numbers["good_steps"] + 1)
+    grows = good >= counts[0]
+    up = jnp.where(grows, jnp.minimum(bounds[1], products[0]), scale)
+    down = jnp.where(bad >= counts[1], jnp.maximum(bounds[0], products[1]), scale)
+    good = jnp.where(grows, 0, good)
+    return {**numbers, "scale": jnp.where(found, down, up), "good_steps": good, "bad_steps": bad}
 
 
 @jax.jit
