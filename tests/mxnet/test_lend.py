@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-
 from unifiedamp_mxnet import lend
 
 ALIASES = ("bool", "object", "int", "float", "complex", "str")
