@@ -262,13 +262,16 @@ class Backend(abc.ABC):
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a region under the policy that records no gradients, with ``models`` in evaluation mode inside."""
 
-    @abc.abstractmethod
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[ScaledLoss]:
         """Multiply ``loss`` by the scale in float32 and divide by ``accumulate_steps``.
+
+        Core calls it where the capability ``context_form`` is declared; a framework that lacks it leaves this out and
+        overrides :meth:`backward`.
 
         Raises:
             LossError: the loss is not a scalar, or not connected to any parameter.
         """
+        raise NotImplementedError(f"backend {self.name!r} declares context_form and has no scale_loss")
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
         """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss.
@@ -387,6 +390,8 @@ class BackendPlugin:
         install: the command that installs it.
         load: imports the framework and returns the Backend class.
         harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
+        modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
+            the only one ("jaxlib").
     """
 
     name: str
@@ -395,3 +400,4 @@ class BackendPlugin:
     install: str
     load: Callable[[], type[Backend]]
     harness: str = ""
+    modules: tuple[str, ...] = ()
