@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 
@@ -143,6 +144,12 @@ class TorchHarness(Harness):
                 for name in ("matmul", "linear", "softmax.int", "layer_norm", "exp", "sum")
             ],
         )
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness``."""
+        from .harness_ranks import run_on_ranks
+
+        return run_on_ranks(gradients, loss_scale)
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""
