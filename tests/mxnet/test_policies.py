@@ -158,8 +158,8 @@ def weights_of(model):
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", MIXED.replace(layer_overrides={"0": "float32"})])
 def test_convert_model(net, array, policy):
     model, x = net(), array(batch())
-    before = dict(vars(model))
     expected = model(x).asnumpy()
+    before = dict(vars(model))
     converted = convert_model(model, x, policy=policy)
     assert dict(vars(model)) == before
     output = converted(x)

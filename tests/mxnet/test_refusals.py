@@ -15,7 +15,7 @@ def amp():
 
 def test_an_optimizer_where_a_trainer_is_wanted(amp, net):
     with pytest.raises(
-        ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*collect_params"
+        ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*Trainer"
     ):
         amp.prepare(net(), mx.optimizer.SGD())
 
@@ -82,7 +82,7 @@ def test_a_low_precision_loss_is_scaled_in_float32(net, array):
     trainer = sgd(model)
     amp.prepare(model, trainer)
     with amp.autocast():
-        loss = cast(model(array(batch())).sum(), "bfloat16")
+        loss = cast(model(array(batch())).sum().reshape((1,)), "bfloat16")
     with amp.scale_loss(loss, trainer) as scaled:
         assert scaled.value.dtype == np.float32
         scaled.backward()
@@ -133,8 +133,9 @@ def test_a_symbol_block_is_told_apart(net, array, tmp_path):
     amp = ua.Amp("mxnet", "mixed_bfloat16")
     with pytest.warns(ua.errors.PolicyWarning, match="keeps the precision its graph was saved with"):
         amp.prepare(loaded)
+    expected = model(array(batch())).asnumpy()
     with amp.inference():
-        assert np.allclose(loaded(array(batch())).asnumpy(), model(array(batch())).asnumpy(), atol=0.05)
+        assert np.array_equal(loaded(array(batch())).asnumpy(), expected)
 
 
 def test_a_batch_keeps_its_dtype_and_comes_back(amp):
