@@ -1,9 +1,11 @@
 """The entry point of the tensorflow backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin, hookimpl
+from __future__ import annotations
+
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> type[Backend]:
     from .backend import TensorFlowBackend
 
     return TensorFlowBackend
@@ -15,7 +17,8 @@ def unifiedamp_backend() -> BackendPlugin:
     return BackendPlugin(
         "tensorflow",
         "tensorflow",
-        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
         "pip install 'unifiedamp[tensorflow]'",
         _load,
+        harness="unifiedamp_tensorflow.harness",
     )

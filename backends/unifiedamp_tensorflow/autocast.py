@@ -1,0 +1,78 @@
+"""Regions: what layers compute in and whether they train, per thread."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from .tapes import Recording, Tapes
+
+DISABLED = "disabled"
+"""Region value: layers compute in the dtype of their variables."""
+
+
+class _Thread(threading.local):
+    """What the innermost region of this thread asks of prepared layers.
+
+    Attributes:
+        compute: dtype name in place of a layer's own, :data:`DISABLED`, or None to leave layers as they are.
+        training: the ``training`` argument for a prepared model called without one; None outside regions.
+        calling: a prepared model is being called, so inner ones follow it.
+    """
+
+    compute: str | None = None
+    training: bool | None = None
+    calling: bool = False
+
+
+thread = _Thread()
+
+
+class Region:
+    """``with amp.autocast()``: records gradients, sets what prepared layers do."""
+
+    __slots__ = ("_before", "_compute", "_extra", "_recording", "_tapes")
+
+    def __init__(self, tapes: Tapes, compute: str | None, extra: AbstractContextManager[Any] | None) -> None:
+        self._tapes = tapes
+        self._compute = compute
+        self._extra = extra
+
+    def __enter__(self) -> None:
+        if self._extra is not None:
+            self._extra.__enter__()
+        self._before = (thread.compute, thread.training)
+        thread.compute, thread.training = self._compute, True
+        self._recording: Recording = self._tapes.enter()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tapes.exit(self._recording)
+        thread.compute, thread.training = self._before
+        if self._extra is not None:
+            self._extra.__exit__(*exception)
+
+
+class Inference:
+    """``with amp.inference()``: the session's policy, evaluation mode, nothing recorded."""
+
+    __slots__ = ("_before", "_compute", "_extra", "_stack", "_tapes")
+
+    def __init__(self, tapes: Tapes, compute: str | None, extra: AbstractContextManager[Any] | None) -> None:
+        self._tapes = tapes
+        self._compute = compute
+        self._extra = extra
+
+    def __enter__(self) -> None:
+        self._before = (thread.compute, thread.training)
+        self._stack = ExitStack()
+        recording = self._tapes.here()
+        if recording is not None and recording.depth:
+            self._stack.enter_context(recording.tape.stop_recording())
+        if self._extra is not None:
+            self._stack.enter_context(self._extra)
+        thread.compute, thread.training = self._compute, False
+
+    def __exit__(self, *exception: Any) -> None:
+        thread.compute, thread.training = self._before
+        self._stack.__exit__(*exception)

@@ -1,0 +1,103 @@
+"""``amp.compile``: ``tf.function`` over a whole step, with the Python state of each trace put back after each call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from unifiedamp.backend import CallState, errors
+
+from .gradients import Bound
+from .tapes import Tapes
+
+
+class CompiledStep:
+    """A traced step.
+
+    Python runs while tracing only, so the order of calls at entry picks the trace (an accumulating micro-step and the
+    one at the boundary are two), and the order of calls that the trace ended in is put back after each call. Which of
+    its traces a ``tf.function`` replayed is told by its output structure, which costs nothing: results come back under
+    a key that stands for the end state.
+
+    Args:
+        fn: the user's step.
+        window: core's order of calls.
+        bounds: the prepared optimizers' windows, read at each call.
+        tapes: the session's tapes.
+        xla: compile by XLA.
+        around: makes a context for the traced call (graph rewrite), None without one.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], window: CallState, bounds: Sequence[Bound], tapes: Tapes, xla: bool,
+        around: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn if not isinstance(fn, tf.Module) else functools.partial(fn)
+        self._window, self._bounds, self._tapes, self._xla = window, bounds, tapes, xla
+        self._around = around or nullcontext
+        self._functions: dict[Any, Any] = {}
+        self._ends: list[Any] = []
+        self._failure: errors.AmpError | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step."""
+        start = self._state()
+        function = self._functions.get(start)
+        if function is None:
+            function = self._functions[start] = self._traced()
+        self._failure = None
+        try:
+            with self._around():
+                output = function(*args, **kwargs)
+        except Exception as error:
+            self._restore(start)
+            if self._failure is not None and error is not self._failure:
+                raise self._failure from None
+            raise
+        ((end, result),) = output.items()
+        self._restore(self._ends[end])
+        return result
+
+    def concrete(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the concrete function that a call with these arguments would run."""
+        start = self._state()
+        function = self._functions.get(start) or self._functions.setdefault(start, self._traced())
+        try:
+            return function.get_concrete_function(*args, **kwargs)
+        finally:
+            self._restore(start)
+
+    def _traced(self) -> Any:
+        converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
+
+        def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
+            try:
+                result = converted(*args, **kwargs)
+            except errors.AmpError as error:
+                self._failure = error
+                raise
+            finally:
+                self._tapes.drop()
+            return {self._end(): result}
+
+        step.__name__ = getattr(self._fn, "__name__", "step")
+        return tf.function(step, autograph=False, jit_compile=self._xla or None)
+
+    def _end(self) -> int:
+        state = self._state()
+        if state not in self._ends:
+            self._ends.append(state)
+        return self._ends.index(state)
+
+    def _state(self) -> tuple[Any, ...]:
+        return (self._window.snapshot(), tuple([bound.snapshot() for bound in self._bounds]))
+
+    def _restore(self, state: tuple[Any, ...]) -> None:
+        self._window.restore(state[0])
+        for bound, part in zip(self._bounds, state[1], strict=True):
+            bound.restore(part)

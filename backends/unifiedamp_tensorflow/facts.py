@@ -1,0 +1,154 @@
+"""What TensorFlow can do on a device, with reasons."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
+
+GOOD = Support(True)
+TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a session.
+
+    Attributes:
+        name: as users write it ("cpu", "gpu:0").
+        tf_name: as TensorFlow writes it.
+        compute_capability: of an NVIDIA GPU; None elsewhere.
+    """
+
+    name: str
+    tf_name: str
+    compute_capability: tuple[int, int] | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.name.startswith("cpu")
+
+
+def device_of(asked: str | None) -> Device:
+    """Return the device asked for, or the first GPU, or the CPU.
+
+    Raises:
+        errors.ConfigError: TensorFlow sees no such device.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if asked is None:
+        return _gpu(0, gpus) if gpus else Device("cpu", "/CPU:0")
+    kind, _, index = asked.lower().replace("cuda", "gpu").replace("(", ":").replace(")", "").strip("/").partition(":")
+    number = int(index) if index.isdigit() else 0
+    if kind == "cpu" and (not index or index == "0"):
+        return Device("cpu", "/CPU:0")
+    if kind == "gpu" and number < len(gpus):
+        return _gpu(number, gpus)
+    raise errors.ConfigError(
+        f"device {asked!r}: TensorFlow sees no such device here (it sees: {', '.join(['cpu', *_names(gpus)])})"
+    )
+
+
+def _names(gpus: list[object]) -> list[str]:
+    return [f"gpu:{index}" for index in range(len(gpus))]
+
+
+def _gpu(index: int, gpus: list[object]) -> Device:
+    details = tf.config.experimental.get_device_details(gpus[index])
+    return Device(f"gpu:{index}", f"/GPU:{index}", details.get("compute_capability"))
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's feature flags as Linux names them; empty where they cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def bfloat16_helps(device: Device) -> Support:
+    """Whether bfloat16 is faster than float32."""
+    if device.is_cpu:
+        has = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx_ne_convert"}
+        return Support(bool(has), f"oneDNN uses {', '.join(sorted(has))}" if has else "the CPU has no bfloat16 units")
+    ok = device.compute_capability is None or device.compute_capability >= BFLOAT16_CORES
+    return Support(ok, "bfloat16 Tensor Cores" if ok else f"no bfloat16 units at {device.compute_capability}")
+
+
+def float16_helps(device: Device) -> Support:
+    """Whether float16 is faster than float32."""
+    if device.is_cpu:
+        return Support(False, "TensorFlow has no float16 units on CPU; convolutions may be a hundred times slower")
+    ok = device.compute_capability is None or device.compute_capability >= TENSOR_CORES
+    return Support(ok, "float16 Tensor Cores" if ok else f"no Tensor Cores at {device.compute_capability}")
+
+
+def default_policy(device: Device) -> tuple[str, str]:
+    """Return the preset the device does best, and why."""
+    helps = bfloat16_helps(device)
+    if helps:
+        return "mixed_bfloat16", helps.reason
+    float16 = float16_helps(device)
+    return ("mixed_float16", float16.reason) if float16 else ("float32", helps.reason)
+
+
+def policy_support(device: Device) -> Mapping[str, Support]:
+    """Return preset → whether it runs, with what it gains."""
+    reasons = {"float32": GOOD}
+    for name, preset in PRESETS.items():
+        if preset.compute_dtype != "float32":
+            helps = float16_helps(device) if preset.compute_dtype == "float16" else bfloat16_helps(device)
+            reasons[name] = Support(True, helps.reason if helps else f"runs, without gain: {helps.reason}")
+    return reasons
+
+
+def capabilities(device: Device, op_overrides: Support) -> Capabilities:
+    """Return the answers for a device."""
+    features = {
+        "context_form": GOOD,
+        "compile": Support(True, "tf.function, and XLA with backend_options.tensorflow.xla"),
+        "loss_scaling": GOOD,
+        "accumulation": GOOD,
+        "several_optimizers": GOOD,
+        "op_overrides": op_overrides,
+        "layer_overrides": Support(True, "a dtype policy per layer"),
+        "several_devices": Support(
+            False, "steps inside tf.distribute's strategy.run are refused; model.fit under a strategy is Keras's own"
+        ),
+        "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
+    }
+    return Capabilities(device.name, policy_support(device), features)
+
+
+def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
+    """Return the rows on loss scaling, compiling and what the device gains."""
+    rows = [_scale_row(spec)]
+    if spec.accumulate_steps > 1:
+        rows.append(
+            PlanRow("accumulate_steps", str(spec.accumulate_steps), "tf.Variable accumulators", "emulated",
+                    "kept on the device, so that micro-steps may be separate compiled calls")
+        )  # fmt: skip
+    xla = bool(spec.options.get("xla", False))
+    rows.append(PlanRow("compile", "xla" if xla else "tf.function", f"tf.function(step, jit_compile={xla or None})"))
+    dtype = spec.policy.compute_dtype
+    if dtype != "float32":
+        helps = float16_helps(device) if dtype == "float16" else bfloat16_helps(device)
+        rows.append(PlanRow("speed", dtype, device.tf_name, "native" if helps else "no effect", helps.reason))
+    return rows
+
+
+def _scale_row(spec: SessionSpec) -> PlanRow:
+    if not spec.loss_scale.enabled:
+        return PlanRow("scaler", "none", "optimizer.apply_gradients(...)", note="no scaling and no finite check")
+    native = "tape.gradient(output_gradients=scale), tf.math.is_finite, tf.cond(apply, skip)"
+    return PlanRow(
+        "scaler", spec.loss_scale.kind, native, "emulated", "Keras's own has no floor, ceiling or hysteresis"
+    )

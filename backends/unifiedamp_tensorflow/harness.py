@@ -1,0 +1,145 @@
+"""Native TensorFlow and Keras objects for the shared suite."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unifiedamp.conformance.harness import Array, Harness
+
+from .keras_mode import set_policy
+from .layers import attach
+from .layers import parameters as named_parameters
+
+keras = tf.keras
+
+
+class Probe(keras.Model):  # type: ignore[misc]
+    """``sum(w_i * x_i)`` in float32."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        super().__init__(name="probe")
+        self.ws = [
+            self.add_weight(name=f"w{i}", shape=(1,), dtype="float32", initializer=keras.initializers.Constant(value))
+            for i, value in enumerate(values)
+        ]
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the scalar."""
+        return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
+
+
+@functools.cache
+def _following_dense() -> Any:
+    """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
+    layer = keras.layers.Dense(8, dtype="mixed_bfloat16")
+    layer.build((None, 8))
+    set_policy(layer, "float32")
+    attach(layer, pinned=False, output_dtype=None)
+    return layer
+
+
+class TensorFlowHarness(Harness):
+    """Plain Keras objects; steps are tested eager, as a ``tf.function`` and by XLA."""
+
+    backend = "tensorflow"
+    forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
+    scaling_policies = ("mixed_float16", "mixed_bfloat16")
+
+    def probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness.probe``."""
+        return Probe(values)
+
+    def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
+        """See ``Harness.mlp``."""
+        last = len(weights) - 1
+        layers = [
+            keras.layers.Dense(bias.shape[0], activation=None if i == last else "relu", name=f"layer{i}")
+            for i, (_, bias) in enumerate(weights)
+        ]
+        model = keras.Sequential([keras.Input((weights[0][0].shape[0],)), *layers])
+        for layer, (weight, bias) in zip(layers, weights, strict=True):
+            layer.set_weights([weight, bias])
+        return model
+
+    def convnet(self, seed: int) -> Any:
+        """See ``Harness.convnet``."""
+        rng = np.random.default_rng(seed)
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(8, 3, padding="same", name="conv"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.ReLU(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(10, name="head"),
+            ]
+        )
+        for name in ("conv", "head"):
+            kernel, bias = model.get_layer(name).get_weights()
+            fan_in = np.prod(kernel.shape[:-1])
+            model.get_layer(name).set_weights([rng.normal(0, fan_in**-0.5, kernel.shape), np.zeros_like(bias)])
+        return model
+
+    def image_batch(self, array: Array) -> Array:
+        """See ``Harness.image_batch``."""
+        return array
+
+    def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
+        """See ``Harness.sgd``."""
+        return self._built(keras.optimizers.SGD(learning_rate, momentum), models)
+
+    def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
+        """See ``Harness.adam``."""
+        return self._built(keras.optimizers.Adam(learning_rate, epsilon=1e-8), models)
+
+    @staticmethod
+    def _built(optimizer: Any, models: Sequence[Any]) -> Any:
+        optimizer.build([variable for model in models for variable in model.trainable_variables])
+        return optimizer
+
+    def mean_square(self, output: Any, target: Any) -> Any:
+        """See ``Harness.mean_square``."""
+        return tf.reduce_mean(tf.math.squared_difference(output, target))
+
+    def cross_entropy(self, logits: Any, labels: Any) -> Any:
+        """See ``Harness.cross_entropy``."""
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+    def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness.parameters``."""
+        found = named_parameters([model])
+        return {name: variable.numpy().astype(np.float64) for name, variable in found.items()}
+
+    def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness.optimizer_steps``."""
+        return int(optimizer.iterations.numpy())
+
+    def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness.set_gradients``."""
+        present = amp.gradients(optimizer)
+        for name, value in values.items():
+            present[name] = tf.convert_to_tensor(value, tf.float32)
+
+    def run_op(self, op: str) -> str | None:
+        """See ``Harness.run_op``; Keras casts in layers, so an operation is a layer that follows regions."""
+        if op not in ("matmul", "linear"):
+            return None
+        return self.dtype_of(_following_dense()(tf.ones((8, 8))))
+
+    def global_state(self) -> Any:
+        """See ``Harness.global_state``."""
+        policy = keras.mixed_precision.global_policy().name
+        return (policy, keras.backend.floatx(), tuple(sorted(tf.config.optimizer.get_experimental_options().items())))
+
+    def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness.dtype_of``."""
+        return str(tf.as_dtype(tensor.dtype).name)
+
+
+harness = TensorFlowHarness()

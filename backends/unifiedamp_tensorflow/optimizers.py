@@ -1,0 +1,156 @@
+"""The prepared optimizer: a Keras optimizer that ``model.compile`` takes, with the session's loss scaling inside.
+
+Keras wraps what it is given in its own ``LossScaleOptimizer`` under ``mixed_float16``, unless it is one already; so
+ours is one. Keras 3 hands it scaled gradients, Keras 2 unscaled ones: two small classes, chosen by what is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .scaler import DeviceScaler, finite_flags
+
+NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
+SCALES_LOSS = hasattr(NATIVE, "scale_loss")
+"""Whether Keras calls ``scale_loss`` and then applies scaled gradients (Keras 3)."""
+
+
+def is_optimizer(obj: Any) -> bool:
+    """Whether ``obj`` is a Keras optimizer of the current kind (not ``optimizers.legacy``)."""
+    return isinstance(obj, tf.keras.optimizers.Optimizer)
+
+
+def is_built(optimizer: Any) -> bool:
+    """Whether the optimizer knows its variables."""
+    return bool(getattr(optimizer, "built", hasattr(optimizer, "_index_dict")))
+
+
+def is_wrapped(obj: Any) -> bool:
+    """Whether ``obj`` is a loss-scaling wrapper, Keras's or ours."""
+    return isinstance(obj, NATIVE)
+
+
+def scaled(loss: Any, scale: Any) -> Any:
+    """Return float32(loss) * scale."""
+    return tf.cast(loss, tf.float32) * scale
+
+
+def apply_checked(scaler: DeviceScaler, inner: Any, pairs: Sequence[tuple[Any, Any]], unscale: bool) -> None:
+    """One whole step on given gradients: look, apply or skip, move the scale."""
+    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+    if not pairs:
+        return
+    gradients = [gradient for gradient, _ in pairs]
+    all_finite = tf.reduce_all(finite_flags(gradients))
+    if unscale:
+        gradients = scaler.unscale(gradients)
+    variables = [variable for _, variable in pairs]
+
+    def apply() -> None:
+        inner.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+    if tf.executing_eagerly():
+        finite = bool(all_finite)
+        if finite:
+            apply()
+        scaler.step_now(finite, update=True)
+    else:
+        scaler.step(all_finite, apply, lambda: None, alone=True)
+
+
+@functools.cache
+def prepared_class() -> type:
+    """Return the class of prepared optimizers for the Keras that is there."""
+    return _scaling_loss() if SCALES_LOSS else _unscaling_gradients()
+
+
+def _scaling_loss() -> type:
+    class AmpOptimizer(NATIVE):  # type: ignore[misc, valid-type]
+        """A Keras 3 optimizer under a session's loss scale.
+
+        Args:
+            inner: the optimizer that is applied.
+            scaler: the session's loss scale.
+        """
+
+        def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+            settings = scaler.settings
+            super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
+            self._amp_scaler = scaler
+
+        def scale_loss(self, loss: Any) -> Any:
+            """Return float32(loss) times the session's scale."""
+            return scaled(loss, self._amp_scaler.scale)
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            """Apply scaled gradients, or skip them."""
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            if not self.built:
+                self.build(variables)
+            apply_checked(self._amp_scaler, self.inner_optimizer, list(zip(grads, variables, strict=True)), True)
+
+        def save_own_variables(self, store: Any) -> None:
+            """Save in the layout of Keras's own LossScaleOptimizer."""
+            state = self._amp_scaler.read()
+            self.dynamic_scale.assign(state.scale)
+            self.step_counter.assign(state.good_steps)
+            super().save_own_variables(store)
+
+    return _disguised(AmpOptimizer, NATIVE)
+
+
+def _unscaling_gradients() -> type:
+    base: Any = _current_kind()
+
+    class AmpOptimizer(base):  # type: ignore[misc]
+        """A Keras 2 optimizer under a session's loss scale.
+
+        Args:
+            inner: the optimizer that is applied.
+            scaler: the session's loss scale.
+        """
+
+        def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+            super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
+            self._amp_scaler = scaler
+
+        @property
+        def loss_scale(self) -> Any:
+            """The session's scale."""
+            return self._amp_scaler.scale.read_value()
+
+        def get_scaled_loss(self, loss: Any) -> Any:
+            """Return float32(loss) times the session's scale (of a callable, a callable)."""
+            self._loss_has_been_scaled = True
+            if callable(loss):
+                return lambda: scaled(loss(), self._amp_scaler.scale)
+            return scaled(loss, self._amp_scaler.scale)
+
+        def get_unscaled_gradients(self, grads: Any) -> list[Any]:
+            """Return gradients divided by the scale; None stays None."""
+            self._gradients_have_been_unscaled = True
+            present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
+            return [None if g is None else next(present) for g in grads]
+
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
+            """Apply unscaled gradients, or skip them."""
+            pairs = list(grads_and_vars)
+            with tf.init_scope():
+                self.build([variable for _, variable in pairs])
+            apply_checked(self._amp_scaler, self._optimizer, pairs, False)
+
+    return AmpOptimizer
+
+
+def _current_kind() -> type:
+    return type(NATIVE(tf.keras.optimizers.SGD()))
+
+
+def _disguised(kind: type, shown: type) -> type:
+    """Let serialization see ``shown``, so that a saved model loads where unifiedamp is not."""
+    body = {"__class__": property(lambda _: shown), "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind,), body)

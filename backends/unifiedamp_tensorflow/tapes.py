@@ -1,0 +1,100 @@
+"""Gradient tapes: autocast opens one, scale_loss differentiates through it.
+
+One tape serves the regions of an iteration, resumed by each, so that a loss may be built from several regions and a
+GAN may scale its two losses after both were computed. It is dropped when the iteration ends, when a region follows a
+backward, and after :data:`KEPT_REGIONS` regions without one (an evaluation loop under ``autocast`` must not pile up).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+KEPT_REGIONS = 4
+
+
+def current_home() -> Any:
+    """Return the graph being traced, or None when executing eagerly."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+class Recording:
+    """A tape and where it records.
+
+    Attributes:
+        home: the graph it was opened in; None for eager.
+        outer: the recording that was open around it, in another graph.
+        depth: regions open now.
+        regions: regions recorded so far.
+        used: a backward went through it.
+    """
+
+    __slots__ = ("depth", "home", "outer", "regions", "tape", "used")
+
+    def __init__(self, home: Any, outer: Recording | None) -> None:
+        self.tape = tf.GradientTape(persistent=True)
+        self.home = home
+        self.outer = outer
+        self.depth = self.regions = 0
+        self.used = False
+
+    def closed(self) -> bool:
+        """Whether the next region needs a fresh tape."""
+        return self.depth == 0 and (self.used or self.regions >= KEPT_REGIONS)
+
+
+class Tapes(threading.local):
+    """The recordings of one session in one thread."""
+
+    current: Recording | None = None
+
+    def enter(self) -> Recording:
+        """Open a region; return the recording to hand to :meth:`exit`."""
+        home, recording = current_home(), self.current
+        if recording is None or recording.home is not home or recording.closed():
+            outer = recording if recording is not None and recording.depth else None
+            recording = self.current = Recording(home, outer)
+        if recording.depth == 0:
+            recording.regions += 1
+            recording.tape.__enter__()
+        recording.depth += 1
+        return recording
+
+    def exit(self, recording: Recording) -> None:
+        """Close a region."""
+        recording.depth -= 1
+        if recording.depth == 0:
+            recording.tape.__exit__(None, None, None)
+
+    def drop(self) -> None:
+        """Forget what was recorded, outside regions."""
+        if self.current is not None and self.current.depth == 0:
+            self.current = self.current.outer
+
+    def here(self) -> Recording | None:
+        """Return the recording made in the graph that is current now."""
+        home, recording = current_home(), self.current
+        while recording is not None and recording.home is not home:
+            recording = recording.outer
+        return recording
+
+    def gradient(self, loss: Any, variables: list[Any], seed: Any) -> list[Any] | None:
+        """Return the gradients of ``loss``, None for a variable it does not depend on; None without a recording."""
+        recording = self.here()
+        if recording is None:
+            return None
+        recording.used = True
+        if recording.depth == 0:
+            return recording.tape.gradient(loss, variables, output_gradients=seed)
+        with recording.tape.stop_recording():
+            return recording.tape.gradient(loss, variables, output_gradients=seed)
+
+    def knows(self, loss: Any) -> bool:
+        """Whether ``loss`` depends on any trainable variable that was used under the tape."""
+        recording = self.here()
+        if recording is None:
+            return False
+        watched = list(recording.tape.watched_variables())
+        return any(gradient is not None for gradient in self.gradient(loss, watched, None) or ())
