@@ -43,6 +43,7 @@ class TensorFlowBackend(Backend):
         check_spec(spec)
         self.device = facts.device_of(spec.device)
         self.mode = modes.make_mode(spec, self.device)
+        facts.warn_without_gain(spec, self.device)
         self.tapes = Tapes()
         self.scaler = DeviceScaler(spec.loss_scale) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
@@ -101,7 +102,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.autocast``."""
         return Region(self.tapes, *self.mode.region(enabled, policy))
 
-    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend.inference``; Keras passes the mode with each call, so all prepared models evaluate inside."""
         return Inference(self.tapes, *self.mode.region(True, None))
 
@@ -122,6 +123,8 @@ class TensorFlowBackend(Backend):
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
         """
+        if tf.executing_eagerly():
+            self.mode.on_eager_backward()
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
@@ -130,7 +133,7 @@ class TensorFlowBackend(Backend):
         if unconnected and not self.tapes.knows(loss):
             raise errors.LossError(
                 "amp.scale_loss: the loss depends on no trainable variable used inside 'with amp.autocast():'; compute "
-                "model outputs and loss inside the region, with TensorFlow operations, and scale it before the next step"
+                "model outputs and loss inside the region, by TensorFlow operations, and scale it before the next step"
             )
         left = iter(gradients or ())
         for bound in bounds:

@@ -8,11 +8,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, errors
 
 from .gradients import Bound
 from .tapes import Tapes
+
+
+def _leave_unconverted() -> None:
+    """Keep AutoGraph from rewriting unifiedamp's own Python, which decides while tracing."""
+    rules = [config.DoNotConvert(name) for name in ("unifiedamp", __name__.partition(".")[0])]
+    config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
+
+
+_leave_unconverted()
 
 
 class CompiledStep:

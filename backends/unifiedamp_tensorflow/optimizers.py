@@ -136,14 +136,20 @@ def _unscaling_gradients() -> type:
             present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
             return [None if g is None else next(present) for g in grads]
 
-        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
             """Apply unscaled gradients, or skip them."""
             pairs = list(grads_and_vars)
             with tf.init_scope():
                 self.build([variable for _, variable in pairs])
             apply_checked(self._amp_scaler, self._optimizer, pairs, False)
 
-    return AmpOptimizer
+        def get_config(self) -> dict[str, Any]:
+            """Return the configuration of Keras's own LossScaleOptimizer."""
+            settings = self._amp_scaler.settings
+            kept = {"initial_scale": settings.first_scale, "dynamic_growth_steps": settings.growth_interval}
+            return {**super().get_config(), "dynamic": True, **kept}
+
+    return _disguised(AmpOptimizer, base)
 
 
 def _current_kind() -> type:

@@ -125,8 +125,8 @@ def _check_dtypes(named: Named, spec: SessionSpec) -> None:
     half = [name for name, variable in named.items() if variable.dtype in (tf.float16, tf.bfloat16)]
     if half and spec.loss_scale.enabled:
         raise errors.ParamDtypeError(
-            f"{len(half)} trainable parameters are {named[half[0]].dtype.name} ({errors.first_names(half)}); a loss scaler "
-            "needs float32 parameters: make the model under 'mixed_float16', or use loss_scale='none'"
+            f"{len(half)} trainable parameters are {named[half[0]].dtype.name} ({errors.first_names(half)}); a loss "
+            "scaler needs float32 parameters: make the model under 'mixed_float16', or use loss_scale='none'"
         )
 
 
