@@ -25,7 +25,7 @@ from unifiedamp.backend import (
 
 from . import facts, modes, ops, prepare
 from .autocast import Inference, Region
-from .checks import check_spec, not_in_trace, scalar_loss
+from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
 from .compile import CompiledStep
 from .gradients import Bound
 from .scaler import DeviceScaler
@@ -165,6 +165,7 @@ class TensorFlowBackend(Backend):
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend.step``."""
+        refuse_replicas("amp.step")
         bound = self._by_id[id(optimizer)]
         bound.unscale("step")
         if not bound.collect("step"):

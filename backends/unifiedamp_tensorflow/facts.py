@@ -137,7 +137,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "several_devices": Support(
-            False, "steps inside tf.distribute's strategy.run are refused; model.fit under a strategy is Keras's own"
+            False, "a step of several tf.distribute replicas is refused: each would decide about inf for itself"
         ),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .checks import refuse_replicas
 from .scaler import DeviceScaler, finite_flags
 
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
@@ -41,6 +42,7 @@ def scaled(loss: Any, scale: Any) -> Any:
 
 def apply_checked(scaler: DeviceScaler, inner: Any, pairs: Sequence[tuple[Any, Any]], unscale: bool) -> None:
     """One whole step on given gradients: look, apply or skip, move the scale."""
+    refuse_replicas("model.fit")
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if not pairs:
         return
