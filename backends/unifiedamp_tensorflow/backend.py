@@ -80,9 +80,9 @@ class TensorFlowBackend(Backend):
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """See ``Backend.prepare``."""
-        prepare.check_objects(models, optimizers)
+        prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
-        plan = prepare.plan_optimizers(models, optimizers, self._bounds, self.spec)
+        plan = prepare.plan_optimizers(models, optimizers, self._bounds)
         self.mode.attach(models)
         outers = []
         for optimizer, named in plan:
