@@ -13,5 +13,10 @@ def _load():  # type: ignore[no-untyped-def]
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
     return BackendPlugin(
-        "mxnet", "mxnet", ("mxnet", "mxnet-cu117", "mxnet-cu112"), "pip install 'unifiedamp[mxnet]'", _load
+        "mxnet",
+        "mxnet",
+        ("mxnet", "mxnet-cu117", "mxnet-cu112"),
+        "pip install 'unifiedamp[mxnet]'",
+        _load,
+        "unifiedamp_mxnet.harness",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import unifiedamp as ua
 from unifiedamp.conformance.harness import Harness
 
 from . import autograd as toy
@@ -113,6 +114,22 @@ class ToyHarness(Harness):
 
     def dtype_of(self, tensor):
         return tensor.dtype
+
+    def device_run(self, gradients, loss_scale):
+        """Two devices are two parameters of one optimizer, the second's name ending in ``@1``."""
+        amp = ua.Amp(self.backend, "float32", loss_scale=loss_scale)
+        parameters = {"w": toy.Tensor(np.float32([1.0])), "w@1": toy.Tensor(np.float32([1.0]))}
+
+        def forward(model, x):
+            terms = [toy.total(toy.mul(p, toy.index(x, i))) for i, p in enumerate(model.parameters.values())]
+            return toy.add(*terms)
+
+        model = toy.Model(parameters, forward)
+        model, optimizer = amp.prepare(model, self.sgd([model], 0.1))
+        x = amp.to_native(np.float32(gradients))
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+        return [(float(p.data[0]), amp.skipped_steps) for p in parameters.values()]
 
 
 harness = ToyHarness()

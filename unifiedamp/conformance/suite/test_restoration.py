@@ -17,27 +17,27 @@ def test_state_is_as_found(harness, region, failing):
     try:
         with getattr(amp, region)():
             if region != "scope":
-                assert harness.run_op("matmul") == "bfloat16"
+                assert harness.run_op(harness.low_precision_op) == "bfloat16"
             if failing:
                 raise KeyError("inside")
     except KeyError:
         assert failing
     assert harness.global_state() == before
-    assert harness.run_op("matmul") == "float32"
+    assert harness.run_op(harness.low_precision_op) == "float32"
 
 
 def test_regions_nest(harness):
     amp = session(harness, policy=MIXED)
     with amp.autocast():
-        assert harness.run_op("matmul") == "bfloat16"
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
         with amp.autocast(enabled=False):
-            assert harness.run_op("matmul") == "float32"
+            assert harness.run_op(harness.low_precision_op) == "float32"
             with amp.autocast():
-                assert harness.run_op("matmul") == "bfloat16"
-            assert harness.run_op("matmul") == "float32"
+                assert harness.run_op(harness.low_precision_op) == "bfloat16"
+            assert harness.run_op(harness.low_precision_op) == "float32"
         with amp.autocast(policy="float32"):
-            assert harness.run_op("matmul") == "float32"
-        assert harness.run_op("matmul") == "bfloat16"
+            assert harness.run_op(harness.low_precision_op) == "float32"
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
 
 
 def test_another_threads_region_is_not_ours(harness):
@@ -47,16 +47,16 @@ def test_another_threads_region_is_not_ours(harness):
 
     def other():
         with amp.autocast():
-            seen["inside"] = harness.run_op("matmul")
+            seen["inside"] = harness.run_op(harness.low_precision_op)
             inside.set()
             done.wait(30)
-        seen["after"] = harness.run_op("matmul")
+        seen["after"] = harness.run_op(harness.low_precision_op)
 
     thread = threading.Thread(target=other)
     before = harness.global_state()
     thread.start()
     assert inside.wait(30)
-    seen["here"] = harness.run_op("matmul")
+    seen["here"] = harness.run_op(harness.low_precision_op)
     done.set()
     thread.join(30)
     assert seen == {"inside": "bfloat16", "here": "float32", "after": "float32"}
@@ -66,7 +66,7 @@ def test_another_threads_region_is_not_ours(harness):
 def test_two_policies_in_one_process(harness):
     mixed, plain = session(harness, policy=MIXED), session(harness, policy="float32")
     with mixed.autocast():
-        assert harness.run_op("matmul") == "bfloat16"
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
         with plain.autocast():
-            assert harness.run_op("matmul") == "float32"
-        assert harness.run_op("matmul") == "bfloat16"
+            assert harness.run_op(harness.low_precision_op) == "float32"
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"

@@ -1,0 +1,248 @@
+"""The MXNet backend: Gluon models and Trainers, imperative and hybridized, MXNet 1.9 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from unifiedamp.backend import (
+    Backend,
+    CallState,
+    Capabilities,
+    NonFiniteReport,
+    PlanRow,
+    Policy,
+    ScaleState,
+    SessionSpec,
+    StepResult,
+    errors,
+    result,
+)
+
+from . import arrays, checks, facts
+from .autocast import Region
+from .bound import Bound
+from .casts import Table
+from .compile import OPTIONS, Compiler
+from .custom import wrap_custom
+from .layers import Boundaries
+from .native import gluon, upstream
+from .scaler import ScaledLosses, Scaler, read_losses
+from .scope import Scope
+
+
+class MXNetBackend(Backend):
+    """See ``unifiedamp.backend.Backend`` for what each method means."""
+
+    name = "mxnet"
+
+    def __init__(self, spec: SessionSpec) -> None:
+        super().__init__(spec)
+        spec.check_options(OPTIONS, self.name)
+        if upstream._amp_initialized:
+            raise errors.ConfigError(
+                "mxnet's own amp.init() was called in this process; it casts every operator for good and cannot be "
+                "undone: leave it out, amp.autocast() does its work"
+            )
+        self.context = arrays.resolve_context(spec.device)
+        facts.check_policy(spec, self.context)
+        self._scaler = Scaler(spec.loss_scale)
+        self._boundaries = Boundaries()
+        self._compiler = Compiler(spec)
+        self._bound: dict[int, Bound] = {}
+        self._names: dict[int, str] = {}
+        self._tables: dict[Policy, Table] = {}
+        self._table = self._table_of(spec.policy)
+        self._regions: dict[tuple[bool, Policy | None], Region] = {}
+        self._train = Region(self._table)
+        self._report = NonFiniteReport()
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def default_policy(cls, device: str | None) -> tuple[str, str]:
+        """See ``Backend``."""
+        return facts.default_policy(arrays.resolve_context(device))
+
+    def capabilities(self) -> Capabilities:
+        """See ``Backend``."""
+        return facts.capabilities(self.context)
+
+    def explain(self) -> list[PlanRow]:
+        """See ``Backend``."""
+        return facts.explain(self.spec, self.context, self._table)
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def scope(self) -> AbstractContextManager[None]:
+        """See ``Backend``."""
+        return Scope(self.context)
+
+    def is_model(self, obj: Any) -> bool:
+        """See ``Backend``."""
+        return isinstance(obj, gluon.Block)
+
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """See ``Backend``."""
+        for trainer in optimizers:
+            checks.check_trainer(trainer)
+        names = self._names | checks.parameter_names([*self._boundaries.models, *models])
+        for model in models:
+            checks.check_parameters(model.collect_params().values(), names, self.spec)
+        for trainer in optimizers:
+            checks.check_owner(trainer, names)
+            checks.check_kvstore(trainer)
+        self._names = names
+        for model in models:
+            self._take_model(model)
+        for trainer in optimizers:
+            self._bind(trainer)
+        return list(models), list(optimizers)
+
+    def _take_model(self, model: Any) -> None:
+        checks.warn_of_fixed_graphs(model, self.spec)
+        self._boundaries.add_model(model)
+        for table in self._tables.values():
+            self._boundaries.apply(table)
+        if self._compiler.active:
+            self._compiler.hybridize(model)
+
+    def _bind(self, trainer: Any) -> None:
+        if id(trainer) not in self._bound:
+            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, self.spec.accumulate_steps)
+
+    def close(self) -> None:
+        """See ``Backend``."""
+        for bound in self._bound.values():
+            bound.close()
+        self._boundaries.close()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
+        if enabled and policy is None:
+            return self._train
+        region = self._regions.get((enabled, policy))
+        if region is None:
+            region = Region(self._table_of(policy or self.spec.policy) if enabled else None)
+            self._regions[(enabled, policy)] = region
+        return region
+
+    def _table_of(self, policy: Policy) -> Table:
+        table = self._tables.get(policy)
+        if table is None:
+            facts.check_region_policy(policy, self.context)
+            table = Table(policy)
+            self._boundaries.apply(table)
+            self._tables[policy] = table
+        return table
+
+    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
+        return Region(self._table, infer=True)
+
+    def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> ScaledLosses:
+        """See ``Backend``."""
+        losses = read_losses(loss)
+        factor = self._scaler.state.scale / self.spec.accumulate_steps
+        named = [self._bound[id(trainer)] for trainer in optimizers]
+
+        def run(losses: list[Any], heads: list[Any] | None) -> None:
+            self._differentiate(losses, heads, named)
+
+        return ScaledLosses(self._scaler, losses, factor, run, single=not isinstance(loss, (list, tuple)))
+
+    def _differentiate(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
+        bounds = self._bound.values()
+        # The common case: one Trainer, the first backward pass of its window. Nothing to protect.
+        if len(bounds) == 1 and not named[0].window.backwards:
+            arrays.backward(losses, heads)
+        else:
+            self._protected(losses, heads, named)
+        for bound in named:
+            bound.window.note(losses)
+
+    def _protected(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
+        """Differentiate so that pending gradients are added to, and those of Trainers not named stay as they are."""
+        kept = [(bound.window, bound.window.set_aside(), bound in named) for bound in self._bound.values()]
+        try:
+            arrays.backward(losses, heads)
+        finally:
+            for window, gradients, is_named in kept:
+                window.take_back(gradients if window.backwards else [], add=is_named)
+
+    def unscale(self, optimizer: Any) -> None:
+        """See ``Backend``."""
+        self._bound[id(optimizer)].unscale()
+
+    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """See ``Backend``."""
+        return self._bound[id(optimizer)].clip_norm(max_norm)
+
+    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """See ``Backend``."""
+        self._bound[id(optimizer)].clip_value(clip_value)
+
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """See ``Backend``."""
+        return self._bound[id(optimizer)].gradients()
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        """See ``Backend``."""
+        bound = self._bound[id(optimizer)]
+        scaler = self._scaler
+        scale = scaler.state.scale
+        reason = bound.step()
+        found = reason == result.NON_FINITE
+        if found:
+            self._report = bound.report
+        if reason == result.NO_GRADIENTS:
+            self.spec.warn(bound.no_gradients_message(), errors.StepWarning)
+        else:
+            scaler.count(found)
+        if update:
+            scaler.update()
+        return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
+
+    def update(self) -> None:
+        """See ``Backend``."""
+        self._scaler.update()
+
+    def drop_gradients(self, optimizer: Any) -> None:
+        """See ``Backend``."""
+        self._bound[id(optimizer)].window.empty()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def read_state(self) -> ScaleState:
+        """See ``Backend``."""
+        return self._scaler.read()
+
+    def write_state(self, state: ScaleState) -> None:
+        """See ``Backend``."""
+        self._scaler.write(state)
+
+    def non_finite_report(self) -> NonFiniteReport:
+        """See ``Backend``."""
+        return self._report
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
+        """See ``Backend``."""
+        return self._compiler.compile(fn, self._boundaries.models)
+
+    def to_native(self, array: Any) -> Any:
+        """See ``Backend``."""
+        return arrays.to_native(array, self.context)
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """See ``Backend``."""
+        return arrays.to_numpy(tensor)
+
+    @classmethod
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """See ``Backend``."""
+        return wrap_custom(target, cast_inputs)

@@ -1,0 +1,86 @@
+"""``amp.compile``: Gluon's whole-step form is hybridized models, run by the user's own Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unifiedamp.backend import SessionSpec, errors
+
+from .layers import children, walk
+from .native import NUMPY_API, base, gluon
+
+FLAGS: dict[str, Any] = {"static_alloc": True, "static_shape": True, "inline_limit": 2}
+"""What ``hybridize`` is called with, unless ``backend_options.mxnet`` says otherwise."""
+
+OPTIONS = (*FLAGS, "forward_bulk_size", "backward_bulk_size", "layout_optimization")
+"""What ``backend_options.mxnet`` may hold."""
+
+
+def hybridize_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``hybridize``."""
+    return FLAGS | {key: value for key, value in options.items() if key in OPTIONS and key != "layout_optimization"}
+
+
+class Compiler:
+    """Hybridizes the session's models, once it was asked to.
+
+    Args:
+        spec: for the options, and to warn through.
+    """
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._flags = hybridize_flags(spec.options)
+        self.active = False
+
+    def compile(self, target: Any, models: Iterable[Any]) -> Any:
+        """Hybridize ``target`` itself when it is a block, else the prepared models; return ``target``."""
+        if isinstance(target, gluon.Block):
+            self.hybridize(target)
+            return target
+        if not callable(target):
+            raise errors.WrongObjectError(f"amp.compile takes a function or a gluon.Block, got {type(target).__name__}")
+        self.active = True
+        for model in models:
+            self.hybridize(model)
+        return target
+
+    def hybridize(self, model: Any) -> None:
+        """Hybridize a model; blocks that the user hybridized keep their own settings and graphs."""
+        plain = [path or type(model).__name__ for path, block in walk(model) if not hybrid(block)]
+        if plain:
+            self._spec.warn(
+                f"amp.compile: {errors.first_names(plain)} are no HybridBlocks and stay imperative; what is hybrid "
+                "below them is compiled",
+                errors.PolicyWarning,
+            )
+        for block in _tops(model):
+            if not block._active:
+                block.hybridize(True, **self._flags)
+
+
+def hybrid(block: Any) -> bool:
+    """Tell whether Gluon can trace the block."""
+    return isinstance(block, gluon.HybridBlock)
+
+
+def _tops(model: Any) -> Iterable[Any]:
+    """Yield the topmost hybrid blocks."""
+    if hybrid(model):
+        yield model
+        return
+    for _, child in children(model):
+        yield from _tops(child)
+
+
+def set_layout_optimization(on: bool) -> bool | None:
+    """Switch MXNet 2's layout pass; return what it was, or None where this MXNet has none."""
+    if not NUMPY_API:
+        return None
+    import ctypes
+
+    before = ctypes.c_bool(False)
+    base.check_call(base._LIB.MXGetOptimizeLayout(ctypes.byref(before)))
+    base.check_call(base._LIB.MXSetOptimizeLayout(ctypes.c_bool(on)))
+    return before.value

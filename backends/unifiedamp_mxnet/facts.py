@@ -1,0 +1,144 @@
+"""What runs where: capabilities, the policies refused, the default, and the resolved plan."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Policy, SessionSpec, Support, errors
+
+from .casts import Table
+from .compile import hybridize_flags
+from .native import NUMPY_API, mx, upstream
+from .ops import VOCABULARY, check_overrides, op_handle
+
+NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
+NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
+NO_HALF_PARAMS = (
+    "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
+)
+
+
+@functools.cache
+def cpu_has_bfloat16() -> bool:
+    """Tell whether this CPU computes in bfloat16 (AVX512-BF16 or AMX); unknown counts as no."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def policy_support(policy: Policy, context: Any) -> Support:
+    """Tell whether a policy's dtypes run on a context, and why not."""
+    on_cpu = context.device_type.startswith("cpu")
+    dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
+    if on_cpu and "float16" in dtypes:
+        return Support(False, NO_FLOAT16_CPU)
+    if not on_cpu and "bfloat16" in dtypes:
+        return Support(False, NO_BFLOAT16_GPU)
+    if policy.param_dtype != "float32":
+        return Support(False, NO_HALF_PARAMS.format(dtype=policy.param_dtype))
+    return Support(True)
+
+
+def check_policy(spec: SessionSpec, context: Any) -> None:
+    """Refuse what cannot run, warn once of what cannot help.
+
+    Raises:
+        PolicyNotSupportedError: with the reason and the nearest policy that runs.
+        UnsupportedError: an operator override that MXNet cannot follow.
+    """
+    check_region_policy(spec.policy, context)
+    if spec.policy.compute_dtype == "bfloat16" and not cpu_has_bfloat16():
+        spec.warn(
+            "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32", errors.PolicyWarning
+        )
+    if spec.options.get("layout_optimization") and not NUMPY_API:
+        spec.warn("backend_options.mxnet.layout_optimization has no effect before MXNet 2", errors.PolicyWarning)
+
+
+def check_region_policy(policy: Policy, context: Any) -> None:
+    """Refuse a policy that cannot run on the context.
+
+    Raises:
+        PolicyNotSupportedError, UnsupportedError: see :func:`check_policy`.
+    """
+    support = policy_support(policy, context)
+    if not support:
+        raise errors.PolicyNotSupportedError(f"policy '{policy}' cannot run on MXNet's {context}: {support.reason}")
+    check_overrides(policy)
+
+
+def default_policy(context: Any) -> tuple[str, str]:
+    """Return the preset that the context does best, and why."""
+    if not context.device_type.startswith("cpu"):
+        return "mixed_float16", f"float16 on {context}"
+    if cpu_has_bfloat16():
+        return "mixed_bfloat16", "the CPU computes in bfloat16"
+    return "float32", "the CPU does not compute in bfloat16"
+
+
+def capabilities(context: Any) -> Capabilities:
+    """Return what this backend can do on the context."""
+    features = dict.fromkeys(FEATURES, Support(True))
+    features["no_device_wait"] = Support(
+        False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
+    )
+    policies = {name: policy_support(preset, context) for name, preset in PRESETS.items()}
+    return Capabilities(str(context), policies, features)
+
+
+def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:
+    """Return the resolved plan."""
+    policy = spec.policy
+    module = upstream.__name__.rpartition(".")[0]
+    rows = [PlanRow("device", str(context), f"mx.{context}")]
+    rows.append(_casts_row(policy, table, module))
+    for word, choice in policy.op_overrides.items():
+        known = [str(t) for t in VOCABULARY[word] if op_handle(t if isinstance(t, str) else t[0]) is not None]
+        rows.append(PlanRow(f"op_overrides.{word}", choice, ", ".join(known)))
+    for glob, dtype in policy.layer_overrides.items():
+        note = "MXNet's lists know operators only; casts stand at the block's boundary, in hybridized graphs too"
+        rows.append(PlanRow(f"layer_overrides.{glob}", dtype, "amp_cast", "emulated", note))
+    rows.append(_scale_row(spec, module))
+    if spec.accumulate_steps > 1:
+        rows.append(PlanRow("accumulate_steps", str(spec.accumulate_steps), 'Parameter.grad_req = "add"'))
+    flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(spec.options).items())
+    rows.append(PlanRow("compile", "hybridize", f"block.hybridize({flags})"))
+    rows.append(
+        PlanRow(
+            "update",
+            "on each device",
+            "Trainer(update_on_kvstore=False)",
+            "native",
+            "gradients are looked at before any weight moves",
+        )
+    )
+    if "layout_optimization" in spec.options:
+        rows.append(_layout_row(spec))
+    return rows
+
+
+def _casts_row(policy: Policy, table: Table, module: str) -> PlanRow:
+    if not table.casts:
+        return PlanRow("policy", str(policy), "autograd.record()", "native", "nothing is cast")
+    lists = f"{module}.lists.symbol_{'fp16' if policy.compute_dtype == 'float16' else 'bf16'}"
+    note = f"MXNet's own lists and casts, in regions; {module}.init() would patch the process for good"
+    return PlanRow("policy", str(policy), f"amp_cast by {lists}", "emulated", note)
+
+
+def _scale_row(spec: SessionSpec, module: str) -> PlanRow:
+    if not spec.loss_scale.enabled:
+        return PlanRow("loss_scale", str(spec.loss_scale), "loss.backward()", "native", "no scaling, no finite check")
+    note = f"{module}.LossScaler uses a new scale one step late and looks at one device"
+    native = "autograd.backward(loss, scale); multi_all_finite; optimizer.rescale_grad = 1/scale"
+    return PlanRow("loss_scale", str(spec.loss_scale), native, "emulated", note)
+
+
+def _layout_row(spec: SessionSpec) -> PlanRow:
+    value = str(spec.options["layout_optimization"])
+    if not NUMPY_API:
+        return PlanRow("layout_optimization", value, "", "no effect", f"MXNet {mx.__version__} has no such pass")
+    return PlanRow("layout_optimization", value, "MXSetOptimizeLayout", "native", "acts on GPU graphs")

@@ -1,0 +1,158 @@
+"""Which operator runs in which precision: MXNet's own lists, and the table from the neutral vocabulary to its names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unifiedamp.backend import Policy, errors
+
+from .native import amp_lists, op_handle
+
+COMPUTE, FLOAT32, WIDEST, KEEP = "compute", "float32", "widest", "keep"
+"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, or leave them."""
+
+Target = str | tuple[str, str, str]
+"""An operator, or (operator, attribute, value) for one of the functions that an operator holds."""
+
+VOCABULARY: Mapping[str, tuple[Target, ...]] = {
+    "matmul": ("dot", "batch_dot", "_npi_matmul", "_npi_dot", "_np_dot", "_linalg_gemm", "_linalg_gemm2",
+               "_npi_tensordot", "_npi_tensordot_int_axes", "_npi_einsum"),
+    "linear": ("FullyConnected",),
+    "conv": ("Convolution",),
+    "conv_transpose": ("Deconvolution",),
+    "embedding": ("Embedding",),
+    "rnn": ("RNN",),
+    "softmax": ("softmax", "SoftmaxActivation", "softmin"),
+    "log_softmax": ("log_softmax",),
+    "layer_norm": ("LayerNorm",),
+    "batch_norm": ("BatchNorm", "BatchNormWithReLU", "_contrib_SyncBatchNorm"),
+    "group_norm": ("GroupNorm",),
+    "relu": ("relu", ("Activation", "act_type", "relu")),
+    "gelu": (("LeakyReLU", "act_type", "gelu"),),
+    "sigmoid": ("sigmoid", ("Activation", "act_type", "sigmoid")),
+    "tanh": ("tanh", "_npi_tanh", ("Activation", "act_type", "tanh")),
+    "softplus": (("Activation", "act_type", "softrelu"),),
+    "exp": ("exp", "_npi_exp"),
+    "log": ("log", "_npi_log"),
+    "pow": ("_power", "_power_scalar", "broadcast_power", "_npi_power", "_npi_power_scalar"),
+    "rsqrt": ("rsqrt",),
+    "sum": ("sum", "_np_sum", "_npi_sum"),
+    "mean": ("mean", "_npi_mean"),
+    "prod": ("prod", "_np_prod", "_npi_prod"),
+    "cumsum": ("_np_cumsum", "_npi_cumsum"),
+    "norm": ("norm", "_npi_norm"),
+    "cross_entropy": ("softmax_cross_entropy",),
+}  # fmt: skip
+"""The neutral vocabulary → MXNet's operators, of both versions; a name that one lacks is left out there."""
+
+COMPOSED = {
+    "attention": "made of batch_dot and softmax: name 'matmul' and 'softmax'",
+    "silu": "made of sigmoid and a product: name 'sigmoid'",
+    "mse_loss": "gluon.loss.L2Loss is made of square and mean: name 'mean'",
+    "l1_loss": "gluon.loss.L1Loss is made of abs and mean: name 'mean'",
+}
+"""Words of the vocabulary that are no operator of MXNet, each with what to name instead."""
+
+BFLOAT16_KERNELS = frozenset(
+    {"linear", "conv", "batch_norm", "relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax", "exp"}
+)
+"""Words that may be set to "compute" under bfloat16: MXNet's CPU kernels for them take it, forward and backward."""
+
+FIRST_INPUT_ONLY = (
+    "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
+)  # fmt: skip
+"""Operators whose parameters and running statistics stay as they are: they are float32, or are written to."""
+
+UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_copyto", "reset_arrays", "_CachedOp")
+"""Operators whose inputs are never cast."""
+
+
+@dataclass
+class ByAttribute:
+    """A rule that depends on an operator's attribute (``Activation`` is several functions)."""
+
+    attribute: str
+    rules: dict[str, str] = field(default_factory=dict)
+    otherwise: str = KEEP
+
+    def choose(self, value: Any) -> str:
+        """Return the rule for this value of the attribute."""
+        return self.rules.get(str(value), self.otherwise)
+
+
+Rule = str | ByAttribute
+Rules = dict[int, Rule]
+
+
+def build_rules(policy: Policy) -> tuple[Rules, str]:
+    """Return handle → rule for a policy, and the rule of every operator that has none of its own."""
+    low = policy.compute_dtype
+    rules = {} if low == "float32" else dict(_listed(low))
+    for word, choice in policy.op_overrides.items():
+        for target in VOCABULARY[word]:
+            _override(rules, target, choice)
+    # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
+    return rules, FLOAT32 if low == "bfloat16" else KEEP
+
+
+@functools.cache
+def _listed(low: str) -> Mapping[int, Rule]:
+    """Return the rules of MXNet's own lists for a compute dtype. A later list wins over an earlier one."""
+    lists, short = (amp_lists.symbol_fp16, "FP16") if low == "float16" else (amp_lists.symbol_bf16, "BF16")
+    rules: Rules = {}
+    ranked = (
+        (f"{short}_FP32_FUNCS", KEEP),
+        ("FP32_FUNCS", FLOAT32),
+        ("WIDEST_TYPE_CASTS", WIDEST),
+        (f"{short}_FUNCS", COMPUTE),
+    )
+    for name, rule in ranked:
+        rules.update(dict.fromkeys(_handles(getattr(lists, name)), rule))
+    for op, attribute, values in lists.CONDITIONAL_FP32_FUNCS:
+        for handle in _handles([op]):
+            rules[handle] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
+    if low == "bfloat16":
+        # MXNet lists "dot" and its like as widest, but two bfloat16 inputs find no matrix product on CPU.
+        rules.update(dict.fromkeys(_handles(VOCABULARY["matmul"]), FLOAT32))
+    rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
+    return rules
+
+
+def _handles(names: Iterable[Any]) -> list[int]:
+    # A sparse operator shares its handle with the dense one but not its list, so the dense name decides.
+    known = (op_handle(name) for name in names if not name.startswith("_sparse_"))
+    return [handle for handle in known if handle is not None]
+
+
+def _override(rules: Rules, target: Target, choice: str) -> None:
+    name = target if isinstance(target, str) else target[0]
+    handle = op_handle(name)
+    if handle is None:
+        return
+    if isinstance(target, str):
+        rules[handle] = choice
+        return
+    before = rules.get(handle, KEEP)
+    if not isinstance(before, ByAttribute):
+        before = ByAttribute(target[1], {}, before)
+    rules[handle] = ByAttribute(before.attribute, {**before.rules, target[2]: choice}, before.otherwise)
+
+
+def check_overrides(policy: Policy) -> None:
+    """Refuse an override that MXNet cannot follow.
+
+    Raises:
+        UnsupportedError: no operator of that name, or no kernel for the dtype; the message says which.
+    """
+    for word, choice in policy.op_overrides.items():
+        if word not in VOCABULARY:
+            reason = COMPOSED.get(word, "it has no such operator")
+            raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no operator of its own for it ({reason})")
+        if choice == COMPUTE and policy.compute_dtype == "bfloat16" and word not in BFLOAT16_KERNELS:
+            raise errors.UnsupportedError(
+                f"op_overrides.{word}='compute': MXNet has no bfloat16 CPU kernel for it "
+                f"(it has: {', '.join(sorted(BFLOAT16_KERNELS))}); leave it out, or set 'float32'"
+            )

@@ -1,0 +1,117 @@
+"""Autocast regions: ``torch.autocast``, made once per session and entered as often as wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class _Entered(threading.local):
+    """What this thread is in: native regions, innermost last, and the op overrides that are active."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[torch.autocast, Mapping[str, str] | None]] = []
+        self.overrides: Mapping[str, str] | None = None
+        self.in_compiled_step = False
+
+
+class _Recomputing:
+    """The overrides of the session that runs backward now, for forwards recomputed there (checkpointing).
+
+    Those may run in threads of the autograd engine, which have entered no region of ours.
+    """
+
+    overrides: Mapping[str, str] | None = None
+
+
+recomputing = _Recomputing()
+
+
+def active_overrides() -> Mapping[str, str] | None:
+    """Return the op overrides that hold for the operation being run."""
+    if entered.overrides is None and recomputing.overrides and torch._C._current_graph_task_id() != -1:
+        return recomputing.overrides
+    return entered.overrides
+
+
+entered = _Entered()
+
+
+class Region(torch.autocast):
+    """A ``torch.autocast`` that may be entered while it is entered already, and by several threads.
+
+    A native region keeps what it found in its own attributes, so entering it twice loses that. This one enters a
+    spare native region each time. It stays a ``torch.autocast``, which is what lets torch.compile trace through it.
+
+    Args:
+        device_type: "cpu", "cuda", ….
+        dtype: the dtype that matrix products and convolutions run in; None makes a region without autocast.
+        cache_enabled: keep the casts of parameters until the outermost region is left.
+        overrides: operation → choice, active inside.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None,
+        cache_enabled: bool = True,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        self._native = (device_type, dtype, dtype is not None, cache_enabled)
+        super().__init__(*self._native)
+        self._overrides = overrides or None
+        self._spare: list[torch.autocast] = []
+
+    def __enter__(self) -> Region:
+        try:
+            native = self._spare.pop()
+        except IndexError:
+            native = torch.autocast(*self._native)
+        native.__enter__()
+        entered.stack.append((native, entered.overrides))
+        entered.overrides = self._overrides
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        native, entered.overrides = entered.stack.pop()
+        native.__exit__(*error)
+        self._spare.append(native)
+
+    def __reduce__(self) -> Any:
+        device_type, dtype, _, cache_enabled = self._native
+        return (Region, (device_type, dtype, cache_enabled, self._overrides))
+
+
+class Inference:
+    """A region without gradients, with models in evaluation mode; each module's own mode is put back.
+
+    Gradients are turned off as by ``no_grad``: tensors made in ``inference_mode`` cannot be used in training later,
+    and autocast's cache of casts would hand them on. The region given should keep no cache, for the same reason.
+
+    Args:
+        region: the autocast region.
+        models: put in evaluation mode inside.
+    """
+
+    def __init__(self, region: Region, models: Sequence[torch.nn.Module]) -> None:
+        self._region = region
+        self._models = models
+        self._training: list[torch.nn.Module] = []
+        self._had_grad = True
+
+    def __enter__(self) -> None:
+        self._training = [module for model in self._models for module in model.modules() if module.training]
+        for model in self._models:
+            model.eval()
+        self._had_grad = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        self._region.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._region.__exit__(*error)
+        torch.set_grad_enabled(self._had_grad)
+        for module in self._training:
+            module.training = True

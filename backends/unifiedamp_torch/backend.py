@@ -1,0 +1,263 @@
+"""The torch backend: what ``unifiedamp.backend.Backend`` asks for, in torch's own means."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from unifiedamp.backend import (
+    Backend,
+    Capabilities,
+    NonFiniteReport,
+    PlanRow,
+    Policy,
+    ScaleState,
+    SessionSpec,
+    StepResult,
+    errors,
+    result,
+)
+
+from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report
+from .autocast import Inference, Region, entered
+from .compile import compile_step
+from .scaler import Scaler
+from .steps import Handle, PlainSteps, ScaledSteps, checked_loss
+
+
+class TorchBackend(Backend):
+    """One session on torch.
+
+    ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region.
+    """
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, spec: SessionSpec) -> None:
+        super().__init__(spec)
+        spec.check_options(("cache_enabled",), self.name)
+        self._cache = spec.options.get("cache_enabled", True)
+        if not isinstance(self._cache, bool):
+            raise errors.ConfigError(f"backend_options.torch.cache_enabled must be true or false, got {self._cache!r}")
+        self.device = device.pick_device(spec.device)
+        self.looking_is_free = device.looking_is_free(self.device)
+        plan.check_policy(spec, self.device)
+        self._release: list[Any] = []
+        self._hold_ops(spec.policy)
+        self._regions: dict[tuple[bool, Policy | None], Region] = {}
+        self._names = binding.Names()
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+        self._report = NonFiniteReport()
+        self._loss: torch.Tensor | None = None
+        self._steps: PlainSteps | ScaledSteps = PlainSteps()
+        if spec.loss_scale.enabled:
+            scaler = Scaler(self.device, spec.loss_scale, self.looking_is_free)
+            self._steps = ScaledSteps(scaler, self.looking_is_free, self._look_into)
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def default_policy(cls, device_name: str | None) -> tuple[str, str]:
+        """See ``Backend``."""
+        return device.default_policy(device_name)
+
+    def capabilities(self) -> Capabilities:
+        """See ``Backend``."""
+        return plan.capabilities(self.device)
+
+    def explain(self) -> list[PlanRow]:
+        """See ``Backend``."""
+        return plan.rows(self.spec, self.device, self._cache, self._optimizers)
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The native scaler, for torch's own tools; None without loss scaling."""
+        return self._steps.scaler if isinstance(self._steps, ScaledSteps) else None
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def scope(self) -> AbstractContextManager[None]:
+        """See ``Backend``."""
+        return placement.creation_scope(self.device)
+
+    def is_model(self, obj: Any) -> bool:
+        """See ``Backend``."""
+        return isinstance(obj, torch.nn.Module)
+
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """See ``Backend``; returns the same objects."""
+        new = [model for model in models if not any(model is known for known in self._models)]
+        policy = self.spec.policy
+        binding.check_models(new)
+        binding.check_optimizers(optimizers)
+        binding.check_dtypes(new, policy, self.spec.loss_scale.enabled)
+        names = self._names.with_models(new)
+        binding.check_owned(optimizers, names)
+        dtypes = [layers.layer_dtypes(model, policy) for model in new]
+        self._names = names
+        moved = [placement.move(model, self.device) for model in new]
+        for model, chosen in zip(new, dtypes, strict=True):
+            moved.append(self._attach(model, chosen))
+        self._models += new
+        self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
+        if any(moved):
+            for optimizer in self._optimizers:
+                placement.follow(optimizer)
+        return list(models), list(optimizers)
+
+    def _attach(self, model: torch.nn.Module, dtypes: dict[str, str]) -> bool:
+        policy = self.spec.policy
+        changed = False
+        if policy.param_dtype != "float32":
+            changed = layers.cast_parameters(model, dtypes, policy)
+            cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
+            self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
+        self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
+        cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
+        self._undo.append(model.register_forward_hook(cast_output).remove)
+        return changed
+
+    def _hold_ops(self, policy: Policy) -> None:
+        if policy.op_overrides:
+            self._release.append(weakref.finalize(self, ops.hold(policy.op_overrides, self.device.type)))
+
+    def close(self) -> None:
+        """See ``Backend``: hooks, layer regions and op kernels go."""
+        while self._undo:
+            self._undo.pop()()
+        while self._release:
+            self._release.pop()()
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
+        if policy is not None and entered.in_compiled_step and policy.op_overrides != self.spec.policy.op_overrides:
+            raise errors.UnsupportedError(
+                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because torch.compile "
+                "traces under them; use layer_overrides, or make a session of that policy"
+            )
+        return self._regions.get((enabled, policy)) or self._add_region(enabled, policy)
+
+    def _add_region(self, enabled: bool, policy: Policy | None) -> Region:
+        if policy is not None and policy != self.spec.policy:
+            plan.check_policy(SessionSpec(policy, self.spec.loss_scale, strict=self.spec.strict), self.device)
+            self._hold_ops(policy)
+        region = self._regions[enabled, policy] = self._make_region(enabled, policy or self.spec.policy, self._cache)
+        return region
+
+    def _make_region(self, enabled: bool, policy: Policy, cache: bool) -> Region:
+        params = self.spec.policy.param_dtype
+        if enabled and policy.compute_dtype == "float32" != params:
+            raise errors.PolicyNotSupportedError(
+                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and torch has no "
+                f"autocast to float32; use policy 'mixed_{params}' for the session"
+            )
+        low = enabled and policy.compute_dtype != params
+        return Region(self.device.type, casts.DTYPES[policy.compute_dtype] if low else None, cache, policy.op_overrides)
+
+    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
+        """See ``Backend``."""
+        return Inference(self._make_region(True, self.spec.policy, cache=False), models)
+
+    def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
+        """See ``Backend``."""
+        value = checked_loss(loss)
+        if self.spec.loss_scale.enabled:
+            self._loss = value.detach()
+            value = self._steps.scaled(value)
+        if self.spec.accumulate_steps > 1:
+            value = value / self.spec.accumulate_steps
+        # Other optimizers' parameters may lie on the way back (a generator's loss goes through the discriminator).
+        inputs = None
+        if len(optimizers) < len(self._optimizers):
+            inputs = [p for each in optimizers for p in gradients.parameters(each) if p.requires_grad]
+        return Handle(value, inputs, self.spec.policy.op_overrides)
+
+    def unscale(self, optimizer: Any) -> None:
+        """See ``Backend``."""
+        self._steps.unscale(optimizer)
+
+    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        """See ``Backend``."""
+        return gradients.clip_norm(optimizer, max_norm)
+
+    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        """See ``Backend``."""
+        gradients.clip_value(optimizer, clip_value)
+
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """See ``Backend``."""
+        return {self._names.of(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        """See ``Backend``."""
+        outcome = self._steps.step(optimizer, update)
+        if outcome is None:
+            return self._no_gradients(optimizer)
+        return outcome
+
+    def _no_gradients(self, optimizer: Any) -> StepResult:
+        names = [self._names.of(param) for param in gradients.parameters(optimizer)]
+        self.spec.warn(
+            f"amp.step({type(optimizer).__name__}): none of its {len(names)} parameters received a gradient "
+            f"({errors.first_names(names)}); nothing was applied and the loss scale stays. Is the loss computed from "
+            "another model, or are the parameters frozen?",
+            errors.StepWarning,
+        )
+        scale = self._steps.mark()
+        return StepResult(lambda: result.StepValues(False, False, result.NO_GRADIENTS, float(scale), float(scale)))
+
+    def update(self) -> None:
+        """See ``Backend``."""
+        self._steps.update()
+
+    def drop_gradients(self, optimizer: Any) -> None:
+        """See ``Backend``."""
+        self._steps.drop(optimizer)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def read_state(self) -> ScaleState:
+        """See ``Backend``."""
+        return self._steps.read()
+
+    def write_state(self, state: ScaleState) -> None:
+        """See ``Backend``."""
+        self._steps.write(state)
+
+    def non_finite_report(self) -> NonFiniteReport:
+        """See ``Backend``."""
+        return self._report
+
+    def _look_into(self, optimizer: Any, found: torch.Tensor) -> None:
+        if self.diagnosing and found.item():
+            self._report = report.non_finite(self.gradients(optimizer), self._loss)
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
+        """See ``Backend``: ``torch.compile``; the layer's calls are graph breaks and optimizers run uncompiled."""
+        for name in ("step", "unscale", "clip_grad_norm", "clip_grad_value"):
+            if name not in self.__dict__:
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))
+        return compile_step(fn, self.spec.policy.op_overrides)
+
+    def to_native(self, array: Any) -> Any:
+        """See ``Backend``."""
+        return arrays.to_native(array, self.device)
+
+    def to_numpy(self, tensor: Any) -> Any:
+        """See ``Backend``."""
+        return arrays.to_numpy(tensor)
+
+    @classmethod
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """See ``Backend``."""
+        return custom.wrap_custom(target, cast_inputs)

@@ -1,0 +1,65 @@
+"""Casting the floating-point tensors in whatever a module takes or returns."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NARROWED = frozenset(DTYPES.values())
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return ``value`` with each float16, bfloat16 or float32 tensor in it as ``dtype``.
+
+    Tensors of other dtypes (integers, float64, complex) stay; so does whatever is not a tensor, tuple, list or
+    mapping. Containers are rebuilt as what they are, only when something in them changed.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype in _NARROWED else value
+    if isinstance(value, Mapping):
+        return _cast_mapping(value, dtype)
+    if isinstance(value, (tuple, list)):
+        items = [cast(item, dtype) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
+    changed = {key: new for key, old in value.items() if (new := cast(old, dtype)) is not old}
+    if not changed:
+        return value
+    # A shallow copy keeps the class and the order (OrderedDict, a transformers ModelOutput).
+    result: Any = copy.copy(value)
+    for key, new in changed.items():
+        result[key] = new
+    return result
+
+
+class OutputCast:
+    """A forward hook that returns a model's outputs in the policy's output dtype. A plain object, so models pickle."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        """Return the outputs cast, None to leave them."""
+        if type(output) is torch.Tensor and output.dtype is self.dtype:
+            return None
+        return cast(output, self.dtype)
+
+
+class InputCast:
+    """A forward pre-hook that casts a model's inputs to the dtype of its parameters."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the inputs cast."""
+        return cast(args, self.dtype), cast(kwargs, self.dtype)

@@ -1,0 +1,78 @@
+"""``amp.compile``: torch.compile of a whole step."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .autocast import entered
+
+#: Python of the layer that dynamo must leave alone: its counters would be guarded on, and retraced at each step.
+#: What runs inside a model's forward (casts, layers, autocast regions) is traced with it.
+_UNTRACED = (
+    "unifiedamp.backend",
+    "unifiedamp.loss_scale",
+    "unifiedamp.plugins",
+    "unifiedamp.result",
+    "unifiedamp.session",
+    "unifiedamp.watch",
+    "unifiedamp.window",
+    "unifiedamp_torch.backend",
+    "unifiedamp_torch.gradients",
+    "unifiedamp_torch.scale_state",
+    "unifiedamp_torch.scaler",
+    "unifiedamp_torch.steps",
+)
+
+
+@functools.cache
+def ready_dynamo() -> None:
+    """Have dynamo run the layer's own Python as it is; a call of it inside a compiled step is a graph break."""
+    with warnings.catch_warnings():
+        # torch's compiler uses at import what torch deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
+    from torch._dynamo import trace_rules
+
+    for name in _UNTRACED:
+        trace_rules.add(name)
+
+
+def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str]) -> Callable[..., Any]:
+    """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
+
+    Args:
+        fn: a step, or a module (which stays one).
+        overrides: the session's op overrides.
+    """
+    ready_dynamo()
+    compiled = torch.compile(fn, backend=_OwnInductor()) if overrides else torch.compile(fn)
+    if isinstance(fn, torch.nn.Module):
+        return compiled
+
+    @functools.wraps(fn)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        # While tracing, dynamo enters regions itself and not through Region.
+        before = entered.overrides, entered.in_compiled_step
+        entered.overrides, entered.in_compiled_step = overrides or None, True
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            entered.overrides, entered.in_compiled_step = before
+
+    return step
+
+
+class _OwnInductor:
+    """Inductor under an identity of its own: dynamo shares no code between backends, and guards on no overrides."""
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        """Compile a graph."""
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs)

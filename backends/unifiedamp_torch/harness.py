@@ -1,0 +1,200 @@
+"""What the test suite needs of torch: plain torch code, no unifiedamp but the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from unifiedamp.conformance.harness import Array, Harness
+
+
+class Probe(nn.Module):
+    """``sum(w_i * x_i)``, so that the gradient of ``w_i`` is ``x_i``."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        super().__init__()
+        for index, value in enumerate(values):
+            self.register_parameter(f"w{index}", nn.Parameter(torch.tensor([value], dtype=torch.float32)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the float32 scalar."""
+        return (torch.cat(list(self.parameters())).float() * x.float()).sum()
+
+
+class Mlp(nn.Module):
+    """Dense layers with ReLU between."""
+
+    def __init__(self, weights: Sequence[tuple[Array, Array]]) -> None:
+        super().__init__()
+        self.depth = len(weights)
+        for index, (weight, bias) in enumerate(weights):
+            layer = nn.Linear(*weight.shape)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
+                layer.bias.copy_(torch.from_numpy(np.asarray(bias, np.float32)))
+            self.add_module(f"layer{index}", layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output."""
+        for index in range(self.depth):
+            x = self.get_submodule(f"layer{index}")(x)
+            if index + 1 < self.depth:
+                x = torch.relu(x)
+        return x
+
+
+class ConvNet(nn.Module):
+    """Convolution, batch norm, ReLU, dense; for (batch, 1, 8, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8 * 8 * 8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+
+
+class TorchHarness(Harness):
+    """torch's side of the suite."""
+
+    backend: ClassVar[str] = "torch"
+    forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
+    scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
+
+    def probe(self, values: Sequence[float]) -> nn.Module:
+        """See ``Harness``."""
+        return Probe(values)
+
+    def mlp(self, weights: Sequence[tuple[Array, Array]]) -> nn.Module:
+        """See ``Harness``."""
+        return Mlp(weights)
+
+    def convnet(self, seed: int) -> nn.Module:
+        """See ``Harness``."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return ConvNet()
+
+    def image_batch(self, array: Array) -> Array:
+        """See ``Harness``."""
+        return np.ascontiguousarray(np.moveaxis(array, -1, 1))
+
+    def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
+        """See ``Harness``."""
+        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum)
+
+    def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
+        """See ``Harness``."""
+        return torch.optim.Adam(_trainable(models), lr=learning_rate)
+
+    def mean_square(self, output: Any, target: Any) -> torch.Tensor:
+        """See ``Harness``."""
+        return nn.functional.mse_loss(output, target)
+
+    def cross_entropy(self, logits: Any, labels: Any) -> torch.Tensor:
+        """See ``Harness``."""
+        return nn.functional.cross_entropy(logits, labels.long())
+
+    def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness``."""
+        return {
+            name.replace("_orig_mod.", ""): param.detach().cpu().double().numpy().copy()
+            for name, param in model.named_parameters()
+            if param.requires_grad
+        }
+
+    def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness``."""
+        if not isinstance(optimizer, torch.optim.Adam):
+            raise NotImplementedError("torch's SGD keeps no count of its steps")
+        return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+    def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness``."""
+        for name, grad in amp.gradients(optimizer).items():
+            if name in values:
+                grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
+
+    def run_op(self, op: str) -> str | None:
+        """See ``Harness``."""
+        run = _OPS.get(op)
+        return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64).reshape(8, 8)))
+
+    def global_state(self) -> Any:
+        """See ``Harness``."""
+        devices = ("cpu", "cuda")
+        return (
+            [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices],
+            torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_float32_matmul_precision(),
+            [
+                torch._C._dispatch_dump(f"aten::{name}").count("unifiedamp")
+                for name in ("matmul", "linear", "softmax.int", "layer_norm", "exp", "sum")
+            ],
+        )
+
+    def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness``."""
+        return str(tensor.dtype).removeprefix("torch.")
+
+
+def _trainable(models: Sequence[Any]) -> list[torch.nn.Parameter]:
+    return [param for model in models for param in model.parameters() if param.requires_grad]
+
+
+_F = nn.functional
+
+
+def _image(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(1, 1, 8, 8)
+
+
+def _rnn(x: torch.Tensor) -> torch.Tensor:
+    return nn.LSTM(8, 8)(x)[0]
+
+
+_OPS = {
+    "matmul": lambda x: torch.matmul(x, x),
+    "linear": lambda x: _F.linear(x, x),
+    "conv": lambda x: _F.conv2d(_image(x), torch.ones(1, 1, 3, 3)),
+    "conv_transpose": lambda x: _F.conv_transpose2d(_image(x), torch.ones(1, 1, 3, 3)),
+    "attention": lambda x: _F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "embedding": lambda x: _F.embedding(torch.tensor([1, 2]), x),
+    "rnn": _rnn,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "layer_norm": lambda x: _F.layer_norm(x, (8,)),
+    "batch_norm": lambda x: _F.batch_norm(x, torch.zeros(8), torch.ones(8)),
+    "group_norm": lambda x: _F.group_norm(x, 2),
+    "relu": torch.relu,
+    "gelu": _F.gelu,
+    "silu": _F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": _F.softplus,
+    "exp": torch.exp,
+    "log": torch.log,
+    "pow": lambda x: torch.pow(x, 2),
+    "rsqrt": torch.rsqrt,
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "prod": torch.prod,
+    "cumsum": lambda x: torch.cumsum(x, 0),
+    "norm": torch.norm,
+    "cross_entropy": lambda x: _F.cross_entropy(x, torch.zeros(8, dtype=torch.long)),
+    "mse_loss": lambda x: _F.mse_loss(x, x * 2),
+    "l1_loss": lambda x: _F.l1_loss(x, x * 2),
+}
+
+harness = TorchHarness()

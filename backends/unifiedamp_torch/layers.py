@@ -1,0 +1,130 @@
+"""Modules that run in another dtype than the rest of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from unifiedamp.backend import Policy, match_layers
+
+from .autocast import Region
+from .casts import DTYPES, cast
+
+_NORMS: tuple[type, ...] = tuple(
+    getattr(torch.nn, name)
+    for name in (
+        "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "InstanceNorm1d", "InstanceNorm2d",
+        "InstanceNorm3d", "LayerNorm", "GroupNorm", "RMSNorm",
+    )
+    if hasattr(torch.nn, name)
+)  # fmt: skip
+
+
+class LayerForward:
+    """A module's ``forward`` inside a region of its own, with inputs and outputs cast. Models stay picklable.
+
+    Args:
+        module: whose forward is replaced on the instance; :meth:`remove` puts it back.
+        region: the autocast region that the layer runs in.
+        inputs, outputs: dtype that floating-point inputs and outputs are cast to; None leaves them.
+        always: run so outside an autocast region as well.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        region: Region,
+        inputs: torch.dtype | None,
+        outputs: torch.dtype | None,
+        always: bool,
+    ) -> None:
+        self._module = module
+        self._before = module.__dict__.get("forward")
+        self._region = region
+        self._inputs = inputs
+        self._outputs = outputs
+        self._always = always
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        if not self._always and not torch.is_autocast_enabled(self._region.device):
+            return self._plain(*args, **kwargs)
+        if self._inputs is not None:
+            args, kwargs = cast(args, self._inputs), cast(kwargs, self._inputs)
+        with self._region:
+            output = self._plain(*args, **kwargs)
+        return output if self._outputs is None else cast(output, self._outputs)
+
+    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+        if self._before is not None:
+            return self._before(*args, **kwargs)
+        return type(self._module).forward(self._module, *args, **kwargs)
+
+    def remove(self) -> None:
+        """Put the module's own forward back."""
+        if self._before is not None:
+            self._module.forward = self._before
+        else:
+            del self._module.forward
+
+
+def layer_dtypes(model: torch.nn.Module, policy: Policy) -> dict[str, str]:
+    """Return layer path → dtype, where it is not the policy's own.
+
+    Raises:
+        PolicyError: two globs match one layer, or a glob matches none.
+    """
+    paths = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules() if path}
+    chosen = match_layers(policy.layer_overrides, paths) if policy.layer_overrides else {}
+    if policy.param_dtype != "float32" and policy.keep_norm_float32:
+        norms = {path: "float32" for path, module in paths.items() if isinstance(module, _NORMS)}
+        chosen = norms | chosen
+    return chosen
+
+
+def wrap_layers(
+    model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy, device_type: str, cache_enabled: bool
+) -> list[Callable[[], None]]:
+    """Have the named layers run in their dtypes; return what takes that back, to be called in reverse."""
+    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
+    pure = policy.param_dtype != "float32"
+    # Where the rest of the model runs without autocast, nothing else would make dtypes meet again.
+    alone = not policy.is_mixed
+    undo: list[Callable[[], None]] = []
+    for path, dtype in dtypes.items():
+        low = dtype != "float32"
+        region = Region(device_type, DTYPES[dtype] if low and not pure else None, cache_enabled, policy.op_overrides)
+        layer = LayerForward(
+            modules[path],
+            region,
+            inputs=DTYPES[dtype] if pure or not low else None,
+            outputs=DTYPES[policy.compute_dtype] if alone else None,
+            always=alone,
+        )
+        undo.append(layer.remove)
+    return undo
+
+
+def cast_parameters(model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy) -> bool:
+    """Cast parameters and buffers in place to the policy's dtype, or their layer's; return whether any changed."""
+    narrowed = frozenset(DTYPES.values())
+    changed = False
+    for path, module in model.named_modules():
+        dtype = DTYPES[_dtype_at(path.replace("_orig_mod.", ""), dtypes) or policy.param_dtype]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.dtype in narrowed and tensor.dtype is not dtype:
+                tensor.data = tensor.data.to(dtype)
+                changed = True
+    return changed
+
+
+def _dtype_at(path: str, dtypes: Mapping[str, str]) -> str | None:
+    """Return the dtype of the nearest layer in ``dtypes`` that holds ``path`` (or is it)."""
+    while path:
+        if path in dtypes:
+            return dtypes[path]
+        path = path.rpartition(".")[0]
+    return None

@@ -1,0 +1,166 @@
+"""What the backend can do, and what a session's settings become in torch's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
+
+from . import device as devices
+from . import ops
+
+
+def capabilities(device: torch.device) -> Capabilities:
+    """Return what torch can do on ``device``, with reasons."""
+    return Capabilities(str(device), devices.policy_support(device), _features(device))
+
+
+def _features(device: torch.device) -> dict[str, Support]:
+    try:
+        ops.check(("matmul",), device.type)
+        overrides = Support(True, "kernels at the autocast dispatch key")
+    except errors.UnsupportedError as error:
+        overrides = Support(False, str(error))
+    if devices.looking_is_free(device):
+        waits = Support(True, "the CPU is never waited for")
+    else:
+        waits = Support(True, "with a fused optimizer; others read one flag from the device per step")
+    there = torch.distributed.is_available()
+    ranks = Support(there, "found_inf is all-reduced over torch.distributed" if there else "built without distributed")
+    return {
+        "context_form": Support(True, "loss.backward()"),
+        "compile": Support(True, "torch.compile"),
+        "loss_scaling": Support(True, "a torch.amp.GradScaler"),
+        "accumulation": Support(True, "gradients add up in .grad"),
+        "several_optimizers": Support(True, "one scaler, each optimizer skips by itself"),
+        "op_overrides": overrides,
+        "layer_overrides": Support(True, "an autocast region around the layer's forward"),
+        "several_devices": ranks,
+        "no_device_wait": waits,
+    }
+
+
+def check_policy(spec: SessionSpec, device: torch.device) -> None:
+    """Refuse a policy that cannot run on ``device``; warn of one that cannot help.
+
+    Raises:
+        PolicyNotSupportedError: with the reason and the nearest policy that runs.
+        UnsupportedError: an op override that torch does not have.
+    """
+    policy = spec.policy
+    _check_pair(policy)
+    for dtype in {policy.compute_dtype, *policy.layer_overrides.values()}:
+        runs, helps = devices.dtype_support(device, dtype)
+        if not runs:
+            raise errors.PolicyNotSupportedError(
+                f"policy {str(policy)!r}: {dtype} does not run here ({runs.reason}); nearest that does: "
+                f"{_nearest_running(device, dtype)!r}"
+            )
+        if not helps:
+            spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.PolicyWarning)
+    ops.check(policy.op_overrides, device.type)
+    if policy.op_overrides and not policy.is_mixed:
+        spec.warn(
+            f"op_overrides ({', '.join(policy.op_overrides)}) have no effect under policy {str(policy)!r}: they act in "
+            "autocast, which only a mixed policy uses",
+            errors.PolicyWarning,
+        )
+
+
+def _check_pair(policy: Any) -> None:
+    if policy.is_mixed and policy.compute_dtype == "float32":
+        raise errors.PolicyNotSupportedError(
+            f"policy {str(policy)!r}: torch.autocast computes in float16 or bfloat16, so {policy.param_dtype} "
+            f"parameters cannot be computed with in float32; nearest that runs: 'float32' or {policy.param_dtype!r}"
+        )
+
+
+def _nearest_running(device: torch.device, dtype: str) -> str:
+    other = "mixed_float16" if dtype == "bfloat16" else "mixed_bfloat16"
+    return other if devices.dtype_support(device, PRESETS[other].compute_dtype)[0] else "float32"
+
+
+def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Sequence[Any]) -> list[PlanRow]:
+    """Return the backend's rows of ``amp.explain()``."""
+    policy = spec.policy
+    low = policy.is_mixed
+    runs = f"dtype=torch.{policy.compute_dtype}, cache_enabled={cache}" if low else "enabled=False"
+    helps = devices.dtype_support(device, policy.compute_dtype)[1]
+    plan = [
+        PlanRow("device", str(device), f"model.to({str(device)!r}), torch.device({str(device)!r}) in scope()"),
+        PlanRow(
+            "compute_dtype", policy.compute_dtype, f"torch.autocast({device.type!r}, {runs})",
+            note=helps.reason if helps else f"runs but cannot help: {helps.reason}",
+        ),
+        _param_row(policy),
+        PlanRow("output_dtype", policy.output_dtype, f"forward hook: output.to(torch.{policy.output_dtype})"),
+        *_scale_rows(spec, device),
+        *_override_rows(policy, device),
+    ]  # fmt: skip
+    plan += [_optimizer_row(index, each, spec, device) for index, each in enumerate(optimizers)]
+    plan.append(PlanRow("compile", "amp.compile(fn)", "torch.compile(fn)", note="the optimizer's step runs uncompiled"))
+    return plan
+
+
+def _param_row(policy: Any) -> PlanRow:
+    if policy.param_dtype == "float32":
+        return PlanRow("param_dtype", "float32", "parameters stay as they are", note="trainable float16 is refused")
+    norms = "normalization layers float32" if policy.keep_norm_float32 else "normalization layers too"
+    return PlanRow("param_dtype", policy.param_dtype, f"param.data.to(torch.{policy.param_dtype})", note=norms)
+
+
+def _scale_rows(spec: SessionSpec, device: torch.device) -> list[PlanRow]:
+    scale = spec.loss_scale
+    if not scale.enabled:
+        return [PlanRow("loss_scale", "none", "loss.backward(); optimizer.step()", note="no finite check")]
+    low, high = scale.scale_bounds
+    native = (
+        f"torch.amp.GradScaler({device.type!r}, init_scale={scale.first_scale:g}, "
+        f"growth_factor={scale.growth_factor:g}, backoff_factor={scale.backoff_factor:g}, "
+        f"growth_interval={scale.growth_interval})"
+    )
+    bounds = PlanRow(
+        "loss_scale.bounds", f"[{low:g}, {high:g}], hysteresis {scale.hysteresis}", "Scaler.update", "emulated",
+        "GradScaler has no bounds and no hysteresis",
+    )  # fmt: skip
+    return [PlanRow("loss_scale", str(scale), native), bounds]
+
+
+def _override_rows(policy: Any, device: torch.device) -> list[PlanRow]:
+    effect = "native" if policy.is_mixed else "no effect"
+    found = [
+        PlanRow(
+            f"op_overrides.{op}", choice,
+            f"torch.library kernel at {ops.key(device.type)}: {', '.join('aten::' + name for name in ops.TABLE[op])}",
+            effect, "" if policy.is_mixed else "there is no autocast region to act in",
+        )
+        for op, choice in policy.op_overrides.items()
+    ]  # fmt: skip
+    return found + [
+        PlanRow(f"layer_overrides.{glob}", dtype, _layer_call(device, dtype, policy))
+        for glob, dtype in policy.layer_overrides.items()
+    ]
+
+
+def _layer_call(device: torch.device, dtype: str, policy: Any) -> str:
+    if policy.param_dtype != "float32":
+        return f"layer.to(torch.{dtype}), inputs and outputs cast"
+    if dtype == "float32":
+        return f"torch.autocast({device.type!r}, enabled=False) around forward, inputs cast"
+    return f"torch.autocast({device.type!r}, dtype=torch.{dtype}) around forward"
+
+
+def _optimizer_row(index: int, optimizer: Any, spec: SessionSpec, device: torch.device) -> PlanRow:
+    name = type(optimizer).__name__
+    if not spec.loss_scale.enabled:
+        return PlanRow(f"optimizer.{index}", name, "optimizer.step()")
+    if devices.looking_is_free(device):
+        return PlanRow(f"optimizer.{index}", name, "if not found_inf: optimizer.step()")
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        note = "skips in its kernel; the device is read until the first applied step only"
+        return PlanRow(f"optimizer.{index}", f"{name}, fused", "optimizer.found_inf = …; optimizer.step()", note=note)
+    note = "reads one flag from the device per step; fused=True avoids it"
+    return PlanRow(f"optimizer.{index}", name, "if not found_inf.item(): optimizer.step()", note=note)

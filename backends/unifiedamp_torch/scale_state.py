@@ -1,0 +1,144 @@
+"""The loss scale's state: on the host where looking is free, on the device where looking would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, result
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def step_values(found_inf: bool, before: float, after: float) -> StepValues:
+    """Return a step's outcome in plain values."""
+    return StepValues(not found_inf, found_inf, result.NON_FINITE if found_inf else result.APPLIED, before, after)
+
+
+class HostScale:
+    """Plain numbers, moved by the reference transition itself; the device holds a copy of the scale.
+
+    Args:
+        settings: the loss scale in force.
+        scale: float32 scalar that losses are multiplied by; written when the scale moves.
+        tracker: int32 scalar, torch's name for ``good_steps``.
+    """
+
+    def __init__(self, settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor) -> None:
+        self._settings = settings
+        self._scale = scale
+        self._tracker = tracker
+        self._applied = self._skipped = 0
+        self._moving = settings.initial_state()
+
+    def count(self, found: torch.Tensor) -> None:
+        """Count one optimizer step; ``found`` is its float32 ``[1, found_inf]``."""
+        if found[1].item():
+            self._skipped += 1
+        else:
+            self._applied += 1
+
+    def update(self, founds: Sequence[torch.Tensor]) -> None:
+        """End an iteration whose steps found ``founds`` (one at least)."""
+        before = self._moving
+        self._moving = self._settings.next_state(before, any(found[1].item() for found in founds))
+        if self._moving.scale != before.scale:
+            self._scale.fill_(self._moving.scale)
+        self._tracker.fill_(self._moving.good_steps)
+
+    def result(self, found: torch.Tensor, before: float, after: float) -> StepResult:
+        """Return the outcome of a step, from two marks."""
+        return StepResult.of(*step_values(bool(found[1].item()), before, after))
+
+    def mark(self) -> float:
+        """Return the present scale in a form that later steps do not change."""
+        return self._moving.scale
+
+    def read(self) -> ScaleState:
+        """Return all numbers."""
+        return replace(self._moving, applied_steps=self._applied, skipped_steps=self._skipped)
+
+    def write(self, state: ScaleState) -> None:
+        """Take over all numbers."""
+        self._moving = state
+        self._applied, self._skipped = state.applied_steps, state.skipped_steps
+        self._scale.fill_(state.scale)
+        self._tracker.fill_(state.good_steps)
+
+
+class DeviceScale:
+    """The same as device scalars: no method but :meth:`read` waits for the device."""
+
+    def __init__(self, settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor) -> None:
+        self._settings = settings
+        self._scale = scale
+        self._tracker = tracker
+        # Counts stay exact; Apple's GPU has no float64.
+        wide = torch.float32 if scale.device.type == "mps" else torch.float64
+        self._bad = torch.zeros_like(scale, dtype=wide)
+        # Attempted and skipped steps, side by side, so that one addition counts a step.
+        self._counts = torch.zeros(2, dtype=wide, device=scale.device)
+        self._mark = scale.clone()
+
+    def count(self, found: torch.Tensor) -> None:
+        """See :meth:`HostScale.count`."""
+        self._counts.add_(found)
+
+    def update(self, founds: Sequence[torch.Tensor]) -> None:
+        """See :meth:`HostScale.update`."""
+        found = founds[0][1] if len(founds) == 1 else torch.stack([each[1] for each in founds]).amax()
+        move(self._settings, self._scale, self._tracker, self._bad, found)
+        self._mark = self._scale.clone()
+
+    def result(self, found: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> StepResult:
+        """See :meth:`HostScale.result`."""
+        return StepResult(lambda: step_values(bool(found[1].item()), before.item(), after.item()))
+
+    def mark(self) -> torch.Tensor:
+        """See :meth:`HostScale.mark`."""
+        return self._mark
+
+    def read(self) -> ScaleState:
+        """See :meth:`HostScale.read`; waits for the device."""
+        attempted, skipped = (int(count) for count in self._counts.tolist())
+        return ScaleState(
+            scale=self._scale.item(),
+            good_steps=int(self._tracker.item()),
+            bad_steps=int(self._bad.item()),
+            applied_steps=attempted - skipped,
+            skipped_steps=skipped,
+        )
+
+    def write(self, state: ScaleState) -> None:
+        """See :meth:`HostScale.write`."""
+        self._scale.fill_(state.scale)
+        self._tracker.fill_(state.good_steps)
+        self._bad.fill_(state.bad_steps)
+        attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
+        self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
+        self._mark = self._scale.clone()
+
+
+def move(
+    settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor, bad: torch.Tensor, found: torch.Tensor
+) -> None:
+    """Move the state in place by one iteration, equal to ``settings.next_state``; ``found`` is a float32 0 or 1."""
+    low, high = settings.scale_bounds
+    bad.add_(1).mul_(found)
+    if settings.hysteresis == 1 and high * settings.growth_factor <= FLOAT32_MAX:
+        # torch's own kernel keeps the scale where growth would overflow, hence the condition on the ceiling.
+        torch._amp_update_scale_(
+            scale, tracker, found, settings.growth_factor, settings.backoff_factor, settings.growth_interval
+        )
+        scale.clamp_(low, high)
+        return
+    good = tracker.add(1).mul_(1 - found.to(torch.int32))
+    grows = good >= settings.growth_interval
+    wide = scale.to(bad.dtype)
+    grown = (wide * settings.growth_factor).float().clamp(max=high)
+    shrunk = (wide * settings.backoff_factor).float().clamp(min=low)
+    moved = torch.where(grows, grown, torch.where(bad >= settings.hysteresis, shrunk, scale))
+    scale.copy_(moved)
+    tracker.copy_(good.masked_fill(grows, 0))

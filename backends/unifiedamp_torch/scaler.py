@@ -1,0 +1,89 @@
+"""The loss scaler: a ``torch.amp.GradScaler`` with bounds, hysteresis and one decision over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.amp.grad_scaler import OptState
+
+from unifiedamp.backend import LossScale, float32
+
+from . import gradients
+from .scale_state import DeviceScale, HostScale
+
+
+class Scaler(torch.amp.GradScaler):
+    """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
+
+    torch's own tools may use it as theirs. ``found`` tensors are float32 pairs ``[1, found_inf]``: added to a pair of
+    counts they count a step, and the finite-check kernel writes into their second half.
+
+    Args:
+        device: where the scale lives.
+        settings: the loss scale in force.
+        on_host: keep the state in plain numbers (looking at the device is free).
+    """
+
+    def __init__(self, device: torch.device, settings: LossScale, on_host: bool) -> None:
+        super().__init__(device.type, init_scale=float32(settings.first_scale))
+        self._growth_factor = settings.growth_factor
+        self._backoff_factor = settings.backoff_factor
+        self._growth_interval = settings.growth_interval
+        self._lazy_init_scale_growth_tracker(device)
+        self._nothing_found = torch.tensor([1.0, 0.0], device=device)
+        self.state = (HostScale if on_host else DeviceScale)(settings, self._scale, self._growth_tracker)
+
+    @property
+    def scale_tensor(self) -> torch.Tensor:
+        """The scale, a float32 scalar on the session's device."""
+        return self._scale
+
+    def check(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        """Unscale the optimizer's gradients unless that is done; return what was found, None without gradients."""
+        record = self._per_optimizer_states[id(optimizer)]
+        if record["stage"] is not OptState.UNSCALED:
+            self.unscale_(optimizer)
+        return record.get("found")
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale and note whether all were finite; once per step."""
+        record = self._per_optimizer_states[id(optimizer)]
+        if record["stage"] is OptState.UNSCALED:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        found = self._nothing_found.clone()
+        found_inf = found[1]
+        there = gradients.unscale(optimizer, self._scale.reciprocal(), found_inf)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        record["stage"] = OptState.UNSCALED
+        record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}
+        record["found"] = found if there else None
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop what was found for the optimizer."""
+        self._per_optimizer_states.pop(id(optimizer), None)
+
+    def update(self, new_scale: Any = None) -> None:
+        """Move the scale by what the steps since the last update found; ``new_scale`` sets it instead."""
+        if new_scale is not None:
+            value = new_scale.item() if isinstance(new_scale, torch.Tensor) else float(new_scale)
+            self._write(scale=float32(value))
+        else:
+            founds = [
+                record["found"] for record in self._per_optimizer_states.values() if record.get("found") is not None
+            ]
+            if founds:
+                self.state.update(founds)
+        self._per_optimizer_states.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` of any GradScaler gave; growth settings stay the session's."""
+        if not state_dict:
+            raise RuntimeError("The source state dict is empty: it was saved from a disabled instance of GradScaler.")
+        self._write(scale=float32(state_dict["scale"]), good_steps=int(state_dict["_growth_tracker"]))
+
+    def _write(self, **changes: Any) -> None:
+        self.state.write(replace(self.state.read(), **changes))

@@ -1,0 +1,62 @@
+"""What a run remembers: the loss of every batch, the loss scale, a row per epoch; and the JSON log made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class History:
+    """Grows by native losses, which are read only when somebody looks: a step never waits for its loss.
+
+    Attributes:
+        losses: of every batch read so far.
+        scales: [optimizer step, loss scale after it, steps skipped until then] wherever somebody looked.
+        epochs: one mapping of plain values per finished epoch.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    scales: list[tuple[int, float, int]] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    _unread: list[Any] = field(default_factory=list)
+
+    def add_loss(self, loss: Any) -> None:
+        """Take a native scalar, unread."""
+        self._unread.append(loss)
+
+    @property
+    def batches(self) -> int:
+        """Batches trained so far."""
+        return len(self.losses) + len(self._unread)
+
+    def read_losses(self, to_numpy: Callable[[Any], Any]) -> None:
+        """Read what was added since the last time."""
+        self.losses += [float(np.reshape(to_numpy(loss), ())) for loss in self._unread]
+        self._unread.clear()
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Return the curves as arrays for a checkpoint."""
+        scales = np.array(self.scales, np.float64).reshape(-1, 3)
+        return {"history/losses": np.array(self.losses, np.float64), "history/scales": scales}
+
+    @classmethod
+    def from_saved(cls, arrays: dict[str, Any], epochs: list[dict[str, Any]]) -> History:
+        """Return the history that a checkpoint holds."""
+        scales = [(int(step), float(scale), int(skipped)) for step, scale, skipped in arrays["history/scales"]]
+        return cls(arrays["history/losses"].tolist(), scales, list(epochs))
+
+    def write(self, path: Path, about: dict[str, Any]) -> None:
+        """Write the log in one go: ``{**about, "epochs": …, "losses": …, "scales": …}``; null where not finite."""
+        losses = [loss if math.isfinite(loss) else None for loss in self.losses]
+        log = {**about, "epochs": self.epochs, "losses": losses, "scales": self.scales}
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(log, indent=1), encoding="utf-8")
+        os.replace(temporary, path)

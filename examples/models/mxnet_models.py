@@ -1,0 +1,144 @@
+"""The recipe's models in MXNet Gluon, version 1.9 or 2.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+
+IMAGE_AXES = (0, 3, 1, 2)
+KINDS = {nn.Conv2D: "conv", nn.BatchNorm: "norm", nn.Dense: "dense"}
+FIELDS = {
+    "conv": {"kernel": "weight"},
+    "norm": {"gamma": "gamma", "beta": "beta", "mean": "running_mean", "variance": "running_var"},
+    "dense": {"kernel": "weight", "bias": "bias"},
+}
+TO_NEUTRAL = {"conv": (2, 3, 1, 0), "dense": (1, 0)}
+FROM_NEUTRAL = {"conv": (3, 2, 0, 1), "dense": (1, 0)}
+
+
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
+    """Return the ``conv`` or ``mlp`` model with its first weights."""
+    dense = dense_sizes(name, shape, classes)
+    model = nn.HybridSequential()
+    model.add(*(_conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)))
+    model.initialize()
+    import_weights(model, first_weights(name, shape, classes, seed))
+    return model
+
+
+def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[tuple[int, int]]) -> list[Any]:
+    layers: list[Any] = []
+    for inputs, outputs in sizes:
+        if layers:
+            layers.append(nn.AvgPool2D(2))
+        layers += [
+            _convolution(inputs, outputs),
+            nn.BatchNorm(epsilon=NORM_EPSILON, momentum=NORM_KEEP, in_channels=outputs),
+            nn.Activation("relu"),
+        ]
+    return [*layers, nn.GlobalAvgPool2D(), nn.Flatten(), *(nn.Dense(n, in_units=m) for m, n in dense)]
+
+
+def _convolution(inputs: int, outputs: int) -> Any:
+    layer = nn.Conv2D(outputs, 3, padding=1, use_bias=False, in_channels=inputs)
+    layer.weight.shape = (outputs, inputs, 3, 3)  # MXNet 2.0 forgets in_channels and would put off initialization
+    return layer
+
+
+def _mlp(dense: Sequence[tuple[int, int]]) -> list[Any]:
+    *hidden, (inputs, classes) = dense
+    layers = [nn.Dense(n, activation="relu", in_units=m) for m, n in hidden]
+    return [nn.Flatten(), *layers, nn.Dense(classes, in_units=inputs)]
+
+
+def make_optimizer(model: Any, learning_rate: float, momentum: float) -> gluon.Trainer:
+    """Return a Trainer of SGD, updating in the worker so that a step can be skipped."""
+    settings = {"learning_rate": learning_rate, "momentum": momentum}
+    return gluon.Trainer(model.collect_params(), "sgd", settings, update_on_kvstore=False)
+
+
+_cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def loss_fn(logits: Any, labels: Any) -> Any:
+    """Return the mean cross entropy of (n, classes) against (n,) labels."""
+    return _cross_entropy(logits, labels).mean()
+
+
+def export_weights(model: Any) -> Weights:
+    """Return the weights under the neutral names and layouts."""
+    return {name: _to_numpy(parameter.data(), name, np.float32) for name, parameter in _parameters(model)}
+
+
+def import_weights(model: Any, weights: Weights) -> None:
+    """Overwrite the weights with neutral ones."""
+    parameters = dict(_parameters(model))
+    check_fits(weights, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in parameters.items()})
+    for name, parameter in parameters.items():
+        parameter.set_data(_to_mxnet(weights[name], name))
+
+
+def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
+    """Return the momentum in units of a gradient; zeros before the first step."""
+    states = trainer._updaters[0].states
+    found = {}
+    for name, parameter in _trained(model):
+        state = states.get(_index(trainer, parameter))
+        velocity = np.zeros(parameter.shape, np.float32) if state is None else state.asnumpy()
+        found[name] = _to_numpy(velocity, name, np.float64) / -trainer.learning_rate
+    return found
+
+
+def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> None:
+    """Overwrite the momentum, on every device, with a neutral one."""
+    trained = dict(_trained(model))
+    check_fits(momentum, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in trained.items()})
+    for name, parameter in trained.items():
+        index = _index(trainer, parameter)
+        velocity = _to_mxnet(momentum[name] * -trainer.learning_rate, name)
+        for updater, weight in zip(trainer._updaters, parameter.list_data(), strict=True):
+            state = trainer.optimizer.create_state_multi_precision(index, weight)
+            if state is not None:  # None: this Trainer has no momentum
+                state[:] = velocity
+            updater.states[index], updater.states_synced[index] = state, True
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    for layer_name, layer in numbered((model[i] for i in range(len(model))), KINDS):
+        for field, attribute in FIELDS[layer_name.rstrip("0123456789")].items():
+            yield f"{layer_name}/{field}", getattr(layer, attribute)
+
+
+def _trained(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, parameter) for name, parameter in _parameters(model) if parameter.grad_req != "null")
+
+
+def _index(trainer: gluon.Trainer, parameter: Any) -> int:
+    return next(i for i, known in enumerate(trainer._params) if known is parameter)
+
+
+def _axes(table: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    layer, field = name.split("/")
+    return table[layer.rstrip("0123456789")] if field == "kernel" else (0,)
+
+
+def _to_numpy(value: Any, name: str, dtype: Any) -> Any:
+    array = value if isinstance(value, np.ndarray) else value.asnumpy()
+    return np.array(array.transpose(_axes(TO_NEUTRAL, name)), dtype, order="C")
+
+
+def _to_mxnet(array: Any, name: str) -> Any:
+    return np.ascontiguousarray(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32)
+
+
+def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
+    """Return training images and labels, test images and labels, by Gluon's downloader."""
+    parts = [gluon.data.vision.FashionMNIST(str(folder), train=train) for train in (True, False)]
+    return tuple(array for part in parts for array in (part._data.asnumpy(), np.asarray(part._label)))

@@ -1,0 +1,98 @@
+"""The two models without a framework: their shapes, first weights, and the names and layouts that checkpoints use.
+
+Layers are numbered by kind in the order the data passes them: ``conv1 norm1 conv2 norm2 … dense1 dense2 …``. Their
+arrays, always float32 for weights:
+
+| name                                | layout                                    | trained |
+| ----------------------------------- | ----------------------------------------- | ------- |
+| ``conv<i>/kernel``                  | (height, width, inputs, outputs), no bias | yes     |
+| ``norm<i>/gamma``, ``norm<i>/beta`` | (channels,)                               | yes     |
+| ``norm<i>/mean``, ``norm<i>/variance`` | (channels,), the running averages      | no      |
+| ``dense<i>/kernel``                 | (inputs, outputs)                         | yes     |
+| ``dense<i>/bias``                   | (outputs,)                                | yes     |
+
+Momentum has the trained arrays' names and layouts. Its unit is that of a gradient, ``v ← momentum · v + gradient``, as
+PyTorch keeps it; Keras and MXNet keep ``-learning_rate · v``. It is stored in float64, so that going there and back
+changes no bit.
+
+All three frameworks compute the same: 3x3 convolutions with one pixel of zeros around, batch norm with
+``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, 2x2 average pooling
+(where the maximum would leave ties to each framework's taste), and the mean over the image before the last layer (where
+flattening would depend on the layout). One difference is theirs: of n values, PyTorch and Keras 2 add the unbiased
+variance (n-1) to the running one, Keras 3 and MXNet the biased one. Training does not see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Weights = dict[str, npt.NDArray[Any]]
+
+NORM_EPSILON = 1e-3
+NORM_KEEP = 0.9
+CHANNELS = (32, 64, 128)
+"""Of the convolutions of ``conv``; the image is halved after each but the last."""
+UNITS = (256, 256, 256)
+"""Of the hidden layers of ``mlp``."""
+
+
+def dense_sizes(name: str, shape: Sequence[int], classes: int) -> list[tuple[int, int]]:
+    """Return (inputs, outputs) of each dense layer, for images of ``shape`` (height, width, channels)."""
+    sizes = [CHANNELS[-1]] if name == "conv" else [int(np.prod(shape)), *UNITS]
+    return list(zip(sizes, [*sizes[1:], classes], strict=True))
+
+
+def conv_sizes(name: str, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (inputs, outputs) of each convolution, none for the ``mlp``."""
+    return list(zip([shape[-1], *CHANNELS], CHANNELS, strict=False)) if name == "conv" else []
+
+
+def first_weights(name: str, shape: Sequence[int], classes: int, seed: int) -> Weights:
+    """Return He-normal kernels from numpy's generator: the same numbers for every framework."""
+    rng = np.random.default_rng(seed)
+    weights: Weights = {}
+    for i, (inputs, outputs) in enumerate(conv_sizes(name, shape), 1):
+        weights[f"conv{i}/kernel"] = _he_normal(rng, (3, 3, inputs, outputs))
+        for key, value in (("gamma", 1.0), ("beta", 0.0), ("mean", 0.0), ("variance", 1.0)):
+            weights[f"norm{i}/{key}"] = np.full(outputs, value, np.float32)
+    for i, (inputs, outputs) in enumerate(dense_sizes(name, shape, classes), 1):
+        weights[f"dense{i}/kernel"] = _he_normal(rng, (inputs, outputs))
+        weights[f"dense{i}/bias"] = np.zeros(outputs, np.float32)
+    return weights
+
+
+def _he_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    return (rng.standard_normal(shape) * np.sqrt(2.0 / np.prod(shape[:-1]))).astype(np.float32)
+
+
+def numbered(layers: Iterable[Any], kinds: Mapping[type, str]) -> Iterator[tuple[str, Any]]:
+    """Yield (``conv1``, layer), … for the layers of the ``kinds`` given, in order; others are left out."""
+    counts: dict[str, int] = {}
+    for layer in layers:
+        kind = next((name for cls, name in kinds.items() if isinstance(layer, cls)), None)
+        if kind:
+            counts[kind] = counts.get(kind, 0) + 1
+            yield f"{kind}{counts[kind]}", layer
+
+
+def check_fits(theirs: Mapping[str, Any], mine: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse arrays that are not this model's.
+
+    Raises:
+        CheckpointError: names the first array that is missing, left over or of another shape.
+    """
+    from unifiedamp import CheckpointError
+
+    for name in [*mine, *theirs]:
+        if name not in theirs or name not in mine:
+            where = "checkpoint" if name not in theirs else "model"
+            raise CheckpointError(f"the checkpoint is of another model: {name!r} is not in the {where}")
+        if tuple(theirs[name].shape) != tuple(mine[name]):
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name!r} has shape {tuple(theirs[name].shape)}, "
+                f"the model's has {tuple(mine[name])}"
+            )

@@ -1,0 +1,112 @@
+"""The recipe's models in Keras, version 2 or 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+
+keras = tf.keras
+layers = keras.layers
+
+IMAGE_AXES = (0, 1, 2, 3)
+KINDS = {layers.Conv2D: "conv", layers.BatchNormalization: "norm", layers.Dense: "dense"}
+FIELDS = {
+    "conv": {"kernel": "kernel"},
+    "norm": {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"},
+    "dense": {"kernel": "kernel", "bias": "bias"},
+}
+
+
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
+    """Return the ``conv`` or ``mlp`` model with its first weights."""
+    dense = [outputs for _, outputs in dense_sizes(name, shape, classes)]
+    body = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
+    model = keras.Sequential([keras.Input(shape), *body])
+    import_weights(model, first_weights(name, shape, classes, seed))
+    return model
+
+
+def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
+    body: list[Any] = []
+    for _, outputs in sizes:
+        if body:
+            body.append(layers.AveragePooling2D(2))
+        body += [
+            layers.Conv2D(outputs, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP),
+            layers.ReLU(),
+        ]
+    return [*body, layers.GlobalAveragePooling2D(), *(layers.Dense(units, dtype="float32") for units in dense)]
+
+
+def _mlp(dense: Sequence[int]) -> list[Any]:
+    *hidden, last = dense
+    body = [layers.Dense(units, activation="relu") for units in hidden]
+    return [layers.Flatten(), *body, layers.Dense(last, dtype="float32")]
+
+
+def make_optimizer(model: Any, learning_rate: float, momentum: float) -> Any:
+    """Return SGD."""
+    return keras.optimizers.SGD(learning_rate, momentum)
+
+
+def loss_fn(logits: Any, labels: Any) -> Any:
+    """Return the mean cross entropy of (n, classes) against (n,) labels."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def export_weights(model: Any) -> Weights:
+    """Return the weights under the neutral names and layouts."""
+    return {name: np.array(variable, np.float32) for name, variable in _variables(model)}
+
+
+def import_weights(model: Any, weights: Weights) -> None:
+    """Overwrite the weights with neutral ones."""
+    variables = dict(_variables(model))
+    check_fits(weights, {name: tuple(variable.shape) for name, variable in variables.items()})
+    for name, variable in variables.items():
+        variable.assign(weights[name].astype(np.float32))
+
+
+def export_momentum(model: Any, optimizer: Any) -> Weights:
+    """Return the momentum in units of a gradient."""
+    rate = _learning_rate(optimizer)
+    return {name: np.array(slot, np.float64) / -rate for name, slot in _slots(model, optimizer)}
+
+
+def import_momentum(model: Any, optimizer: Any, momentum: Weights) -> None:
+    """Overwrite the momentum with a neutral one."""
+    slots, rate = dict(_slots(model, optimizer)), _learning_rate(optimizer)
+    check_fits(momentum, {name: tuple(slot.shape) for name, slot in slots.items()})
+    for name, slot in slots.items():
+        slot.assign((momentum[name].astype(np.float64) * -rate).astype(np.float32))
+
+
+def _variables(model: Any) -> Iterator[tuple[str, Any]]:
+    for layer_name, layer in numbered(model.layers, KINDS):
+        for field, attribute in FIELDS[layer_name.rstrip("0123456789")].items():
+            yield f"{layer_name}/{field}", getattr(layer, attribute)
+
+
+def _slots(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner.build(model.trainable_variables)
+    momentums = getattr(inner, "momentums", None) or []
+    slots = {id(variable): slot for variable, slot in zip(model.trainable_variables, momentums, strict=False)}
+    return ((name, slots[id(v)]) for name, v in _variables(model) if id(v) in slots)
+
+
+def _learning_rate(optimizer: Any) -> float:
+    return float(np.array(getattr(optimizer, "inner_optimizer", optimizer).learning_rate))
+
+
+def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
+    """Return training images and labels, test images and labels, by Keras's downloader (which has its own folder)."""
+    train, test = keras.datasets.fashion_mnist.load_data()
+    return (*train, *test)

@@ -1,0 +1,125 @@
+"""The recipe's models in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+
+IMAGE_AXES = (0, 3, 1, 2)
+KINDS = {nn.Conv2d: "conv", nn.BatchNorm2d: "norm", nn.Linear: "dense"}
+FIELDS = {
+    "conv": {"kernel": "weight"},
+    "norm": {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"},
+    "dense": {"kernel": "weight", "bias": "bias"},
+}
+TO_NEUTRAL = {"conv": (2, 3, 1, 0), "dense": (1, 0)}
+FROM_NEUTRAL = {"conv": (3, 2, 0, 1), "dense": (1, 0)}
+
+
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
+    """Return the ``conv`` or ``mlp`` model with its first weights."""
+    dense = [nn.Linear(*size) for size in dense_sizes(name, shape, classes)]
+    model = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
+    import_weights(model, first_weights(name, shape, classes, seed))
+    return model
+
+
+def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in sizes:
+        if layers:
+            layers.append(nn.AvgPool2d(2))
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs, eps=NORM_EPSILON, momentum=1 - NORM_KEEP),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dense)
+
+
+def _mlp(dense: Sequence[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten(), dense[0]]
+    for layer in dense[1:]:
+        layers += [nn.ReLU(), layer]
+    return nn.Sequential(*layers)
+
+
+def make_optimizer(model: nn.Module, learning_rate: float, momentum: float) -> torch.optim.Optimizer:
+    """Return SGD; fused, so that a step never waits for the device."""
+    return torch.optim.SGD(model.parameters(), learning_rate, momentum, fused=True)
+
+
+def loss_fn(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of (n, classes) against (n,) labels."""
+    return nn.functional.cross_entropy(logits, labels.long())
+
+
+def export_weights(model: nn.Module) -> Weights:
+    """Return the weights under the neutral names and layouts."""
+    return {name: _to_numpy(tensor, name, np.float32) for name, tensor in _tensors(model)}
+
+
+def import_weights(model: nn.Module, weights: Weights) -> None:
+    """Overwrite the weights with neutral ones."""
+    tensors = dict(_tensors(model))
+    check_fits(weights, {name: _to_numpy(tensor, name, np.float32).shape for name, tensor in tensors.items()})
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(_to_torch(weights[name], name))
+
+
+def export_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> Weights:
+    """Return the momentum in units of a gradient; zeros before the first step."""
+    found = {}
+    for name, tensor in _trained(model):
+        buffer = optimizer.state.get(tensor, {}).get("momentum_buffer")
+        found[name] = _to_numpy(torch.zeros_like(tensor) if buffer is None else buffer, name, np.float64)
+    return found
+
+
+def import_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Weights) -> None:
+    """Overwrite the momentum with a neutral one."""
+    trained = dict(_trained(model))
+    check_fits(momentum, {name: _to_numpy(tensor, name, np.float32).shape for name, tensor in trained.items()})
+    for name, tensor in trained.items():
+        buffer = torch.empty_like(tensor, requires_grad=False)
+        optimizer.state[tensor]["momentum_buffer"] = buffer.copy_(_to_torch(momentum[name], name))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for layer_name, layer in numbered(model.modules(), KINDS):
+        for field, attribute in FIELDS[layer_name.rstrip("0123456789")].items():
+            yield f"{layer_name}/{field}", getattr(layer, attribute)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, tensor) for name, tensor in _tensors(model) if isinstance(tensor, nn.Parameter))
+
+
+def _axes(table: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    layer, field = name.split("/")
+    return table[layer.rstrip("0123456789")] if field == "kernel" else (0,)
+
+
+def _to_numpy(tensor: torch.Tensor, name: str, dtype: Any) -> Any:
+    array = tensor.detach().to("cpu", torch.float32).numpy()
+    return np.array(array.transpose(_axes(TO_NEUTRAL, name)), dtype, order="C")
+
+
+def _to_torch(array: Any, name: str) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32))
+
+
+def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
+    """Return training images and labels, test images and labels, by torchvision's downloader."""
+    from torchvision.datasets import FashionMNIST
+
+    parts = [FashionMNIST(str(folder), train=train, download=True) for train in (True, False)]
+    return tuple(array.numpy() for part in parts for array in (part.data, part.targets))  # type: ignore[return-value]

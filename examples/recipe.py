@@ -1,0 +1,107 @@
+"""One training loop for PyTorch, TensorFlow/Keras and MXNet; which one is a word in the configuration.
+
+Run it with ``unifiedamp train --config examples/configs/digits_conv.toml --backend torch``, or
+``python examples/recipe.py`` and the same arguments. What is a framework's own (models, optimizer, loss) lies in
+``models/``; mixed precision lies in the few lines that say ``amp``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from unifiedamp_examples.interrupt import Interrupt
+from unifiedamp_examples.report import Report
+from unifiedamp_examples.run import Run
+from unifiedamp_examples.settings import Settings
+
+import unifiedamp as ua
+from unifiedamp_examples import data as datasets
+from unifiedamp_examples import models
+
+
+def train(settings: Settings, report: Report, *, resume: bool = False, restart_scale: bool = False) -> Run:
+    """Train as ``settings`` say; leave ``checkpoint.npz``, ``log.json`` and ``curves.png`` in ``settings.out``.
+
+    Args:
+        settings: the configuration.
+        report: shows the progress.
+        resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it; start where there is none.
+        restart_scale: resume a run that scaled no loss under a policy that does.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the checkpoint is written.
+        AmpError: the configuration, the data or the checkpoint is not right, or the loss scale is exhausted.
+    """
+    cfg = settings.train
+    amp = ua.Amp(**settings.amp)
+    kit = models.for_backend(amp.backend.name)
+    data = datasets.load(cfg.data, cfg.data_folder, kit)
+
+    with amp.scope():
+        model = kit.make_model(cfg.model, data.shape, data.classes, cfg.seed)
+        optimizer = kit.make_optimizer(model, cfg.learning_rate, cfg.momentum)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    def train_step(x: Any, y: Any) -> Any:
+        loss = amp.backward(lambda: kit.loss_fn(model(x), y), optimizer)
+        if cfg.clip_norm:
+            amp.clip_grad_norm(optimizer, cfg.clip_norm)
+        amp.step(optimizer)
+        return loss
+
+    if cfg.compile:
+        train_step = amp.compile(train_step)
+
+    run = Run(settings, amp, kit, model, optimizer)
+    run.begin(resume, restart_scale)
+    report.begin(run)
+    try:
+        fit(run, train_step, data, report)
+    finally:
+        report.picture(run)
+    return run
+
+
+def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, report: Report) -> None:
+    """Train from where ``run`` stands to the last epoch."""
+    cfg, amp, kit = run.settings.train, run.amp, run.kit
+    count = data.batch_count(cfg.batch_size, run.window)
+    with Interrupt() as interrupt:
+        while run.epoch < cfg.epochs:
+            begun, first = time.perf_counter(), run.batch
+            batches = data.batches(kit.IMAGE_AXES, cfg.batch_size, cfg.seed, run.epoch)
+            for images, labels in report.follow(itertools.islice(batches, first, count), run, count):
+                run.count(train_step(amp.to_native(images), amp.to_native(labels)))
+                if interrupt.asked and run.between_windows:
+                    run.save()
+                    raise KeyboardInterrupt
+            run.read_losses()
+            rate = (count - first) * cfg.batch_size / (time.perf_counter() - begun)
+            run.end_epoch(accuracy(amp, kit, run.model, data), rate)
+            report.epoch(run.history.epochs[-1])
+
+
+def accuracy(amp: ua.Amp, kit: ModuleType, model: Any, data: datasets.Data, batch_size: int = 500) -> float:
+    """Return the share of test images that the model tells right."""
+    right = 0
+    with amp.inference(model):
+        for start in range(0, len(data.test_labels), batch_size):
+            part = slice(start, start + batch_size)
+            images = np.ascontiguousarray(data.test_images[part].transpose(kit.IMAGE_AXES))
+            logits = amp.to_numpy(model(amp.to_native(images)))
+            right += int((logits.argmax(1) == data.test_labels[part]).sum())
+    return right / len(data.test_labels)
+
+
+if __name__ == "__main__":
+    from typer import run
+
+    from unifiedamp.cli.errors import reports_errors
+    from unifiedamp.cli.train import train as command
+
+    run(reports_errors(command))

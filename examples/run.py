@@ -1,0 +1,161 @@
+"""A run that can be stopped at any moment and taken up again, also by another framework.
+
+Everything lies in one checkpoint, replaced in one go: the weights and momentum under neutral names, the session's
+state, the place in the data, the history. The log and the picture are made from the history and never disagree with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from unifiedamp import Amp, CheckpointError, ConfigError
+from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpoint
+
+from .history import History
+from .settings import Settings
+
+SAME = ("model", "data", "batch_size", "seed")
+"""Settings that a resumed run must share with its beginning: else the weights would not fit, or the batches differ."""
+
+
+@dataclass
+class Run:
+    """The moving parts of a training, and where it stands.
+
+    Attributes:
+        settings: the configuration.
+        amp, kit: the session, and its framework's module of ``examples/models``.
+        model, optimizer: the prepared ones.
+        epoch, batch: the next batch to train on, both from 0.
+        history: what happened so far.
+    """
+
+    settings: Settings
+    amp: Amp
+    kit: ModuleType
+    model: Any
+    optimizer: Any
+    epoch: int = 0
+    batch: int = 0
+    history: History = field(default_factory=History)
+
+    @property
+    def window(self) -> int:
+        """Batches per optimizer step."""
+        return int(self.settings.amp["accumulate_steps"])
+
+    @property
+    def between_windows(self) -> bool:
+        """Whether no batch is waiting for the rest of its accumulation window: only then can a run stop."""
+        return self.batch % self.window == 0
+
+    def count(self, loss: Any) -> None:
+        """Note a trained batch; look at the scale, and save, when it is their turn."""
+        self.history.add_loss(loss)
+        self.batch += 1
+        if not self.between_windows:
+            return
+        train = self.settings.train
+        step = self.history.batches // self.window
+        if step % train.log_every == 0:
+            self.history.scales.append((step, self.amp.loss_scale, self.amp.skipped_steps))
+        if step % train.checkpoint_every == 0:
+            self.save()
+
+    def read_losses(self) -> None:
+        """Wait for the losses of the batches so far."""
+        self.history.read_losses(self.amp.to_numpy)
+
+    def end_epoch(self, accuracy: float, samples_per_second: float) -> None:
+        """Remember the epoch's row and go on to the next epoch.
+
+        Args:
+            accuracy: on the test images, 0 to 1.
+            samples_per_second: of training since this epoch was begun or resumed.
+        """
+        self.read_losses()
+        loss = float(np.mean(self.history.losses[-self.batch :]))
+        state = self.amp.state_dict()
+        row = {
+            "epoch": self.epoch,
+            "loss": loss if math.isfinite(loss) else None,
+            "accuracy": accuracy,
+            "loss_scale": state["state"]["scale"],
+            "applied_steps": state["state"]["applied_steps"],
+            "skipped_steps": state["state"]["skipped_steps"],
+            "samples_per_second": samples_per_second,
+            "backend": state["backend"],
+            "policy": state["policy"],
+        }
+        self.history.epochs.append(row)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, then the log."""
+        self.read_losses()
+        train = self.settings.train
+        finished = self.epoch >= train.epochs
+        meta = {"recipe": 1, "epoch": self.epoch, "batch": self.batch, "finished": finished, "window": self.window}
+        meta |= {"same": {key: getattr(train, key) for key in SAME}, "epochs": self.history.epochs}
+        arrays = {f"weights/{name}": value for name, value in self.kit.export_weights(self.model).items()}
+        momentum = self.kit.export_momentum(self.model, self.optimizer)
+        arrays |= {f"momentum/{name}": value for name, value in momentum.items()}
+        arrays |= self.history.to_arrays()
+        save_checkpoint(self.checkpoint_path, meta, arrays, self.amp)
+        about = {"train": train.model_dump(), "backend": self.amp.backend.name, "policy": str(self.amp.policy)}
+        self.history.write(self.settings.out / "log.json", about)
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The run's one checkpoint."""
+        return self.settings.out / "checkpoint.npz"
+
+    def begin(self, resume: bool, restart_scale: bool) -> None:
+        """Take up the run that the checkpoint holds, or start one where there is none.
+
+        Raises:
+            ConfigError: not to be resumed, but an unfinished run is there.
+            CheckpointError: to be resumed, but it is damaged or of another run.
+        """
+        if not self.checkpoint_path.exists():
+            return
+        saved = load_checkpoint(self.checkpoint_path)
+        if resume:
+            self._restore(saved, restart_scale)
+        elif not saved.meta.get("finished"):
+            raise ConfigError(
+                f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')}, batch "
+                f"{saved.meta.get('batch')}): pass --resume to go on with it, or another --out, or delete it"
+            )
+
+    def _restore(self, saved: Checkpoint, restart_scale: bool) -> None:
+        meta, train = saved.meta, self.settings.train
+        if meta.get("recipe") != 1:
+            raise CheckpointError(f"{self.checkpoint_path} was not written by this recipe")
+        for key in SAME:
+            if meta["same"][key] != getattr(train, key):
+                raise CheckpointError(
+                    f"{self.checkpoint_path} was trained with {key} = {meta['same'][key]!r}, "
+                    f"the configuration says {getattr(train, key)!r}: only the same run can be resumed"
+                )
+        if meta["batch"] % self.window:
+            raise CheckpointError(
+                f"{self.checkpoint_path} stops after batch {meta['batch']} of its epoch, inside a window of "
+                f"accumulate_steps = {self.window} batches: resume it with accumulate_steps = {meta['window']}"
+            )
+        self.amp.load_state_dict(meta["amp"], restart_scale=restart_scale)
+        self.kit.import_weights(self.model, _under("weights/", saved.arrays))
+        self.kit.import_momentum(self.model, self.optimizer, _under("momentum/", saved.arrays))
+        self.history = History.from_saved(saved.arrays, meta["epochs"])
+        self.epoch, self.batch = meta["epoch"], meta["batch"]
+
+
+def _under(prefix: str, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,77 @@
+"""The recipe's configuration: a table ``[amp]`` for the session and a table ``[train]`` for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from unifiedamp import ConfigError
+from unifiedamp.config import read_config, read_file, validate
+from unifiedamp.errors import nearest
+
+
+class TrainTable(BaseModel):
+    """``[train]``. Counts of steps are optimizer steps: with ``amp.accumulate_steps`` one takes several batches."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: Literal["conv", "mlp"] = "conv"
+    data: Literal["digits", "fashion-mnist"] = "digits"
+    data_folder: str | None = None
+    epochs: int = Field(10, ge=1)
+    batch_size: int = Field(64, ge=1)
+    learning_rate: float = Field(0.05, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    clip_norm: float | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+    compile: bool = True
+    checkpoint_every: int = Field(200, ge=1)
+    log_every: int = Field(20, ge=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run needs.
+
+    Attributes:
+        name: the configuration's file name without its ending.
+        amp: the arguments of ``Amp``.
+        train: the rest.
+        out: the directory of checkpoint, log and picture.
+    """
+
+    name: str
+    amp: Mapping[str, Any]
+    train: TrainTable
+    out: Path
+
+
+def read_settings(
+    path: Path, out: Path | None = None, *, amp: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read a configuration file; what ``amp`` and ``train`` hold, and is not None, goes before it.
+
+    Args:
+        path: a ``.toml`` or ``.json`` file.
+        out: the run's directory; None takes ``runs/<name of the file>``.
+        amp, train: settings from the command line.
+
+    Raises:
+        ConfigError: unreadable, or a key or value that is not known; the message names it.
+    """
+    tables = read_file(path)
+    for key in tables:
+        if key not in ("amp", "train"):
+            raise ConfigError(f"{path}: unknown table {key!r}{nearest(key, ('amp', 'train'))} (known: amp, train)")
+    session = read_config({"amp": _merged(tables.get("amp", {}), amp, path)})
+    table = validate(TrainTable, _merged(tables.get("train", {}), train, path), f"{path}, [train]")
+    return Settings(path.stem, session, table, out or Path("runs") / path.stem)
+
+
+def _merged(table: Any, changes: Mapping[str, Any] | None, path: Path) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: [amp] and [train] must be tables, got {table!r}")
+    return {**table, **{key: value for key, value in (changes or {}).items() if value is not None}}

@@ -1,0 +1,60 @@
+"""What users may rely on: the names, their signatures, and that each says what it is."""
+
+import inspect
+
+import pytest
+
+import unifiedamp as ua
+
+AMP_CALLS = {
+    "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
+    "discard_step", "explain", "from_config", "gradients", "inference", "load_state_dict", "loss_scale", "observe",
+    "prepare", "scale_loss", "scope", "skipped_steps", "state_dict", "step", "to_native", "to_numpy", "unscale",
+}  # fmt: skip
+
+
+def public(cls):
+    return {name for name in vars(cls) if not name.startswith("_")}
+
+
+def test_every_name_is_there_and_documented():
+    assert ua.__all__ == sorted(ua.__all__)
+    for name in ua.__all__:
+        assert inspect.getdoc(getattr(ua, name)), name
+
+
+def test_nothing_else_is_public():
+    modules = {name for name, value in vars(ua).items() if inspect.ismodule(value)}
+    assert {name for name in vars(ua) if not name.startswith("_")} - modules == set(ua.__all__)
+
+
+def test_calls_of_a_session():
+    assert public(ua.Amp) == AMP_CALLS
+    for name in AMP_CALLS:
+        assert inspect.getdoc(getattr(ua.Amp, name)), name
+
+
+def test_arguments_of_a_session():
+    parameters = inspect.signature(ua.Amp).parameters
+    positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == ["backend", "policy"]
+    assert set(parameters) - set(positional) == {
+        "loss_scale", "accumulate_steps", "device", "strict", "backend_options",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in ua.__all__ if isinstance(getattr(ua, name), type)])
+def test_errors_have_one_root(name):
+    kind = getattr(ua, name)
+    if issubclass(kind, Warning):
+        assert issubclass(kind, ua.AmpWarning)
+        assert issubclass(kind.error_class, ua.AmpError)
+    elif issubclass(kind, Exception):
+        assert issubclass(kind, ua.AmpError)
+
+
+def test_values_are_frozen():
+    for value in (ua.Policy(), ua.DynamicLossScale(), ua.StaticLossScale(), ua.NoLossScale()):
+        assert hash(value) == hash(type(value)())
+        with pytest.raises(AttributeError):
+            value.kind = "other"

@@ -1,0 +1,1 @@
+"""Deliberately broken backends: each breaks one rule, and the kit must find it by the test that names the rule."""

@@ -1,0 +1,7 @@
+"""Importing this registers the toy backend in the process (``pytest -p toy.registered``)."""
+
+from unifiedamp import plugins
+
+from . import plugin
+
+plugins.register("toy", plugin)

@@ -1,0 +1,18 @@
+"""The ``unifiedamp`` command: one file per subcommand. Imported by the console script alone."""
+
+from __future__ import annotations
+
+import typer
+
+from .conformance import conformance
+from .errors import reports_errors
+from .train import train
+
+app = typer.Typer(
+    name="unifiedamp",
+    help="One mixed-precision training loop for PyTorch, TensorFlow/Keras and MXNet.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(reports_errors(train))
+app.command("conformance")(reports_errors(conformance))

@@ -1,0 +1,50 @@
+"""``unifiedamp train``: run the example recipe."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError, nearest
+
+RECIPE = ("recipe", "report", "settings")
+
+
+def train(
+    config: Annotated[str, typer.Option(help="A .toml or .json file, or the name of one that comes with the recipe.")],
+    backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
+    policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
+    data: Annotated[str | None, typer.Option(help="digits or fashion-mnist.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to see the whole data.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where checkpoint, log and picture go [runs/NAME].")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, of whichever backend.")] = False,
+    restart_scale: Annotated[
+        bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
+    ] = False,
+) -> None:
+    """Train the example recipe; options go before what the configuration says."""
+    recipe, report, settings = (importlib.import_module(f"unifiedamp_examples.{name}") for name in RECIPE)
+    chosen = settings.read_settings(
+        _find(config, Path(str(settings.__file__)).parent / "configs"),
+        out,
+        amp={"backend": backend, "policy": policy},
+        train={"data": data, "epochs": epochs},
+    )
+    recipe.train(chosen, report.Report(), resume=resume, restart_scale=restart_scale)
+
+
+def _find(config: str, shipped: Path) -> Path:
+    """Return the file, or the shipped configuration of that name."""
+    path = Path(config)
+    if path.suffix or path.exists():
+        return path
+    names = sorted(file.stem for file in shipped.glob("*.toml"))
+    if config not in names:
+        raise ConfigError(
+            f"configuration {config!r} is neither a file nor one of the recipe's{nearest(config, names)} "
+            f"(they are: {', '.join(names)})"
+        )
+    return shipped / f"{config}.toml"
