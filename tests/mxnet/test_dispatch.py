@@ -5,11 +5,11 @@ import threading
 import numpy as np
 import pytest
 from conftest import batch, sgd, weights
-from unifiedamp_mxnet import casts
-from unifiedamp_mxnet.native import NUMPY_API, autograd, dtype_name, gluon, mx, upstream
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
+from unifiedamp_mxnet import casts
+from unifiedamp_mxnet.native import NUMPY_API, autograd, dtype_name, gluon, mx, upstream
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from unifiedamp_mxnet import lend
 
 ALIASES = ("bool", "object", "int", "float", "complex", "str")

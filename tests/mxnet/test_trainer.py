@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from conftest import batch, sgd, weights
-from unifiedamp_mxnet.native import NUMPY_API, autograd, call, gluon, mx, upstream
 
 import unifiedamp as ua
+from unifiedamp_mxnet.native import NUMPY_API, autograd, call, gluon, mx, upstream
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_interval=100)

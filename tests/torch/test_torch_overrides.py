@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from loops import batch, mlp, session
-from unifiedamp_torch.harness import harness
 
 import unifiedamp as ua
 from unifiedamp.policy import OP_VOCABULARY
+from unifiedamp_torch.harness import harness
 
 LOW = torch.bfloat16
 

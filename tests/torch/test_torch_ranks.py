@@ -12,9 +12,9 @@ def rank_main(rank, port, fused, queue):
         import torch
         import torch.distributed as dist
         from loops import session
-        from unifiedamp_torch import device
 
         import unifiedamp as ua
+        from unifiedamp_torch import device
 
         if fused:
             device.looking_is_free = lambda _: False

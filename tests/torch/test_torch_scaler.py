@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 from loops import batch, make_step, mlp, session, weights
+
+import unifiedamp as ua
 from unifiedamp_torch import device
 from unifiedamp_torch.scale_state import DeviceScale, HostScale
 from unifiedamp_torch.scaler import Scaler
-
-import unifiedamp as ua
 
 SETTINGS = [
     ua.DynamicLossScale(initial_scale=4.0, growth_interval=3),

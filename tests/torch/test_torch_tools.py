@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from loops import mlp, session
-from unifiedamp_torch import device
 
 import unifiedamp as ua
+from unifiedamp_torch import device
 
 
 def test_a_function_class_runs_in_float32_without_autocast():
