@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
@@ -82,7 +83,9 @@ def import_weights(model: Any, weights: Weights) -> None:
     parameters = dict(_parameters(model))
     check_fits(weights, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in parameters.items()})
     for name, parameter in parameters.items():
-        parameter.set_data(_to_mxnet(weights[name], name))
+        array = mx.nd.from_numpy(_to_mxnet(weights[name], name), zero_copy=False)
+        # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
+        parameter.set_data(array.as_np_ndarray() if isinstance(parameter.data(), mx.np.ndarray) else array)
 
 
 def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
