@@ -13,7 +13,7 @@ nox.options.envdir = ".venv/nox"
 nox.options.error_on_missing_interpreters = True
 
 PYTHON = "3.11"
-PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
+PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
 
 
 @nox.session(python=PYTHON)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from turns import ROOT
 
 import unifiedamp as ua
-from unifiedamp import plugins
-
-sys.path.insert(0, str(ROOT / "examples"))
+from unifiedamp.conformance.harness import load_harness
+from unifiedamp_examples import models
 
 CLASSES = 10
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -23,7 +19,7 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model of ``examples/models`` (or of the conformance harness, where ``width`` is set) and its batch.
+    """A model of the examples (or of the conformance harness, where ``width`` is set) and its batch.
 
     Attributes:
         model: "conv" or "mlp".
@@ -56,7 +52,7 @@ class Parts:
 
     def __init__(self, backend: str, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.models = importlib.import_module("models").for_backend(backend)
+        self.models = models.for_backend(backend)
         self.backend = backend
         self.loss_fn = self.models.loss_fn
         rng = np.random.default_rng(0)
@@ -71,8 +67,7 @@ class Parts:
         if not recipe.width:
             return self.models.make_model(recipe.model, recipe.shape, CLASSES, 0)
         sizes = [int(np.prod(recipe.shape)), *[recipe.width] * 3, CLASSES]
-        harness = importlib.import_module(plugins.load_plugin(self.backend).harness).harness
-        return harness.mlp([_dense(m, n) for m, n in pairwise(sizes)])
+        return load_harness(self.backend).mlp([_dense(m, n) for m, n in pairwise(sizes)])
 
     def optimizer(self, model: Any) -> Any:
         """Return the example's optimizer."""

@@ -13,12 +13,12 @@ The rules of this layer:
 
 from __future__ import annotations
 
-import abc
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pluggy
 
@@ -28,6 +28,8 @@ from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from .result import StepResult, StepValues
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "OP_CHOICES",
@@ -50,11 +52,24 @@ __all__ = [
     "float32",
     "hookimpl",
     "match_layers",
+    "required",
     "result",
 ]
 
 hookimpl = pluggy.HookimplMarker("unifiedamp")
 """Marks the functions of a plugin that unifiedamp calls: ``unifiedamp_backend``."""
+
+
+def required(method: F) -> F:
+    """Mark a method that a backend must write: until then, calling it says which one is missing."""
+
+    @functools.wraps(method)
+    def missing(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+        owner = self if isinstance(self, type) else type(self)
+        about = (method.__doc__ or "").strip().partition("\n")[0]
+        raise errors.UnsupportedError(f"{owner.__module__}.{owner.__name__} has no {method.__name__} yet. {about}")
+
+    return missing  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -188,7 +203,7 @@ class ScaledLoss(Protocol):
         """Add the gradients of the scaled loss to the window of each optimizer named."""
 
 
-class Backend(abc.ABC):
+class Backend:
     """One framework, for one session. Subclass it; each method's docstring is its contract.
 
     Every method may be called while the framework traces a compiled step; a method that cannot be traced says so.
@@ -213,25 +228,25 @@ class Backend(abc.ABC):
     # -- facts ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    @abc.abstractmethod
+    @required
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """Return the preset that the device does best, and why in a few words."""
 
-    @abc.abstractmethod
+    @required
     def capabilities(self) -> Capabilities:
         """Return what this backend can do on the session's device."""
 
-    @abc.abstractmethod
+    @required
     def explain(self) -> list[PlanRow]:
         """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @required
     def scope(self) -> AbstractContextManager[None]:
         """Return a context in which native objects are made under the policy; global state is restored on exit."""
 
-    @abc.abstractmethod
+    @required
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Bind optimizers to parameters, make scaler state, check what would fail later.
 
@@ -244,27 +259,30 @@ class Backend(abc.ABC):
             PrepareError: an optimizer whose parameters are not the models', and other things that fail later.
         """
 
-    @abc.abstractmethod
+    @required
     def is_model(self, obj: Any) -> bool:
         """Tell whether ``obj`` is a model of this framework (core sorts ``prepare``'s arguments by it)."""
 
-    @abc.abstractmethod
+    @required
     def close(self) -> None:
         """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @required
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """Return a region run under the policy (``policy`` replaces the session's); nestable, thread-local."""
 
-    @abc.abstractmethod
+    @required
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a region under the policy that records no gradients, with ``models`` in evaluation mode inside."""
 
-    @abc.abstractmethod
+    @required
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[ScaledLoss]:
         """Multiply ``loss`` by the scale in float32 and divide by ``accumulate_steps``.
+
+        Core calls it where the capability ``context_form`` is declared; a framework that lacks it leaves this out and
+        overrides :meth:`backward`.
 
         Raises:
             LossError: the loss is not a scalar, or not connected to any parameter.
@@ -282,23 +300,23 @@ class Backend(abc.ABC):
             scaled.backward()
         return loss
 
-    @abc.abstractmethod
+    @required
     def unscale(self, optimizer: Any) -> None:
         """Decide finiteness on the raw gradients of the window, then divide them by the scale, in place."""
 
-    @abc.abstractmethod
+    @required
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """Scale unscaled gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
 
-    @abc.abstractmethod
+    @required
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """Clamp each element of the unscaled gradients to [-clip_value, clip_value]."""
 
-    @abc.abstractmethod
+    @required
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """Return name → native gradient of the window, edited in place by who wants to; no key where there is none."""
 
-    @abc.abstractmethod
+    @required
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """Unscale if that has not been done, apply or skip, empty the window's gradients, count.
 
@@ -307,21 +325,21 @@ class Backend(abc.ABC):
             update: this step ends the iteration: move the scale by what all its steps found.
         """
 
-    @abc.abstractmethod
+    @required
     def update(self) -> None:
         """End the iteration: move the scale by what the steps since the last update found (none: leave it)."""
 
-    @abc.abstractmethod
+    @required
     def drop_gradients(self, optimizer: Any) -> None:
         """Empty the window's gradients and forget what ``unscale`` found for it."""
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @required
     def read_state(self) -> ScaleState:
         """Read the scale and counters as plain numbers; may wait for the device."""
 
-    @abc.abstractmethod
+    @required
     def write_state(self, state: ScaleState) -> None:
         """Set the scale and counters."""
 
@@ -331,7 +349,7 @@ class Backend(abc.ABC):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @required
     def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
         """Return the compiled form of a whole step (or of a model): same results as eager.
 
@@ -346,18 +364,18 @@ class Backend(abc.ABC):
         """Tell whether the framework is tracing right now, so that values cannot be read."""
         return False
 
-    @abc.abstractmethod
+    @required
     def to_native(self, array: Any) -> Any:
         """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
         that can be had; a native tensor comes back as it is.
         """
 
-    @abc.abstractmethod
+    @required
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
 
     @classmethod
-    @abc.abstractmethod
+    @required
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         """Return ``target`` (a function or a custom-operation class) for use inside autocast.
 
@@ -387,6 +405,8 @@ class BackendPlugin:
         install: the command that installs it.
         load: imports the framework and returns the Backend class.
         harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
+        modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
+            the only one ("jaxlib").
     """
 
     name: str
@@ -395,3 +415,4 @@ class BackendPlugin:
     install: str
     load: Callable[[], type[Backend]]
     harness: str = ""
+    modules: tuple[str, ...] = ()

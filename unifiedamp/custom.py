@@ -51,8 +51,8 @@ def _backend_of(types: Any) -> Any:
     """Return the Backend class of the loaded framework that one of ``types`` comes from."""
     roots = {base.__module__.partition(".")[0] for base in types}
     for name in plugins.backend_entry_points():
-        framework = plugins.load_plugin(name).framework
-        if framework in roots and framework in sys.modules:
+        plugin = plugins.load_plugin(name)
+        if plugin.framework in sys.modules and roots & {plugin.framework, *plugin.modules}:
             return plugins.load_backend(name)
     raise ConfigError(
         f"amp_function: no backend's framework owns any of these types (modules: {', '.join(sorted(roots))})"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import plugins, result
-from .backend import Backend, Capabilities, ScaledLoss, SessionSpec
+from .backend import Backend, Capabilities, ScaledLoss, SessionSpec, Support
 from .checkpoint import dump_session, load_session
 from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError
 from .loss_scale import LossScale
@@ -150,7 +150,13 @@ class Amp:
         Raises:
             StepOrderError: no autocast region was entered in this iteration.
             LossError: the loss is not a scalar.
+            UnsupportedError: the framework differentiates functions only; ``backward`` takes one.
         """
+        if not self._context_form:
+            raise UnsupportedError(
+                f"amp.scale_loss: backend {self.backend.name!r} lacks this form: {self._context_form.reason}; "
+                "amp.backward(closure, optimizer) means the same"
+            )
         slots = self._slots(optimizers, "scale_loss")
         if self._window.begin_scale(slots):
             self.backend.update()
@@ -323,6 +329,10 @@ class Amp:
         self.backend.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _context_form(self) -> Support:
+        return self.capabilities.feature("context_form")
 
     def _slots(self, optimizers: Any, call: str) -> list[Slot]:
         many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)

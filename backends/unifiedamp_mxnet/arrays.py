@@ -50,9 +50,14 @@ def backward(losses: list[Any], heads: list[Any] | None) -> None:
     try:
         mx.autograd.backward(losses, heads)
     except base.MXNetError as error:
-        if "Cannot differentiate node" not in str(error):
+        if not any(text in str(error) for text in _NO_GRAPH):
             raise
         raise errors.LossError(
-            "amp.scale_loss: the loss is not connected to any parameter; compute it from the model's output inside "
-            "'with amp.autocast():' (gradients of one loss can be taken once)"
+            "amp.scale_loss: the loss is not connected to any parameter (any more). Compute it from the model's output "
+            "inside 'with amp.autocast():'. MXNet frees a graph when its gradients have been taken, and with it what "
+            "other losses share with it, inputs included: add the losses, or compute the second one afterwards"
         ) from error
+
+
+_NO_GRAPH = ("Cannot differentiate node", "The any container is empty")
+"""What MXNet says when a loss has no graph, and when part of its graph was freed."""

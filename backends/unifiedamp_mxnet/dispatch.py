@@ -13,7 +13,7 @@ from typing import Any
 
 from . import graphs
 from .casts import current
-from .native import NDArray, create_native, gluon, invoke_native, nd_register, op_handle, symbol_register
+from .native import NDArray, create_native, invoke_native, nd_register, op_handle, symbol_register
 from .ops import KEEP, ByAttribute
 
 _Function: Any = importlib.import_module("mxnet._ffi.function").Function
@@ -105,7 +105,7 @@ class _Installed:
             if self._open == 1:
                 nd_register._imperative_invoke = _invoke
                 symbol_register._symbol_creator = _create
-                gluon.HybridBlock._call_cached_op = graphs.call_cached_op
+                graphs.install()
                 _Function.__call__ = _call
 
     def leave(self) -> None:
@@ -114,7 +114,7 @@ class _Installed:
             if self._open == 0:
                 nd_register._imperative_invoke = invoke_native
                 symbol_register._symbol_creator = create_native
-                gluon.HybridBlock._call_cached_op = graphs.call_native
+                graphs.remove()
                 del _Function.__call__
 
 

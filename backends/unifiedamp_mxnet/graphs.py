@@ -8,15 +8,38 @@ from __future__ import annotations
 
 import threading
 import weakref
+from types import CodeType, FunctionType
 from typing import Any
 
 from .casts import Table, current
 from .native import NUMPY_API, gluon
 
-call_native = gluon.HybridBlock._call_cached_op
+_function: Any = gluon.HybridBlock._call_cached_op
+_native_code: CodeType = _function.__code__
+call_native = FunctionType(_native_code, _function.__globals__)
+"""``HybridBlock._call_cached_op`` as MXNet has it, whatever is installed."""
 
-_FIELDS = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
-_FIELDS += ("_first_forward", "_flags", "_backend", "_backend_opts") if NUMPY_API else ()
+FIELDS = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
+FIELDS += ("_first_forward", "_flags", "_backend", "_backend_opts") if NUMPY_API else ()
+
+
+def _dispatching(self, *args):  # type: ignore[no-untyped-def]
+    # Runs with the globals of mxnet.gluon.block, so it says itself where to go.
+    return __import__("sys").modules["unifiedamp_mxnet.graphs"].call_cached_op(self, *args)
+
+
+def install() -> None:
+    """Send every hybridized call through :func:`call_cached_op`.
+
+    The code of the one function is exchanged, not the attribute of its class: MXNet 2 copies methods, wrapped, into
+    each class that is decorated with ``use_np``, and all the copies call this function.
+    """
+    _function.__code__ = _dispatching.__code__
+
+
+def remove() -> None:
+    """Give the function its own code back."""
+    _function.__code__ = _native_code
 
 
 class Graphs(tuple[Any, ...]):
@@ -26,20 +49,29 @@ class Graphs(tuple[Any, ...]):
     """
 
     variants: weakref.WeakKeyDictionary[Table, dict[str, Any]]
-    lock: threading.RLock
+
+
+_locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+_making_lock = threading.Lock()
+
+
+def _lock_of(block: Any) -> threading.RLock:
+    lock = _locks.get(block)
+    if lock is None:
+        with _making_lock:
+            lock = _locks.setdefault(block, threading.RLock())
+    return lock
 
 
 def call_cached_op(block: Any, *args: Any) -> Any:
     """Run a hybridized block, by the graph of the thread's table."""
     table = current.table
-    graphs = block.__dict__["_cached_graph"]
-    if type(graphs) is not Graphs:
+    with _lock_of(block):  # Another thread may be running it under another table.
         if table is None or isinstance(block, gluon.SymbolBlock):
             return call_native(block, *args)
-        graphs = _attach(block, args)
-    with graphs.lock:
-        if table is None:
-            return call_native(block, *args)
+        graphs = block.__dict__["_cached_graph"]
+        if type(graphs) is not Graphs:
+            graphs = _attach(block, args)
         return _call_variant(block, graphs, table, args)
 
 
@@ -53,14 +85,13 @@ def _attach(block: Any, args: Any) -> Graphs:
         current.table = table
     graphs = Graphs(block._cached_graph)
     graphs.variants = weakref.WeakKeyDictionary()
-    graphs.lock = threading.RLock()
     block.__dict__["_cached_graph"] = graphs
     return graphs
 
 
 def _call_variant(block: Any, graphs: Graphs, table: Table, args: Any) -> Any:
     fields = block.__dict__
-    found = {name: fields[name] for name in _FIELDS}
+    found = {name: fields[name] for name in FIELDS}
     variant = graphs.variants.get(table)
     if variant is None:
         block._clear_cached_op()
@@ -69,7 +100,7 @@ def _call_variant(block: Any, graphs: Graphs, table: Table, args: Any) -> Any:
     try:
         output = call_native(block, *args)
         if variant is None:
-            graphs.variants[table] = {name: fields[name] for name in _FIELDS}
+            graphs.variants[table] = {name: fields[name] for name in FIELDS}
         return output
     finally:
         fields.update(found)

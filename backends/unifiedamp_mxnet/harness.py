@@ -138,7 +138,8 @@ class MXNetHarness(Harness):
         attributes = tuple((id(m), name, id(value)) for m in modules for name, value in sorted(vars(m).items()))
         methods = tuple((name, id(value)) for cls in classes for name, value in sorted(vars(cls).items()))
         flags = (autograd.is_recording(), autograd.is_training(), str(current_context()))
-        return (attributes, methods, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
+        code = id(gluon.HybridBlock._call_cached_op.__code__)
+        return (attributes, methods, code, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""

@@ -101,7 +101,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.autocast``."""
         return Region(self.tapes, *self.mode.region(enabled, policy))
 
-    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend.inference``; Keras passes the mode with each call, so all prepared models evaluate inside."""
         return Inference(self.tapes, *self.mode.region(True, None))
 

@@ -56,7 +56,7 @@ class PolicyScope:
 class KerasMode:
     """Layers carry dtype policies; regions of another policy act on prepared layers through ``thread.compute``."""
 
-    def __init__(self, spec: SessionSpec, device: Device) -> None:  # noqa: ARG002
+    def __init__(self, spec: SessionSpec, device: Device) -> None:
         self._policy = spec.policy
         self._name = keras_policy(spec.policy.param_dtype, spec.policy.compute_dtype)
         check_layer_ops(spec.policy.op_overrides)

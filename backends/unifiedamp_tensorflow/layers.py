@@ -81,12 +81,17 @@ def attach(layer: Any, *, pinned: bool, output_dtype: str | None) -> None:
     if output_dtype is not None:
         object.__setattr__(layer, OUTPUT, output_dtype)
     original = original_class(layer)
-    object.__setattr__(layer, "__class__", _following(original, OUTPUT in vars(layer)))
+    _set_class(layer, _following(original, OUTPUT in vars(layer)))
+
+
+def _set_class(layer: Any, kind: type) -> None:
+    # Past the property by which a following class answers with the original one.
+    object.__dict__["__class__"].__set__(layer, kind)
 
 
 def detach(layer: Any) -> None:
     """Give ``layer`` its class back."""
-    object.__setattr__(layer, "__class__", original_class(layer))
+    _set_class(layer, original_class(layer))
     for name in (PINNED, OUTPUT):
         vars(layer).pop(name, None)
 

@@ -136,7 +136,7 @@ def _unscaling_gradients() -> type:
             present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
             return [None if g is None else next(present) for g in grads]
 
-        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
             """Apply unscaled gradients, or skip them."""
             pairs = list(grads_and_vars)
             with tf.init_scope():

@@ -15,6 +15,26 @@ class _Entered(threading.local):
     def __init__(self) -> None:
         self.stack: list[tuple[torch.autocast, Mapping[str, str] | None]] = []
         self.overrides: Mapping[str, str] | None = None
+        self.in_compiled_step = False
+
+
+class _Recomputing:
+    """The overrides of the session that runs backward now, for forwards recomputed there (checkpointing).
+
+    Those may run in threads of the autograd engine, which have entered no region of ours.
+    """
+
+    overrides: Mapping[str, str] | None = None
+
+
+recomputing = _Recomputing()
+
+
+def active_overrides() -> Mapping[str, str] | None:
+    """Return the op overrides that hold for the operation being run."""
+    if entered.overrides is None and recomputing.overrides and torch._C._current_graph_task_id() != -1:
+        return recomputing.overrides
+    return entered.overrides
 
 
 entered = _Entered()

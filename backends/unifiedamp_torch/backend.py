@@ -23,7 +23,7 @@ from unifiedamp.backend import (
 )
 
 from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report
-from .autocast import Inference, Region
+from .autocast import Inference, Region, entered
 from .compile import compile_step
 from .scaler import Scaler
 from .steps import Handle, PlainSteps, ScaledSteps, checked_loss
@@ -138,6 +138,11 @@ class TorchBackend(Backend):
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """See ``Backend``."""
+        if policy is not None and entered.in_compiled_step and policy.op_overrides != self.spec.policy.op_overrides:
+            raise errors.UnsupportedError(
+                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because torch.compile "
+                "traces under them; use layer_overrides, or make a session of that policy"
+            )
         return self._regions.get((enabled, policy)) or self._add_region(enabled, policy)
 
     def _add_region(self, enabled: bool, policy: Policy | None) -> Region:
@@ -164,15 +169,16 @@ class TorchBackend(Backend):
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
         value = checked_loss(loss)
-        self._loss = value.detach()
-        value = self._steps.scaled(value)
+        if self.spec.loss_scale.enabled:
+            self._loss = value.detach()
+            value = self._steps.scaled(value)
         if self.spec.accumulate_steps > 1:
             value = value / self.spec.accumulate_steps
         # Other optimizers' parameters may lie on the way back (a generator's loss goes through the discriminator).
         inputs = None
         if len(optimizers) < len(self._optimizers):
             inputs = [p for each in optimizers for p in gradients.parameters(each) if p.requires_grad]
-        return Handle(value, inputs)
+        return Handle(value, inputs, self.spec.policy.op_overrides)
 
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""

@@ -58,11 +58,12 @@ def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str]) -> Callab
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         # While tracing, dynamo enters regions itself and not through Region.
-        before, entered.overrides = entered.overrides, overrides or None
+        before = entered.overrides, entered.in_compiled_step
+        entered.overrides, entered.in_compiled_step = overrides or None, True
         try:
             return compiled(*args, **kwargs)
         finally:
-            entered.overrides = before
+            entered.overrides, entered.in_compiled_step = before
 
     return step
 

@@ -91,6 +91,8 @@ def wrap_layers(
     """Have the named layers run in their dtypes; return what takes that back, to be called in reverse."""
     modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
     pure = policy.param_dtype != "float32"
+    # Where the rest of the model runs without autocast, nothing else would make dtypes meet again.
+    alone = not policy.is_mixed
     undo: list[Callable[[], None]] = []
     for path, dtype in dtypes.items():
         low = dtype != "float32"
@@ -99,8 +101,8 @@ def wrap_layers(
             modules[path],
             region,
             inputs=DTYPES[dtype] if pure or not low else None,
-            outputs=DTYPES[policy.compute_dtype] if pure else None,
-            always=pure or not policy.is_mixed,
+            outputs=DTYPES[policy.compute_dtype] if alone else None,
+            always=alone,
         )
         undo.append(layer.remove)
     return undo

@@ -11,7 +11,7 @@ import torch
 
 from unifiedamp.backend import errors
 
-from .autocast import entered
+from .autocast import active_overrides
 
 #: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -49,8 +49,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "l1_loss": ("l1_loss",),
 }  # fmt: skip
 
-#: Arguments that an operator writes into: running statistics, by position.
-_WRITTEN = {"batch_norm": (3, 4)}
+#: Arguments left as they are, by position: batch norm writes its statistics, and its weights must match them.
+_KEPT = {"batch_norm": (1, 2, 3, 4)}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU"}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -136,15 +136,16 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     native = _native_kernel(operator, name, device_type)
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[device_type]))
-    written = _WRITTEN.get(packet, ())
+    kept = _KEPT.get(packet, ())
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        choice = entered.overrides.get(op) if entered.overrides else None
+        overrides = active_overrides()
+        choice = overrides.get(op) if overrides else None
         if choice is None:
             return native(keyset, *args, **kwargs)
         dtype = _chosen_dtype(choice, device_type, (args, kwargs))
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            args = tuple(arg if i in written else _cast(arg, dtype, device_type) for i, arg in enumerate(args))
+            args = tuple(arg if i in kept else _cast(arg, dtype, device_type) for i, arg in enumerate(args))
             kwargs = {key: _cast(value, dtype, device_type) for key, value in kwargs.items()}
             return operator(*args, **kwargs)
 

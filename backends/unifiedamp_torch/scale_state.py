@@ -75,9 +75,11 @@ class DeviceScale:
         self._settings = settings
         self._scale = scale
         self._tracker = tracker
-        self._bad = torch.zeros_like(scale, dtype=torch.float64)
+        # Counts stay exact; Apple's GPU has no float64.
+        wide = torch.float32 if scale.device.type == "mps" else torch.float64
+        self._bad = torch.zeros_like(scale, dtype=wide)
         # Attempted and skipped steps, side by side, so that one addition counts a step.
-        self._counts = torch.zeros(2, dtype=torch.float64, device=scale.device)
+        self._counts = torch.zeros(2, dtype=wide, device=scale.device)
         self._mark = scale.clone()
 
     def count(self, found: torch.Tensor) -> None:
@@ -115,7 +117,7 @@ class DeviceScale:
         self._tracker.fill_(state.good_steps)
         self._bad.fill_(state.bad_steps)
         attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
-        self._counts.copy_(torch.tensor(attempted, dtype=torch.float64))
+        self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
         self._mark = self._scale.clone()
 
 
@@ -134,7 +136,7 @@ def move(
         return
     good = tracker.add(1).mul_(1 - found.to(torch.int32))
     grows = good >= settings.growth_interval
-    wide = scale.double()
+    wide = scale.to(bad.dtype)
     grown = (wide * settings.growth_factor).float().clamp(max=high)
     shrunk = (wide * settings.backoff_factor).float().clamp(min=low)
     moved = torch.where(grows, grown, torch.where(bad >= settings.hysteresis, shrunk, scale))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from unifiedamp.backend import ScaleState, StepResult, errors, result
 
 from . import gradients
+from .autocast import recomputing
 from .scaler import Scaler
 
 Optimizer = torch.optim.Optimizer
@@ -22,11 +23,14 @@ class Handle:
         value: the scaled loss, a float32 scalar.
     """
 
-    __slots__ = ("_inputs", "value")
+    __slots__ = ("_inputs", "_overrides", "value")
 
-    def __init__(self, value: torch.Tensor, inputs: Sequence[torch.Tensor] | None) -> None:
+    def __init__(
+        self, value: torch.Tensor, inputs: Sequence[torch.Tensor] | None, overrides: Mapping[str, str]
+    ) -> None:
         self.value = value
         self._inputs = inputs
+        self._overrides = overrides
 
     def __enter__(self) -> Handle:
         return self
@@ -40,7 +44,11 @@ class Handle:
         Args:
             retain_graph: keep the graph, for another loss that shares part of it.
         """
-        self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
+        before, recomputing.overrides = recomputing.overrides, self._overrides
+        try:
+            self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
+        finally:
+            recomputing.overrides = before
 
 
 def checked_loss(loss: Any) -> torch.Tensor:
@@ -71,10 +79,6 @@ class PlainSteps:
     def __init__(self) -> None:
         self._state = ScaleState()
         self._applied = 0
-
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss as it is."""
-        return loss
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Nothing to divide by."""

@@ -26,22 +26,14 @@ def mutant(killed_by: str):
 
 @mutant("test_canonical_trace")
 class NewScaleOneStepLate(ToyBackend):
-    pending = None
-
-    def update(self):
-        before = self.state
-        super().update()
-        after, self.pending = self.state, self.state.scale
-        self.state = replace(after, scale=before.scale if self.pending is None else self.pending)
-        if before.scale != after.scale:
-            self.state = replace(after, scale=before.scale)
-            self._late = after.scale
+    late: float | None = None
 
     def step(self, optimizer, update):
-        late, self._late = getattr(self, "_late", None), None
+        before, late = self.state.scale, self.late
         outcome = super().step(optimizer, update)
-        if late is not None:
-            self.state = replace(self.state, scale=late)
+        self.late = self.state.scale if self.state.scale != before else None
+        if self.late is not None or late is not None:
+            self.state = replace(self.state, scale=before if self.late is not None else late)
         return outcome
 
 
@@ -115,7 +107,8 @@ class GoodStepsAreNotSaved(ToyBackend):
 class AutocastLeaksAfterAnException(ToyBackend):
     @contextmanager
     def autocast(self, enabled, policy):
-        region = super().autocast(enabled, policy)
+        # Held, or dropping the last reference would close it and mend the leak.
+        self.leaked = region = super().autocast(enabled, policy)
         region.__enter__()
         yield
         region.__exit__(None, None, None)
@@ -165,7 +158,7 @@ class BacksOffAtOnce(ToyBackend):
             spec.loss_scale = replace(spec.loss_scale, hysteresis=1)
 
 
-@mutant("test_canonical_trace")
+@mutant("test_a_skip_restarts_the_growth_count")
 class GoodStepsSurviveASkip(ToyBackend):
     def update(self):
         before, overflow = self.state, any(self.found)
@@ -191,8 +184,8 @@ class DropsOnlyTheBadMicroBatch(ToyBackend):
 class SumsItsWindow(ToyBackend):
     @contextmanager
     def scale_loss(self, loss, optimizers):
-        with super().scale_loss(toy.mul(loss, toy.constant(self.spec.accumulate_steps)), optimizers) as scaled:
-            yield scaled
+        with super().scale_loss(loss, optimizers) as scaled:
+            yield Scaled(toy.mul(scaled.value, toy.constant(self.spec.accumulate_steps)), self, optimizers)
 
 
 @mutant("test_two_losses_of_one_optimizer_add_up")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from .conformance import conformance
 from .errors import reports_errors
 from .train import train
 
@@ -14,8 +15,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(reports_errors(train))
-
-
-@app.callback()
-def main() -> None:
-    """Keep ``unifiedamp train`` a subcommand, also while it is the only one."""
+app.command("conformance")(reports_errors(conformance))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import importlib
 import sys
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from unifiedamp import plugins
-from unifiedamp.backend import Capabilities
+from unifiedamp.backend import Capabilities, required
 from unifiedamp.errors import ConfigError
 from unifiedamp.loss_scale import LossScale
 
@@ -35,7 +34,7 @@ def load_harness(name: str) -> Harness:
     return found
 
 
-class Harness(abc.ABC):
+class Harness:
     """The native objects that the suite needs. Everything here is plain framework code: no unifiedamp.
 
     Attributes:
@@ -59,7 +58,7 @@ class Harness(abc.ABC):
         """Return the file this harness is written in; ``expected_failures.toml`` is looked for beside it."""
         return str(sys.modules[type(self).__module__].__file__)
 
-    @abc.abstractmethod
+    @required
     def probe(self, values: Sequence[float]) -> Any:
         """Return a model with float32 parameters ``w0``, ``w1``, … of shape (1,) and these values, all trainable.
 
@@ -67,66 +66,66 @@ class Harness(abc.ABC):
         float32, whatever the policy: the gradient of ``w_i`` is exactly ``x_i``, so a test injects inf through ``x``.
         """
 
-    @abc.abstractmethod
+    @required
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
         """Return a model of dense layers with these float32 (weight, bias) pairs, ReLU between, named ``layer0`` ….
 
         Weights have shape (inputs, outputs). It maps (batch, inputs) to (batch, outputs).
         """
 
-    @abc.abstractmethod
+    @required
     def convnet(self, seed: int) -> Any:
         """Return a small model of convolution, batch norm, ReLU, flatten and a dense layer, for inputs that
         :meth:`image_batch` gives: layers named ``conv``, ``norm``, ``head``.
         """
 
-    @abc.abstractmethod
+    @required
     def image_batch(self, array: Array) -> Array:
         """Return a (batch, 8, 8, 1) numpy array in the layout that :meth:`convnet` takes."""
 
-    @abc.abstractmethod
+    @required
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
         """Return the framework's own SGD over the models' trainable parameters."""
 
-    @abc.abstractmethod
+    @required
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
         """Return the framework's own Adam (beta 0.9 and 0.999, epsilon 1e-8)."""
 
-    @abc.abstractmethod
+    @required
     def mean_square(self, output: Any, target: Any) -> Any:
         """Return the mean squared error, a native scalar, computed by framework operations."""
 
-    @abc.abstractmethod
+    @required
     def cross_entropy(self, logits: Any, labels: Any) -> Any:
         """Return the mean softmax cross entropy against integer labels, a native scalar."""
 
-    @abc.abstractmethod
+    @required
     def parameters(self, model: Any) -> dict[str, Array]:
         """Return name → float64 copy of each trainable parameter; names as ``amp.gradients`` gives them."""
 
-    @abc.abstractmethod
+    @required
     def optimizer_steps(self, optimizer: Any) -> int:
         """Return the framework's own count of updates (``iterations``, ``num_update``, Adam's ``step``); 0 before the
         first. For an optimizer that keeps no count, raise NotImplementedError.
         """
 
-    @abc.abstractmethod
+    @required
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
         """Overwrite the window's (scaled) gradients by name, behind the layer's back."""
 
-    @abc.abstractmethod
+    @required
     def run_op(self, op: str) -> str | None:
         """Run one operation of the vocabulary on float32 inputs of at least (8, 8), in the present autocast region,
         and return the dtype name it computed in (of its output); None when the framework has no such operation.
         """
 
-    @abc.abstractmethod
+    @required
     def global_state(self) -> Any:
         """Return something comparable that holds every piece of process-wide and thread-local state a policy could
         leave changed (global dtype policy, patched attributes, autocast flags, numpy attributes).
         """
 
-    @abc.abstractmethod
+    @required
     def dtype_of(self, tensor: Any) -> str:
         """Return a native tensor's dtype name ("float32", "float16", "bfloat16")."""
 

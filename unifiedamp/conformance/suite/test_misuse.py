@@ -56,6 +56,13 @@ def test_scale_loss_after_unscale(prepared):
         amp.backward(lambda: model(ones(amp)), optimizer)
 
 
+def test_closure_whose_loss_is_no_scalar(prepared):
+    amp, model, optimizer = prepared
+    x = ones(amp)
+    with pytest.raises(ua.LossError, match="scalar"):
+        amp.backward(lambda: model(x) * x, optimizer)
+
+
 @pytest.mark.needs("context_form")
 def test_loss_that_is_no_scalar(prepared):
     amp, model, optimizer = prepared

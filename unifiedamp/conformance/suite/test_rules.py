@@ -48,6 +48,13 @@ def test_the_scale_stops_at_its_floor_and_ceiling(harness, form):
     assert run.scales == [4.0, 2.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 16.0]
 
 
+def test_a_skip_restarts_the_growth_count(harness, form):
+    run = probe_run(harness, form, loss_scale=dynamic())
+    for gradient in (1.0, 1.0, INF, 1.0, 1.0, 1.0, 1.0):
+        run.feed(gradient)
+    assert run.scales == [4.0, 4.0, 4.0, 2.0, 2.0, 2.0, 4.0]
+
+
 def test_hysteresis(harness, form):
     run = probe_run(harness, form, loss_scale=dynamic(hysteresis=2))
     for gradient in (INF, 1.0, INF, INF, INF, 1.0):

@@ -118,12 +118,13 @@ def test_batch_norm_moves_in_training_and_rests_in_inference(harness, form):
         optimizer = harness.sgd([model], 0.05)
     model, optimizer = amp.prepare(model, optimizer)
     rng = np.random.default_rng(0)
-    images = amp.to_native(harness.image_batch(rng.normal(2.0, 3.0, (16, 8, 8, 1)).astype(np.float32)))
+    array = harness.image_batch(rng.normal(2.0, 3.0, (16, 8, 8, 1)).astype(np.float32))
+    images = amp.to_native(array)
     labels = amp.to_native(rng.integers(0, 10, 16))
 
-    def evaluate():
+    def evaluate(batch=images):
         with amp.inference(model):
-            return amp.to_numpy(model(images))
+            return amp.to_numpy(model(batch))
 
     def step(images, labels):
         loss = amp.backward(lambda: harness.cross_entropy(model(images), labels), optimizer)
@@ -132,6 +133,8 @@ def test_batch_norm_moves_in_training_and_rests_in_inference(harness, form):
 
     first = evaluate()
     np.testing.assert_array_equal(evaluate(), first)
+    # At rest an answer does not depend on what else is in the batch.
+    np.testing.assert_allclose(evaluate(amp.to_native(array[:4])), first[:4], rtol=0.02, atol=0.02)
     step = compiled(amp, form, step)
     losses = [float(np.ravel(amp.to_numpy(step(images, labels)))[0]) for _ in range(12)]
     assert losses[-1] < losses[0]
@@ -148,7 +151,9 @@ def test_accumulated_micro_batches_are_one_batch(harness, form):
     for index in range(4):
         rows = slice(8 * index, 8 * index + 8)
         part_step(parts_amp.to_native(x[rows]), parts_amp.to_native(y[rows]))
+    start = harness.parameters(make(harness, "float32")[1])
     for name, value in harness.parameters(whole).items():
+        assert not np.allclose(value, start[name], atol=1e-5)
         np.testing.assert_allclose(harness.parameters(parts)[name], value, rtol=1e-4, atol=1e-6)
 
 

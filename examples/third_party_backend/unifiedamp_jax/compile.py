@@ -1,0 +1,60 @@
+"""``amp.compile``: ``nnx.jit`` over a step that closes over its models, its optimizers and the session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax import nnx
+
+from .standin import stand_in
+
+if TYPE_CHECKING:
+    from .backend import JaxBackend
+
+
+@jax.tree_util.register_pytree_node_class
+class Static:
+    """A hashable value in a pytree's structure: as an argument it keys the trace, as a result it belongs to it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """Return no arrays, and the value."""
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Any, _: Any) -> Static:
+        """Return it again."""
+        return cls(value)
+
+
+def compile_step(backend: JaxBackend, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
+    """Return ``fn`` with everything it closes over carried in and out as arrays.
+
+    A trace is keyed by ``window.snapshot()``, by the modules' attributes (training or evaluation mode) and by the
+    region; the snapshot it ended in comes back with its results.
+    """
+
+    @functools.partial(nnx.jit, graph=True)
+    def run(start: Static, copies: Any, carry: Any, args: Any, kwargs: Any) -> Any:
+        outer, backend.carry = backend.carry, carry
+        try:
+            with stand_in(backend.bundle(), copies):
+                output = fn(*args, **kwargs)
+            return Static(window.snapshot()), output, backend.carry
+        finally:
+            backend.carry = outer
+            window.restore(start.value)
+
+    @functools.wraps(fn, updated=())
+    def step(*args: Any, **kwargs: Any) -> Any:
+        start = Static(window.snapshot())
+        end, output, backend.carry = run(start, backend.bundle(), backend.carry, args, kwargs)
+        window.restore(end.value)
+        return output
+
+    return step

@@ -1,0 +1,144 @@
+"""Which parameters an optimizer trains, their gradients, and the step that moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.errors import TraceContextError
+
+from unifiedamp.backend import errors
+
+from .scaler import Grads
+from .standin import stand_in
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An optimizer, its model, and where among the session's models each of its parameters is.
+
+    Attributes:
+        optimizer: the ``nnx.Optimizer``.
+        model: what ``optimizer.update`` is given.
+        paths: gradient's name → path in the list of models.
+    """
+
+    optimizer: nnx.Optimizer
+    model: Any
+    paths: dict[str, Path]
+
+
+def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) -> Trained:
+    """Find what ``optimizer`` trains.
+
+    Args:
+        optimizer: an ``nnx.Optimizer``, with an attribute ``model`` or without.
+        models: all prepared models.
+        only: the model meant by an optimizer that does not know its own.
+
+    Raises:
+        WrongObjectError, PrepareError: see ``Backend.prepare``.
+    """
+    if not isinstance(optimizer, nnx.Optimizer):
+        raise errors.WrongObjectError(
+            f"amp.prepare: {type(optimizer).__name__} is neither a flax.nnx.Module nor a flax.nnx.Optimizer; "
+            "an optax transformation becomes one by unifiedamp_jax.Optimizer(model, tx)"
+        )
+    model = getattr(optimizer, "model", only)
+    if model is None:
+        raise errors.PrepareError(
+            "amp.prepare: an nnx.Optimizer does not know its model, and this call has several or none; "
+            "use unifiedamp_jax.Optimizer(model, tx), which does"
+        )
+    where = {id(node): path for path, node in nnx.iter_graph(nnx.List(models), graph=True)}
+    own = {_name(path): variable for path, variable in _flat(model, optimizer.wrt)}
+    strange = [name for name, variable in own.items() if id(variable) not in where]
+    if strange:
+        raise errors.PrepareError(
+            f"amp.prepare: the optimizer trains {errors.first_names(strange)}, of a model that has not been prepared; "
+            "prepare that model too, or make the optimizer over this one"
+        )
+    paths = {name: where[id(variable)] for name, variable in sorted(own.items())}
+    _check_slots(optimizer, model)
+    return Trained(optimizer, model, paths)
+
+
+def _flat(model: Any, wrt: Any) -> Any:
+    return nnx.to_flat_state(nnx.state(model, wrt, graph=True))
+
+
+def _name(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _check_slots(optimizer: nnx.Optimizer, model: Any) -> None:
+    """Refuse slots made for parameters of other shapes, and cast them to the parameters' dtype."""
+    fit = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(model, optimizer.wrt, graph=True)))
+    slots = nnx.as_pure(optimizer.opt_state)
+    kinds = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (fit, slots)]
+    if jax.tree.structure(kinds[0]) != jax.tree.structure(kinds[1]) or kinds[0] != kinds[1]:
+        raise errors.PrepareError("amp.prepare: the optimizer's slots are of another model: make it over this one")
+    nnx.update(optimizer.opt_state, nnx.state(jax.tree.map(lambda leaf, as_: leaf.astype(as_.dtype), slots, fit)))
+
+
+def differentiate(
+    closure: Callable[[], Any], models: Sequence[nnx.Module], trained: Sequence[Trained], factor: Any
+) -> tuple[jax.Array, list[Grads]]:
+    """Return the loss of ``closure`` and the gradients of its product with ``factor``, for each of ``trained``.
+
+    Raises:
+        LossError: the loss is not a floating scalar.
+        StepOrderError: the step runs inside a ``jax.jit`` that is not the session's.
+    """
+    known = nnx.List(models)
+    wanted = {path for one in trained for path in one.paths.values()}
+
+    def scaled(copies: Any) -> tuple[jax.Array, jax.Array]:
+        with stand_in(known, copies):
+            loss = _checked(closure())
+        return loss.astype(jnp.float32) * factor, loss
+
+    chosen = nnx.DiffState(0, lambda path, _: tuple(path) in wanted)
+    try:
+        (_, loss), state = nnx.value_and_grad(scaled, argnums=chosen, has_aux=True, graph=True)(known)
+    except TraceContextError as error:
+        raise errors.StepOrderError(
+            "amp.backward: a module is used inside a JAX transformation that it was not made in. Compile the step "
+            "by amp.compile, not by jax.jit or nnx.jit, and pass modules that amp.prepare has not seen as arguments"
+        ) from error
+    found = {tuple(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
+    return loss, [{name: found[path] for name, path in one.paths.items()} for one in trained]
+
+
+def _checked(loss: Any) -> jax.Array:
+    if not isinstance(loss, jax.Array):
+        raise errors.LossError(f"amp.backward: the closure must return a loss, a JAX scalar; it returned {loss!r}")
+    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise errors.LossError(
+            f"amp.backward: the loss must be a floating scalar, got {loss.dtype} of shape {loss.shape}; take its mean"
+        )
+    return loss
+
+
+@nnx.jit(graph=True)
+def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
+    """Run the optimizer's own ``update``, or change nothing where ``found``; None there: nobody looked."""
+
+    def update(optimizer: Any, model: Any) -> None:
+        flat = {path: type(own)(grads[_name(path)]) for path, own in _flat(model, optimizer.wrt)}
+        state = nnx.from_flat_state(flat)
+        if isinstance(optimizer, nnx.ModelAndOptimizer):
+            optimizer.update(state)
+        else:
+            optimizer.update(model, state)
+
+    if found is None:
+        update(optimizer, model)
+    else:
+        nnx.cond(found, lambda *_: None, update, optimizer, model)

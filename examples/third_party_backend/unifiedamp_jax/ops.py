@@ -1,0 +1,43 @@
+"""Which Flax layers a policy reaches, and what it cannot name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from unifiedamp.backend import Policy, errors
+
+NORMS = (
+    nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm, nnx.WeightNorm, nnx.SpectralNorm,
+)  # fmt: skip
+"""Layers that ``keep_norm_float32`` keeps."""
+
+NO_OP_OVERRIDES = "JAX has no dispatch by operation; Flax promotes dtypes layer by layer: use layer_overrides"
+
+
+def check_policy(policy: Policy) -> None:
+    """Refuse what cannot be had here.
+
+    Raises:
+        UnsupportedError: the policy names single operations.
+    """
+    if policy.op_overrides:
+        raise errors.UnsupportedError(f"op_overrides ({', '.join(policy.op_overrides)}): {NO_OP_OVERRIDES}")
+
+
+def layers(model: nnx.Module) -> dict[str, Any]:
+    """Return dotted path → layer, for the layers that have Flax's hook for dtypes."""
+    found = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model, graph=True)}
+    return {path: module for path, module in found.items() if hasattr(module, "promote_dtype")}
+
+
+def cast_floating(tree: Any, dtype: str) -> Any:
+    """Cast the floating arrays of a tree; everything else stays."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.astype(dtype) if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)

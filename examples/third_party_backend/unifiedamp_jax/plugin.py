@@ -1,0 +1,25 @@
+"""The entry point of the JAX backend: light facts, no framework."""
+
+from __future__ import annotations
+
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
+
+
+def _load() -> type[Backend]:
+    from .backend import JaxBackend
+
+    return JaxBackend
+
+
+@hookimpl
+def unifiedamp_backend() -> BackendPlugin:
+    """Return the backend's description; flax is named as the framework, for it brings jax and optax."""
+    return BackendPlugin(
+        name="jax",
+        framework="flax",
+        distributions=("flax",),
+        install="pip install unifiedamp-jax",
+        load=_load,
+        harness="unifiedamp_jax.harness",
+        modules=("jax", "jaxlib", "flax"),
+    )

@@ -1,0 +1,146 @@
+"""The loss scale on the device: pure functions over arrays, the same eager and inside a compiled step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unifiedamp.backend import LossScale, ScaleState
+
+Grads = dict[str, jax.Array]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "windows", "found"], meta_fields=[])
+@dataclass
+class Carry:
+    """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
+
+    Attributes:
+        numbers: the fields of ``ScaleState``, as arrays.
+        windows: one per optimizer.
+        found: whether a step since the last move of the scale was not finite; None when there was no step.
+    """
+
+    numbers: dict[str, jax.Array]
+    windows: list[Window] = field(default_factory=list)
+    found: jax.Array | None = None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["grads", "bad", "loss_finite", "blame", "blamed_loss_finite"],
+    meta_fields=[],
+)
+@dataclass
+class Window:
+    """One optimizer's gradients, until its step.
+
+    Attributes:
+        grads: name → sum of gradients; scaled until ``unscale``.
+        bad: which of them (in the order of sorted names) are not finite; None until ``unscale``.
+        loss_finite: whether all unscaled losses of the window were finite; None when there was none.
+        blame: ``bad`` of the last skipped step, if it was this optimizer's; else all False.
+        blamed_loss_finite: ``loss_finite`` of that step.
+    """
+
+    blame: jax.Array
+    blamed_loss_finite: jax.Array = field(default_factory=lambda: jnp.array(True))
+    grads: Grads = field(default_factory=dict)
+    bad: jax.Array | None = None
+    loss_finite: jax.Array | None = None
+
+    def add(self, grads: Grads, loss: jax.Array) -> None:
+        """Add the gradients of one more loss."""
+        self.grads = _added(self.grads, grads) if self.grads else grads
+        finite = jnp.isfinite(loss)
+        self.loss_finite = finite if self.loss_finite is None else self.loss_finite & finite
+
+    def clear(self) -> None:
+        """Empty the window; what the last skip left behind stays."""
+        self.grads, self.bad, self.loss_finite = {}, None, None
+
+
+def to_arrays(state: ScaleState) -> dict[str, jax.Array]:
+    """Return the numbers on the device."""
+    scale = jnp.asarray(state.scale, jnp.float32)
+    counts = {name: jnp.asarray(getattr(state, name), jnp.int32) for name in ScaleState.__dataclass_fields__}
+    return {**counts, "scale": scale}
+
+
+def to_state(numbers: dict[str, jax.Array]) -> ScaleState:
+    """Read the numbers; waits for the device."""
+    return ScaleState(**{name: value.item() for name, value in jax.device_get(numbers).items()})
+
+
+def moved(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
+    """Return the numbers after an iteration: ``LossScale.next_state``, for arrays."""
+    # In float64, and rounded once, as the reference does: 1.1 is no float32.
+    with jax.enable_x64(True):
+        factors = np.array([settings.growth_factor, settings.backoff_factor], np.float64)
+        bounds = np.array(settings.scale_bounds, np.float32)
+        counts = np.array([settings.growth_interval, settings.hysteresis], np.int32)
+        return _moved(numbers, found, factors, bounds, counts)
+
+
+@jax.jit
+def _moved(numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any) -> dict[str, jax.Array]:
+    scale = numbers["scale"]
+    products = (scale.astype(jnp.float64) * factors).astype(jnp.float32)
+    bad = jnp.where(found, numbers["bad_steps"] + 1, 0)
+    good = jnp.where(found, 0, numbers["good_steps"] + 1)
+    grows = good >= counts[0]
+    up = jnp.where(grows, jnp.minimum(bounds[1], products[0]), scale)
+    down = jnp.where(bad >= counts[1], jnp.maximum(bounds[0], products[1]), scale)
+    good = jnp.where(grows, 0, good)
+    return {**numbers, "scale": jnp.where(found, down, up), "good_steps": good, "bad_steps": bad}
+
+
+@jax.jit
+def counted(numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
+    """Count a step as applied or skipped."""
+    skipped = found.astype(jnp.int32)
+    return {
+        **numbers,
+        "applied_steps": numbers["applied_steps"] + 1 - skipped,
+        "skipped_steps": numbers["skipped_steps"] + skipped,
+    }
+
+
+@jax.jit
+def unscaled(grads: Grads, scale: jax.Array) -> tuple[Grads, jax.Array]:
+    """Return true gradients, and which of the raw ones (by sorted name) hold inf or nan."""
+    bad = jnp.stack([~jnp.isfinite(grads[name]).all() for name in sorted(grads)])
+    return {name: (grad.astype(jnp.float32) / scale).astype(grad.dtype) for name, grad in grads.items()}, bad
+
+
+@jax.jit
+def clipped_norm(grads: Grads, max_norm: float) -> tuple[Grads, jax.Array]:
+    """Return gradients whose 2-norm, taken over all of them, is at most ``max_norm``, and the norm before."""
+    norm = jnp.sqrt(sum(jnp.square(grad.astype(jnp.float32)).sum() for grad in grads.values()))
+    factor = jnp.where(norm > max_norm, max_norm / norm, 1.0)
+    return {name: (grad * factor).astype(grad.dtype) for name, grad in grads.items()}, norm
+
+
+@jax.jit
+def clipped_value(grads: Grads, limit: float) -> Grads:
+    """Return gradients with each element in [-limit, limit]."""
+    return {name: jnp.clip(grad, -limit, limit).astype(grad.dtype) for name, grad in grads.items()}
+
+
+@jax.jit
+def _added(one: Grads, two: Grads) -> Grads:
+    return jax.tree.map(jnp.add, one, two)
+
+
+def blame(windows: list[Window], culprit: Window, found: Any) -> None:
+    """Where ``found``, note on the device which gradients of ``culprit`` were to blame, and no others."""
+    for window in windows:
+        bad = culprit.bad if window is culprit else jnp.zeros_like(window.blame)
+        window.blame = jnp.where(found, bad, window.blame)
+        if culprit.loss_finite is not None:
+            window.blamed_loss_finite = jnp.where(found, culprit.loss_finite, window.blamed_loss_finite)

@@ -1,0 +1,42 @@
+"""A small model, and the loop, for torch's own tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import unifiedamp as ua
+
+
+def mlp(seed: int = 0, norm: bool = False) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(8, 16), torch.nn.LayerNorm(16) if norm else torch.nn.Identity(), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, 4))
+
+
+def batch(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(32, 8, generator=generator), torch.randint(0, 4, (32,), generator=generator)
+
+
+def session(policy: Any = "float32", **options: Any) -> ua.Amp:
+    return ua.Amp("torch", policy, device="cpu", **options)
+
+
+def make_step(amp: ua.Amp, model: Any, optimizer: Any, clip: float | None = None) -> Any:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with amp.autocast():
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        if clip is not None:
+            amp.clip_grad_norm(optimizer, clip)
+        amp.step(optimizer)
+        return loss
+
+    return step
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [param.detach().clone() for param in model.parameters()]

@@ -1,0 +1,104 @@
+"""Regions are torch.autocast's own, reentrant, and leave no trap in the cache of casts."""
+
+import threading
+
+import pytest
+import torch
+from loops import batch, make_step, mlp, session
+
+
+def test_a_forward_without_gradients_does_not_poison_training():
+    amp = session("mixed_bfloat16")
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, _ = batch()
+    with amp.autocast():
+        with torch.no_grad():
+            model(x)
+        assert model(x).requires_grad
+        with amp.inference():
+            model(x)
+        loss = model(x).square().mean()
+    amp.backward(lambda: loss, optimizer)
+    assert len(amp.gradients(optimizer)) == 4
+
+
+def test_a_region_object_can_be_entered_again_while_entered():
+    amp = session("mixed_bfloat16")
+    region = amp.autocast()
+    assert isinstance(region, torch.autocast)
+    with region:
+        with amp.autocast(enabled=False), region:
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+            assert torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_one_region_object_in_two_threads():
+    amp = session("mixed_bfloat16")
+    region = amp.autocast()
+    failures = []
+
+    def work():
+        for _ in range(300):
+            with region:
+                if not torch.is_autocast_enabled("cpu"):
+                    failures.append("not enabled inside")
+            if torch.is_autocast_enabled("cpu"):
+                failures.append("enabled outside")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_cache_option_reaches_torch(enabled):
+    amp = session("mixed_bfloat16", backend_options={"torch": {"cache_enabled": enabled}})
+    with amp.autocast():
+        assert torch.is_autocast_cache_enabled() is enabled
+    assert torch.is_autocast_cache_enabled()
+
+
+def test_another_policy_for_a_region():
+    amp = session("mixed_bfloat16")
+    with amp.autocast(policy="float32"):
+        assert not torch.is_autocast_enabled("cpu")
+    plain = session("float32")
+    with plain.autocast(policy="mixed_bfloat16"):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_inference_puts_back_each_modules_own_mode():
+    amp = session("mixed_bfloat16")
+    model = amp.prepare(mlp(norm=True))
+    model.train()
+    model[1].eval()
+    with pytest.raises(KeyError), amp.inference(model):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        raise KeyError
+    assert torch.is_grad_enabled()
+    assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_the_loop_equals_native_autocast():
+    ours, theirs = mlp(), mlp()
+    amp = session("mixed_bfloat16")
+    model, optimizer = amp.prepare(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    native = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    step = make_step(amp, model, optimizer)
+    for seed in range(4):
+        x, y = batch(seed)
+        step(x, y)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(theirs(x), y)
+        loss.backward()
+        native.step()
+        native.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))

@@ -1,0 +1,171 @@
+"""What prepare refuses, what it attaches, and that it is taken back."""
+
+import copy
+import io
+
+import pytest
+import torch
+from loops import batch, make_step, mlp, session, weights
+
+import unifiedamp as ua
+
+
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = mlp()
+    with pytest.raises(ua.PrepareError, match=r"LBFGS\.step needs a closure"):
+        session().prepare(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_an_optimizer_over_another_model_is_refused():
+    amp = session()
+    with pytest.raises(ua.PrepareError, match=r"4 of the 4 parameters of SGD belong to no prepared model.*\(16, 8\)"):
+        amp.prepare(mlp(), sgd(mlp()))
+
+
+def test_half_parameters_under_a_scaler_are_refused_by_name():
+    model = mlp()
+    model[3].half()
+    with pytest.raises(ua.ParamDtypeError, match=r"2 trainable parameters are float16 \(first: '3.weight', '3.bias'\)"):
+        session(loss_scale="dynamic").prepare(model)
+    for param in model[3].parameters():
+        param.requires_grad_(False)
+    session(loss_scale="dynamic").prepare(model)
+
+
+@pytest.mark.parametrize("thing", [3, torch.nn.ReLU, "model"])
+def test_other_objects_are_refused(thing):
+    with pytest.raises(ua.WrongObjectError):
+        session().prepare(mlp(), thing)
+
+
+def test_a_refused_prepare_leaves_the_model_as_it_was():
+    model = mlp()
+    hooks = len(model._forward_hooks)
+    with pytest.raises(ua.PrepareError):
+        session("bfloat16").prepare(model, sgd(mlp()))
+    assert (len(model._forward_hooks), model[0].weight.dtype) == (hooks, torch.float32)
+
+
+def test_outputs_are_float32_until_close():
+    amp = session("mixed_bfloat16")
+    model = amp.prepare(mlp())
+    amp.prepare(model)
+    x, _ = batch()
+    with amp.autocast():
+        assert model(x).dtype == torch.float32
+    assert len(model._forward_hooks) == 1
+    amp.close()
+    with amp.autocast():
+        assert model(x).dtype == torch.bfloat16
+
+
+def test_outputs_of_any_shape_are_cast():
+    class Many(torch.nn.Module):
+        def forward(self, x):
+            low = x.bfloat16()
+            return {"a": low, "b": (low, [low, None]), "ids": torch.ones(2, dtype=torch.long)}
+
+    amp = session("mixed_bfloat16")
+    out = amp.prepare(Many())(torch.ones(2))
+    assert (out["a"].dtype, out["b"][0].dtype, out["b"][1][0].dtype) == (torch.float32,) * 3
+    assert out["ids"].dtype == torch.long
+    assert isinstance(out["b"], tuple)
+
+
+def test_a_model_compiled_by_the_user_keeps_its_parameter_names():
+    amp = session(loss_scale=4.0)
+    plain = mlp()
+    model, optimizer = amp.prepare(torch.compile(plain, backend="eager"), sgd(plain))
+    x, y = batch()
+    with amp.autocast():
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    assert list(amp.gradients(optimizer)) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+
+
+def test_prepared_models_can_be_copied_and_saved():
+    amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"3": "float32"}))
+    model = amp.prepare(mlp())
+    x, _ = batch()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        with amp.autocast():
+            assert torch.equal(other(x), model(x))
+        with torch.no_grad():
+            other[3].weight.zero_()
+        with amp.autocast():
+            assert not torch.equal(other(x), model(x))
+
+
+def test_a_loss_for_one_optimizer_gives_the_other_no_gradients():
+    amp = session(loss_scale=4.0)
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+    first, second, opt_first, opt_second = amp.prepare(first, second, sgd(first), sgd(second))
+    x, _ = batch()
+    amp.backward(lambda: second(first(x)).square().mean(), opt_first)
+    assert amp.gradients(opt_second) == {}
+    assert set(amp.gradients(opt_first)) == {"weight", "bias"}
+    amp.backward(lambda: second(first(x)).square().mean(), opt_second)
+    assert set(amp.gradients(opt_second)) == {"model1.weight", "model1.bias"}
+
+
+def test_no_gradients_warns_with_names_and_keeps_the_scale():
+    amp = session(loss_scale=4.0)
+    model, other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+    model, other, optimizer, _ = amp.prepare(model, other, sgd(model), sgd(other))
+    x, _ = batch()
+    amp.backward(lambda: other(x).square().mean(), optimizer)
+    with pytest.warns(ua.errors.StepWarning, match="none of its 2 parameters received a gradient.*'weight', 'bias'"):
+        outcome = amp.step(optimizer)
+    assert tuple(outcome.values) == (False, False, "no_gradients", 4.0, 4.0)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_pure_bfloat16_trains(norm):
+    policy = ua.Policy("bfloat16", "bfloat16", "bfloat16", keep_norm_float32=norm)
+    amp = session(policy)
+    with amp.scope():
+        model = mlp(norm=True)
+        optimizer = sgd(model)
+    model, optimizer = amp.prepare(model, optimizer)
+    before = weights(model)
+    assert model[0].weight.dtype == torch.bfloat16
+    assert model[1].weight.dtype == (torch.float32 if norm else torch.bfloat16)
+    step = make_step(amp, model, optimizer)
+    x, y = batch()
+    losses = [step(x, y).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_an_optimizer_with_state_follows_its_parameters():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    amp = session("bfloat16")
+    model, optimizer = amp.prepare(model, optimizer)
+    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
+    x, y = batch()
+    make_step(amp, model, optimizer)(x, y)
+
+
+def test_bad_losses_are_refused():
+    amp = session("mixed_bfloat16")
+    model, optimizer = amp.prepare(*(lambda m: (m, sgd(m)))(mlp()))
+    x, _ = batch()
+    with amp.autocast():
+        for loss, text in [
+            (model(x), "scalar"), (model(x).mean().detach(), "not connected"), (1.0, "torch.Tensor"),
+            (model(x).mean().reshape(1), "scalar"),
+        ]:  # fmt: skip
+            with pytest.raises(ua.LossError, match=text):
+                amp.scale_loss(loss, optimizer)

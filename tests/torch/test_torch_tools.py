@@ -1,0 +1,147 @@
+"""Custom operations, arrays, capabilities and the plan."""
+
+import numpy as np
+import pytest
+import torch
+from loops import mlp, session
+
+import unifiedamp as ua
+from unifiedamp_torch import device
+
+
+def test_a_function_class_runs_in_float32_without_autocast():
+    seen = []
+
+    @ua.amp_function(cast_inputs="float32")
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((grad.dtype, torch.is_autocast_enabled("cpu")))
+            return 2 * ctx.saved_tensors[0] * grad
+
+    x = torch.full((2,), 3.0, dtype=torch.bfloat16, requires_grad=True)
+    with session("mixed_bfloat16").autocast():
+        out = Square.apply(x)
+        assert out.dtype == torch.float32
+        out.sum().backward()
+    assert seen == [(torch.float32, False)] * 2
+    assert x.grad.tolist() == [6.0, 6.0]
+    assert Square.apply(x).dtype == torch.bfloat16
+
+
+def test_a_plain_function_is_cast_inside_autocast_only():
+    @ua.amp_function(cast_inputs="float32")
+    def double(x, *, y):
+        return x @ y
+
+    low = torch.ones(2, 2, dtype=torch.bfloat16)
+    with session("mixed_bfloat16").autocast():
+        assert double(low, y=low).dtype == torch.float32
+    assert double(low, y=low).dtype == torch.bfloat16
+
+
+def test_classes_that_custom_fwd_does_not_know_are_refused():
+    class WithSetup(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    with pytest.raises(ua.UnsupportedError, match="setup_context"):
+        ua.amp_function(WithSetup, cast_inputs="float32")
+    with pytest.raises(ua.UnsupportedError, match=r"no torch\.autograd\.Function|not a torch\.autograd\.Function"):
+        ua.amp_function(torch.nn.ReLU, cast_inputs="float32")
+
+
+def test_arrays_share_memory_where_they_can():
+    amp = session()
+    array = np.zeros((2, 3), np.float32)
+    native = amp.to_native(array)
+    array[0, 0] = 5
+    assert native[0, 0].item() == 5
+    assert amp.to_native(native) is native
+    back = amp.to_numpy(native)
+    native[1, 1] = 7
+    assert back[1, 1] == 7
+    low = torch.full((2,), 1.5, dtype=torch.bfloat16, requires_grad=True)
+    assert amp.to_numpy(low).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6)[::-1],
+        np.arange(4, dtype=">f4"),
+        np.broadcast_to(np.float32(2), (3,)),
+        np.array(3.0),
+        np.arange(3) > 1,
+    ],
+)
+def test_awkward_arrays(array):
+    amp = session()
+    np.testing.assert_array_equal(amp.to_numpy(amp.to_native(array)), array)
+
+
+def test_the_cpu_is_judged_by_its_instructions(monkeypatch):
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+    assert ua.Amp("torch", device="cpu").policy.name == "mixed_bfloat16"
+    session("mixed_bfloat16")
+    with pytest.warns(ua.errors.PolicyWarning, match="runs but cannot help on cpu: this CPU has no AVX512-FP16"):
+        session("mixed_float16")
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    assert ua.Amp("torch", device="cpu").policy.name == "float32"
+    with pytest.raises(ua.PolicyNotSupportedError, match="cannot help"):
+        session("mixed_bfloat16", strict=True)
+
+
+def test_policies_that_torch_has_no_autocast_for():
+    with pytest.raises(ua.PolicyNotSupportedError, match="nearest that runs: 'float32' or 'bfloat16'"):
+        session("p=bf16,c=f32,o=f32")
+
+
+@pytest.mark.parametrize(("name", "text"), [("toaster", "not one that torch knows"), ("meta", "no autocast")])
+def test_unknown_devices(name, text):
+    with pytest.raises(ua.ConfigError, match=text):
+        ua.Amp("torch", "float32", device=name)
+
+
+def test_unknown_options_are_named():
+    with pytest.raises(ua.ConfigError, match="did you mean 'cache_enabled'"):
+        session(backend_options={"torch": {"cache_enable": True}})
+    with pytest.raises(ua.ConfigError, match="must be true or false"):
+        session(backend_options={"torch": {"cache_enabled": 1}})
+
+
+def test_the_plan_names_the_native_calls():
+    policy = ua.Policy(
+        compute_dtype="bfloat16", op_overrides={"softmax": "compute"}, layer_overrides={"3": "float32"}
+    )  # fmt: skip
+    amp = session(policy, loss_scale=ua.DynamicLossScale(initial_scale=8.0))
+    model = mlp()
+    amp.prepare(model, torch.optim.AdamW(model.parameters(), fused=True))
+    plan = amp.explain()
+    assert plan.row("compute_dtype").native == "torch.autocast('cpu', dtype=torch.bfloat16, cache_enabled=True)"
+    assert plan.row("loss_scale.bounds").effect == "emulated"
+    assert "AutocastCPU: aten::softmax.int" in plan.row("op_overrides.softmax").native
+    assert "enabled=False" in plan.row("layer_overrides.3").native
+    assert "AdamW" in str(plan)
+    assert all(support.reason for support in amp.capabilities.features.values())
+    amp.close()
+
+
+def test_scope_sets_the_default_device_and_puts_it_back():
+    amp = session()
+    with torch.device("meta"):
+        with pytest.raises(KeyError), amp.scope():
+            assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
+            raise KeyError
+        assert torch.empty(1).device.type == "meta"

@@ -1,0 +1,37 @@
+"""``unifiedamp conformance``: hold a backend to the suite."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from .. import plugins
+from ..errors import BackendUnavailableError
+
+
+def conformance(
+    backend: Annotated[str, typer.Argument(help="A registered backend's name, or 'all' that are installed.")],
+    json: Annotated[str | None, typer.Option(help="Write the report here, as JSON.")] = None,
+    trajectories: Annotated[int, typer.Option(help="Random loss-scale trajectories per backend.")] = 1000,
+    soak: Annotated[int, typer.Option(help="Steps of the soak test; 0 leaves it out.")] = 0,
+    only: Annotated[str | None, typer.Option("-k", help="Only tests whose names match (pytest's -k).")] = None,
+) -> None:
+    """Prove that a backend means what every backend must mean.
+
+    Exit code 0: every declared capability passes; 1: a test failed; 2: the backend or the kit is not there.
+    """
+    if backend != "all":
+        plugins.load_backend(backend)
+    if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
+        raise BackendUnavailableError(
+            "the conformance kit needs pytest and hypothesis: pip install 'unifiedamp[conformance]'"
+        )
+    import pytest
+
+    arguments = ["--pyargs", "unifiedamp.conformance.suite", "--amp-backend", backend, "-q", "-p", "no:cacheprovider"]
+    arguments += ["--amp-trajectories", str(trajectories), "--amp-soak", str(soak)]
+    arguments += ["--amp-json", json] if json else []
+    arguments += ["-k", only] if only else []
+    raise typer.Exit(int(pytest.main(arguments)))
