@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from unifiedamp_examples.models.neutral import NORM_EPSILON, NORM_KEEP
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-
-import unifiedamp as ua
 from unifiedamp_examples.recipe import train
 from unifiedamp_examples.report import Report
 from unifiedamp_examples.run import Run
 from unifiedamp_examples.settings import Settings, read_settings
+
+import unifiedamp as ua
 
 SHORT = {"epochs": 1, "compile": False}
 

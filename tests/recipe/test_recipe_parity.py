@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from recipe_oracle import Oracle
 from recipe_runs import run
+from unifiedamp_examples.models.neutral import first_weights
 
 from unifiedamp import CheckpointError
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
-from unifiedamp_examples.models.neutral import first_weights
 
 RATE, MOMENTUM, SIZE, STEPS = 0.05, 0.9, 64, 20
 
