@@ -299,7 +299,10 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def gradients(self, optimizer: Any) -> dict[str, Any]:
-        """Return name → native gradient of the window, edited in place by who wants to; no key where there is none."""
+        """Return name → native gradient of the window; no key where there is none.
+
+        The mapping is the window's own: who wants to edit a gradient does it in place, or by assigning to its name.
+        """
 
     @abc.abstractmethod
     def step(self, optimizer: Any, update: bool) -> StepResult:
