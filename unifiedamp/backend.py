@@ -301,7 +301,8 @@ class Backend(abc.ABC):
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """Return name → native gradient of the window; no key where there is none.
 
-        The mapping is the window's own: who wants to edit a gradient does it in place, or by assigning to its name.
+        Who wants to edit a gradient does it in place; where the framework's arrays cannot be written to, the mapping is
+        the window's own, and assigning to a name edits.
         """
 
     @abc.abstractmethod
