@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from conftest import batch, sgd, weights
-from unifiedamp_mxnet import convert_model, facts, ops
-from unifiedamp_mxnet.native import NUMPY_API, autograd, dtype_name, gluon, mx
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
+from unifiedamp_mxnet import convert_model, facts, ops
+from unifiedamp_mxnet.native import NUMPY_API, autograd, dtype_name, gluon, mx
 
 MIXED = ua.Policy(compute_dtype="bfloat16")
 

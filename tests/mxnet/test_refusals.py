@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from conftest import batch, sgd
-from unifiedamp_mxnet.native import cast, gluon, mx
 
 import unifiedamp as ua
+from unifiedamp_mxnet.native import cast, gluon, mx
 
 
 @pytest.fixture
