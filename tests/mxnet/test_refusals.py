@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from conftest import batch, sgd
-from unifiedamp_mxnet.native import cast, gluon, mx
 
 import unifiedamp as ua
+from unifiedamp_mxnet.native import cast, gluon, mx
 
 
 @pytest.fixture
@@ -14,9 +14,7 @@ def amp():
 
 
 def test_an_optimizer_where_a_trainer_is_wanted(amp, net):
-    with pytest.raises(
-        ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*Trainer"
-    ):
+    with pytest.raises(ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*Trainer"):
         amp.prepare(net(), mx.optimizer.SGD())
 
 
