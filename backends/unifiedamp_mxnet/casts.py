@@ -61,6 +61,7 @@ class Table:
 
     def __init__(self, policy: Policy, scaled: bool = False) -> None:
         self.policy = policy
+        self.scaled = scaled
         self.dtype = policy.compute_dtype
         self.code = CODES[self.dtype]
         self.rules, self.default = build_rules(policy, scaled)

@@ -144,6 +144,4 @@ def _layout_row(spec: SessionSpec) -> PlanRow:
     value = str(spec.options["layout_optimization"])
     if not NUMPY_API:
         return PlanRow("layout_optimization", value, "", "no effect", f"MXNet {mx.__version__} has no such pass")
-    return PlanRow(
-        "layout_optimization", value, "MXSetOptimizeLayout", "native", "while a graph is built under the policy"
-    )
+    return PlanRow("layout_optimization", value, "MXSetOptimizeLayout", "native", "while a graph is built")

@@ -128,8 +128,8 @@ def refuse_loss_output() -> None:
         UnsupportedError: always.
     """
     raise errors.UnsupportedError(
-        f"{', '.join(LOSS_OUTPUTS)}: these operators make their own gradient and ignore the loss scale, so that it would "
-        "be divided away; use a loss of gluon.loss, or loss_scale='none'"
+        f"{', '.join(LOSS_OUTPUTS)}: these operators make their own gradient and ignore the loss scale, so it would be "
+        "divided away; use a loss of gluon.loss, or loss_scale='none'"
     )
 
 

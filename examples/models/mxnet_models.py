@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
@@ -82,7 +83,8 @@ def import_weights(model: Any, weights: Weights) -> None:
     parameters = dict(_parameters(model))
     check_fits(weights, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in parameters.items()})
     for name, parameter in parameters.items():
-        parameter.set_data(_to_mxnet(weights[name], name))
+        # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
+        parameter.set_data(_to_mxnet(weights[name], name, parameter.list_data()[0]))
 
 
 def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
@@ -102,11 +104,9 @@ def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> No
     check_fits(momentum, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in trained.items()})
     for name, parameter in trained.items():
         index = _index(trainer, parameter)
-        velocity = _to_mxnet(momentum[name] * -trainer.learning_rate, name)
+        velocity = momentum[name] * -trainer.learning_rate
         for updater, weight in zip(trainer._updaters, parameter.list_data(), strict=True):
-            state = trainer.optimizer.create_state_multi_precision(index, weight)
-            if state is not None:  # None: this Trainer has no momentum
-                state[:] = velocity
+            state = _to_mxnet(velocity, name, weight) if trainer.optimizer.momentum else None
             updater.states[index], updater.states_synced[index] = state, True
 
 
@@ -134,8 +134,10 @@ def _to_numpy(value: Any, name: str, dtype: Any) -> Any:
     return np.array(array.transpose(_axes(TO_NEUTRAL, name)), dtype, order="C")
 
 
-def _to_mxnet(array: Any, name: str) -> Any:
-    return np.ascontiguousarray(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32)
+def _to_mxnet(array: Any, name: str, like: Any) -> Any:
+    array = np.array(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32, order="C")
+    tensor = mx.nd.from_numpy(array, zero_copy=False)
+    return (tensor.as_np_ndarray() if isinstance(like, mx.np.ndarray) else tensor).as_in_context(like.ctx)
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:

@@ -41,7 +41,8 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Se
             nn.BatchNorm2d(outputs, eps=NORM_EPSILON, momentum=1 - NORM_KEEP),
             nn.ReLU(),
         ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dense)
+    # Channels last is the faster way for low precision, on CPUs and GPUs alike.
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dense).to(memory_format=torch.channels_last)
 
 
 def _mlp(dense: Sequence[nn.Module]) -> nn.Sequential:

@@ -1,0 +1,65 @@
+"""Starts recipe runs for tests, in this process and in another that can be killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from unifiedamp_examples.recipe import train
+from unifiedamp_examples.report import Report
+from unifiedamp_examples.run import Run
+from unifiedamp_examples.settings import Settings, read_settings
+
+import unifiedamp as ua
+
+SHORT = {"epochs": 1, "compile": False}
+
+SAWTOOTH = {"kind": "dynamic", "initial_scale": 2.0**124, "max_scale": 2.0**127, "growth_interval": 3}
+"""A scale so near float32's end that real training overflows again and again, on any framework and dtype."""
+
+
+def write_config(folder: Path, amp: dict[str, Any] | None = None, **train_table: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"amp": amp or {}, "train": {**SHORT, **train_table}}))
+    return path
+
+
+def settings(folder: Path, backend: str, policy: str = "float32", out: str = "run", **options: Any) -> Settings:
+    amp = {"backend": backend, "policy": policy, **options.pop("amp", {})}
+    return read_settings(write_config(folder, amp, **options), folder / out)
+
+
+def quiet() -> Report:
+    return Report(Console(file=io.StringIO()))
+
+
+def run(folder: Path, backend: str, policy: str = "float32", *, resume: bool = False, **options: Any) -> Run:
+    return train(settings(folder, backend, policy, **options), quiet(), resume=resume)
+
+
+def log_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "log.json").read_text())
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start ``unifiedamp`` with these arguments, away from the checkout, with its code."""
+    paths = [str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends"), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(*arguments), env=env, **pipes, **options)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
+    with process:
+        out, err = process.communicate(timeout=timeout)
+        return process.returncode, out, err

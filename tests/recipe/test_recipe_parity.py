@@ -1,0 +1,87 @@
+"""All frameworks train the recipe's models alike: each follows a float64 oracle, from the same weights and batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from recipe_oracle import Oracle
+from recipe_runs import run
+from unifiedamp_examples.models.neutral import first_weights
+
+from unifiedamp import CheckpointError
+from unifiedamp_examples import data as datasets
+from unifiedamp_examples import models
+
+RATE, MOMENTUM, SIZE, STEPS = 0.05, 0.9, 64, 20
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return datasets.load("digits", None, None)
+
+
+@pytest.fixture(scope="module")
+def oracles(digits):
+    """Model -> (losses of 20 steps, the trained oracle)."""
+    found = {}
+    for name in ("conv", "mlp"):
+        oracle = Oracle(first_weights(name, digits.shape, 10, seed=0), RATE, MOMENTUM)
+        batches = itertools.islice(digits.batches((0, 1, 2, 3), SIZE, seed=0, epoch=0), STEPS)
+        found[name] = ([oracle.step(x, y) for x, y in batches], oracle)
+    return found
+
+
+def distance(value, expected):
+    return np.linalg.norm(value - expected) / np.linalg.norm(expected)
+
+
+# Each within 5e-5 of the oracle: any two within 1e-4 of each other.
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_float32_losses_agree_to_1e_4(backend, model, oracles, tmp_path):
+    done = run(tmp_path, backend, model=model, learning_rate=RATE, momentum=MOMENTUM, batch_size=SIZE)
+    losses, _ = oracles[model]
+    np.testing.assert_allclose(done.history.losses[:STEPS], losses, rtol=5e-5)
+
+
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_exported_weights_and_momentum_are_the_oracles(backend, model, oracles, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.Data, "batch_count", lambda *_: STEPS)
+    done = run(tmp_path, backend, model=model, learning_rate=RATE, momentum=MOMENTUM, batch_size=SIZE)
+    _, oracle = oracles[model]
+    weights = done.kit.export_weights(done.model)
+    momentum = done.kit.export_momentum(done.model, done.optimizer)
+    assert list(weights) == list(oracle.w)
+    for name, value in weights.items():
+        # The running variance may be the unbiased one: n/(n-1) with n at least 64 x 2 x 2.
+        assert distance(value, oracle.w[name]) < (5e-3 if name.endswith("variance") else 1e-4), name
+    for name, value in momentum.items():
+        assert distance(value, oracle.v[name]) < 1e-3, name
+
+
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_import_then_export_changes_no_bit(backend, model, digits, tmp_path):
+    done = run(tmp_path, backend, model=model)
+    kit, rng = done.kit, np.random.default_rng(3)
+    weights = {k: np.abs(rng.standard_normal(v.shape)).astype("f4") for k, v in kit.export_weights(done.model).items()}
+    kit.import_weights(done.model, weights)
+    for name, value in kit.export_weights(done.model).items():
+        np.testing.assert_array_equal(value, weights[name], err_msg=name)
+    momentum = kit.export_momentum(done.model, done.optimizer)
+    assert any(np.any(value) for value in momentum.values())
+    kit.import_momentum(done.model, done.optimizer, momentum)
+    for name, value in kit.export_momentum(done.model, done.optimizer).items():
+        np.testing.assert_array_equal(value, momentum[name], err_msg=name)
+
+
+def test_weights_of_another_model_are_refused_by_name(backend, digits):
+    kit = models.for_backend(backend)
+    mine = kit.make_model("mlp", digits.shape, 10, 0)
+    weights = kit.export_weights(mine)
+    with pytest.raises(CheckpointError, match="'dense5/bias' is not in the model"):
+        kit.import_weights(mine, {**weights, "dense5/bias": np.zeros(1)})
+    with pytest.raises(CheckpointError, match="'dense4/bias' is not in the checkpoint"):
+        kit.import_weights(mine, {k: v for k, v in weights.items() if k != "dense4/bias"})
+    with pytest.raises(CheckpointError, match=r"'dense1/kernel' has shape \(3, 3\)"):
+        kit.import_weights(mine, {**weights, "dense1/kernel": np.zeros((3, 3))})
