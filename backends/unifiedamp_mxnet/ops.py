@@ -11,8 +11,8 @@ from unifiedamp.backend import Policy, errors
 
 from .native import amp_lists, op_handle
 
-COMPUTE, FLOAT32, WIDEST, KEEP = "compute", "float32", "widest", "keep"
-"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, or leave them."""
+COMPUTE, FLOAT32, WIDEST, KEEP, REFUSED = "compute", "float32", "widest", "keep", "refused"
+"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, leave them; or refuse the call."""
 
 Target = str | tuple[str, str, str]
 """An operator, or (operator, attribute, value) for one of the functions that an operator holds."""
@@ -77,6 +77,15 @@ FIRST_INPUT_ONLY = (
 )  # fmt: skip
 """Operators whose parameters and running statistics stay as they are: they are float32, or are written to."""
 
+LOSS_OUTPUTS = (
+    "SoftmaxOutput",
+    "LinearRegressionOutput",
+    "LogisticRegressionOutput",
+    "MAERegressionOutput",
+    "MakeLoss",
+)
+"""Operators that begin the backward pass by themselves: what a loss is multiplied by does not reach their gradient."""
+
 UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_copyto", "reset_arrays", "_CachedOp")
 """Operators whose inputs are never cast."""
 
@@ -98,7 +107,7 @@ Rule = str | ByAttribute
 Rules = dict[int, Rule]
 
 
-def build_rules(policy: Policy) -> tuple[Rules, str]:
+def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     """Return handle → rule for a policy, and the rule of every operator that has none of its own."""
     low = policy.compute_dtype
     rules = {} if low == "float32" else dict(_listed(low))
@@ -106,8 +115,22 @@ def build_rules(policy: Policy) -> tuple[Rules, str]:
         for target in VOCABULARY[word]:
             if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
                 _override(rules, target, choice)
+    if scaled:
+        rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
     # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
     return rules, FLOAT32 if low == "bfloat16" else KEEP
+
+
+def refuse_loss_output() -> None:
+    """Refuse one of :data:`LOSS_OUTPUTS`.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise errors.UnsupportedError(
+        f"{', '.join(LOSS_OUTPUTS)}: these operators make their own gradient and ignore the loss scale, so it would be "
+        "divided away; use a loss of gluon.loss, or loss_scale='none'"
+    )
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from conftest import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_mxnet import convert_model, facts, ops
+from unifiedamp_mxnet import convert_model, devices, facts, ops
 from unifiedamp_mxnet.native import NUMPY_API, autograd, dtype_name, gluon, mx
 
 MIXED = ua.Policy(compute_dtype="bfloat16")
@@ -218,10 +218,69 @@ def test_pure_bfloat16_has_no_optimizer_kernel(array):
         weight.wait_to_read()
 
 
-def test_a_gpu_is_told_from_a_cpu():
-    gpu = mx.gpu(0)
-    assert facts.policy_support(ua.Policy.parse("mixed_float16"), gpu)
-    assert "mixed_float16" in facts.policy_support(ua.Policy.parse("mixed_bfloat16"), gpu).reason
+@pytest.mark.parametrize("capability", [(7, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
+def test_a_gpu_is_told_from_a_cpu(monkeypatch, capability):
+    monkeypatch.setattr(devices, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(devices, "compute_capability", lambda index: capability)
+    supports = facts.capabilities(mx.gpu(0)).policies
+    if capability >= (9, 0):
+        assert not any(supports.values())
+        assert "Hopper" in supports["float32"].reason
+        return
+    assert supports["mixed_float16"]
+    assert "mixed_float16" in supports["mixed_bfloat16"].reason
+    assert facts.default_policy(mx.gpu(0))[0] == "mixed_float16"
+
+
+def test_a_gpu_without_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr(devices, "built_with_cuda", lambda: False)
+    with pytest.raises(ua.PolicyNotSupportedError, match=r"built without CUDA; use device='cpu'"):
+        ua.Amp("mxnet", "float32", device="gpu")
+
+
+@pytest.mark.skipif(not NUMPY_API, reason="MXNet 1.9 has no layout pass")
+def test_the_layout_pass_is_on_while_a_graph_is_built(net, array, monkeypatch):
+    import ctypes
+
+    from unifiedamp_mxnet import graphs
+    from unifiedamp_mxnet.native import base
+
+    def is_on():
+        flag = ctypes.c_bool()
+        base.check_call(base._LIB.MXGetOptimizeLayout(ctypes.byref(flag)))
+        return flag.value
+
+    seen = []
+    native = graphs.call_native
+    monkeypatch.setattr(graphs, "call_native", lambda *args: seen.append(is_on()) or native(*args))
+    amp = ua.Amp("mxnet", "mixed_bfloat16", backend_options={"mxnet": {"layout_optimization": True}})
+    model = amp.compile(amp.prepare(net()))
+    for _ in range(2):
+        with amp.inference():
+            model(array(batch()))
+    assert seen == [True, False]
+    assert not is_on()
+
+
+def test_a_model_prepared_after_it_was_traced_gets_its_output_cast(net, array):
+    amp = ua.Amp("mxnet", "mixed_bfloat16")
+    model, x = net(), array(batch())
+    model.hybridize()
+    with amp.inference():
+        assert dtype_name(model(x)) == "bfloat16"
+    amp.prepare(model)
+    with amp.inference():
+        assert dtype_name(model(x)) == "float32"
+
+
+@pytest.mark.skipif(NUMPY_API, reason="MXNet 2 has no such operators for its arrays")
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_operators_that_ignore_the_loss_scale_are_refused(array, policy):
+    x, y = array(np.ones((2, 3))), array([0, 1])
+    with ua.Amp("mxnet", policy, loss_scale=8.0).autocast(), pytest.raises(ua.UnsupportedError, match=r"gluon\.loss"):
+        mx.nd.SoftmaxOutput(x, y)
+    with ua.Amp("mxnet", policy).autocast():
+        assert mx.nd.SoftmaxOutput(x, y).shape == (2, 3)
 
 
 def test_the_plan_names_the_native_calls():
