@@ -8,11 +8,11 @@ import types
 import numpy as np
 import pytest
 from recipe_runs import finish, run, settings, start, write_config
+from unifiedamp_examples.settings import read_settings
 
 import unifiedamp as ua
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
-from unifiedamp_examples.settings import read_settings
 
 
 @pytest.mark.parametrize(
