@@ -11,7 +11,18 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+from .neutral import (
+    NORM_EPSILON,
+    NORM_KEEP,
+    Weights,
+    check_fits,
+    conv_sizes,
+    dense_sizes,
+    first_weights,
+    from_channels_first,
+    numbered,
+    to_channels_first,
+)
 
 IMAGE_AXES = (0, 3, 1, 2)
 KINDS = {nn.Conv2D: "conv", nn.BatchNorm: "norm", nn.Dense: "dense"}
@@ -20,8 +31,6 @@ FIELDS = {
     "norm": {"gamma": "gamma", "beta": "beta", "mean": "running_mean", "variance": "running_var"},
     "dense": {"kernel": "weight", "bias": "bias"},
 }
-TO_NEUTRAL = {"conv": (2, 3, 1, 0), "dense": (1, 0)}
-FROM_NEUTRAL = {"conv": (3, 2, 0, 1), "dense": (1, 0)}
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
@@ -44,7 +53,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[tuple[int, int]]) ->
             nn.BatchNorm(epsilon=NORM_EPSILON, momentum=NORM_KEEP, in_channels=outputs),
             nn.Activation("relu"),
         ]
-    return [*layers, nn.GlobalAvgPool2D(), nn.Flatten(), *(nn.Dense(n, in_units=m) for m, n in dense)]
+    return [*layers, nn.Flatten(), *(nn.Dense(n, in_units=m) for m, n in dense)]
 
 
 def _convolution(inputs: int, outputs: int) -> Any:
@@ -75,16 +84,16 @@ def loss_fn(logits: Any, labels: Any) -> Any:
 
 def export_weights(model: Any) -> Weights:
     """Return the weights under the neutral names and layouts."""
-    return {name: _to_numpy(parameter.data(), name, np.float32) for name, parameter in _parameters(model)}
+    return {name: _to_neutral(model, name, p.data()).astype(np.float32) for name, p in _parameters(model)}
 
 
 def import_weights(model: Any, weights: Weights) -> None:
     """Overwrite the weights with neutral ones."""
     parameters = dict(_parameters(model))
-    check_fits(weights, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in parameters.items()})
+    check_fits(weights, {name: _to_neutral(model, name, p.data()).shape for name, p in parameters.items()})
     for name, parameter in parameters.items():
         # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
-        parameter.set_data(_to_mxnet(weights[name], name, parameter.list_data()[0]))
+        parameter.set_data(_from_neutral(model, name, weights[name], parameter.list_data()[0]))
 
 
 def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
@@ -93,20 +102,20 @@ def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
     found = {}
     for name, parameter in _trained(model):
         state = states.get(_index(trainer, parameter))
-        velocity = np.zeros(parameter.shape, np.float32) if state is None else state.asnumpy()
-        found[name] = _to_numpy(velocity, name, np.float64) / -trainer.learning_rate
+        velocity = parameter.data() * 0 if state is None else state
+        found[name] = _to_neutral(model, name, velocity) / -trainer.learning_rate
     return found
 
 
 def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> None:
     """Overwrite the momentum, on every device, with a neutral one."""
     trained = dict(_trained(model))
-    check_fits(momentum, {name: _to_numpy(p.data(), name, np.float32).shape for name, p in trained.items()})
+    check_fits(momentum, {name: _to_neutral(model, name, p.data()).shape for name, p in trained.items()})
     for name, parameter in trained.items():
         index = _index(trainer, parameter)
         velocity = momentum[name] * -trainer.learning_rate
         for updater, weight in zip(trainer._updaters, parameter.list_data(), strict=True):
-            state = _to_mxnet(velocity, name, weight) if trainer.optimizer.momentum else None
+            state = _from_neutral(model, name, velocity, weight) if trainer.optimizer.momentum else None
             updater.states[index], updater.states_synced[index] = state, True
 
 
@@ -124,20 +133,19 @@ def _index(trainer: gluon.Trainer, parameter: Any) -> int:
     return next(i for i, known in enumerate(trainer._params) if known is parameter)
 
 
-def _axes(table: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    layer, field = name.split("/")
-    return table[layer.rstrip("0123456789")] if field == "kernel" else (0,)
+def _channels(model: Any) -> int:
+    return [1, *(p.shape[0] for name, p in _parameters(model) if name.startswith("conv"))][-1]
 
 
-def _to_numpy(value: Any, name: str, dtype: Any) -> Any:
-    array = value if isinstance(value, np.ndarray) else value.asnumpy()
-    return np.array(array.transpose(_axes(TO_NEUTRAL, name)), dtype, order="C")
+def _to_neutral(model: Any, name: str, array: Any) -> Any:
+    return np.array(from_channels_first(name, array.asnumpy(), _channels(model)), np.float64, order="C")
 
 
-def _to_mxnet(array: Any, name: str, like: Any) -> Any:
-    array = np.array(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32, order="C")
-    tensor = mx.nd.from_numpy(array, zero_copy=False)
-    return (tensor.as_np_ndarray() if isinstance(like, mx.np.ndarray) else tensor).as_in_context(like.ctx)
+def _from_neutral(model: Any, name: str, array: Any, like: Any) -> Any:
+    tensor = mx.nd.from_numpy(to_channels_first(name, array, _channels(model)), zero_copy=False)
+    if not isinstance(like, mx.np.ndarray):
+        return tensor.as_in_context(like.context)
+    return tensor.as_np_ndarray().to_device(like.device)
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:

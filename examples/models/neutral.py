@@ -11,15 +11,17 @@ arrays, always float32 for weights:
 | ``dense<i>/kernel``                 | (inputs, outputs)                         | yes     |
 | ``dense<i>/bias``                   | (outputs,)                                | yes     |
 
+Inputs of the first dense layer that come from an image lie in the order (height, width, channel).
+
 Momentum has the trained arrays' names and layouts. Its unit is that of a gradient, ``v ← momentum · v + gradient``, as
 PyTorch keeps it; Keras and MXNet keep ``-learning_rate · v``. It is stored in float64, so that going there and back
 changes no bit.
 
 All three frameworks compute the same: 3x3 convolutions with one pixel of zeros around, batch norm with
-``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, 2x2 average pooling
-(where the maximum would leave ties to each framework's taste), and the mean over the image before the last layer (where
-flattening would depend on the layout). One difference is theirs: of n values, PyTorch and Keras 2 add the unbiased
-variance (n-1) to the running one, Keras 3 and MXNet the biased one. Training does not see it.
+``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, and 2x2 average
+pooling (where the maximum would leave ties to each framework's taste). One difference is theirs: of n values, PyTorch
+and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3 and MXNet the biased one. Training does not
+see it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Weights = dict[str, npt.NDArray[Any]]
 
 NORM_EPSILON = 1e-3
 NORM_KEEP = 0.9
-CHANNELS = (32, 64, 128)
+CHANNELS = (16, 32, 64)
 """Of the convolutions of ``conv``; the image is halved after each but the last."""
 UNITS = (256, 256, 256)
 """Of the hidden layers of ``mlp``."""
@@ -42,7 +44,10 @@ UNITS = (256, 256, 256)
 
 def dense_sizes(name: str, shape: Sequence[int], classes: int) -> list[tuple[int, int]]:
     """Return (inputs, outputs) of each dense layer, for images of ``shape`` (height, width, channels)."""
-    sizes = [CHANNELS[-1]] if name == "conv" else [int(np.prod(shape)), *UNITS]
+    height, width, channels = shape
+    halvings = len(CHANNELS) - 1
+    flat = (height >> halvings) * (width >> halvings) * CHANNELS[-1]
+    sizes = [flat] if name == "conv" else [height * width * channels, *UNITS]
     return list(zip(sizes, [*sizes[1:], classes], strict=True))
 
 
@@ -77,6 +82,33 @@ def numbered(layers: Iterable[Any], kinds: Mapping[type, str]) -> Iterator[tuple
         if kind:
             counts[kind] = counts.get(kind, 0) + 1
             yield f"{kind}{counts[kind]}", layer
+
+
+def from_channels_first(name: str, array: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
+    """Return an array of PyTorch's or MXNet's layout in the neutral one.
+
+    Args:
+        name: the array's neutral name.
+        array: kernels are (outputs, inputs, height, width) or (outputs, inputs), flattened images (channel, pixel).
+        channels: of the last convolution; 1 without one.
+    """
+    if name.startswith("conv"):
+        return array.transpose(2, 3, 1, 0)
+    if name == "dense1/kernel":
+        return array.reshape(len(array), channels, -1).transpose(2, 1, 0).reshape(-1, len(array))
+    return array.T
+
+
+def to_channels_first(name: str, array: npt.NDArray[Any], channels: int) -> npt.NDArray[np.float32]:
+    """Return the inverse of :func:`from_channels_first`, float32 and contiguous."""
+    if name.startswith("conv"):
+        array = array.transpose(3, 2, 0, 1)
+    elif name == "dense1/kernel":
+        outputs = array.shape[1]
+        array = array.reshape(-1, channels, outputs).transpose(2, 1, 0).reshape(outputs, -1)
+    else:
+        array = array.T
+    return np.array(array, np.float32, order="C")
 
 
 def check_fits(theirs: Mapping[str, Any], mine: Mapping[str, tuple[int, ...]]) -> None:

@@ -42,7 +42,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
             layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP),
             layers.ReLU(),
         ]
-    return [*body, layers.GlobalAveragePooling2D(), *(layers.Dense(units, dtype="float32") for units in dense)]
+    return [*body, layers.Flatten(), *(layers.Dense(units, dtype="float32") for units in dense)]
 
 
 def _mlp(dense: Sequence[int]) -> list[Any]:

@@ -10,7 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+from .neutral import (
+    NORM_EPSILON,
+    NORM_KEEP,
+    Weights,
+    check_fits,
+    conv_sizes,
+    dense_sizes,
+    first_weights,
+    from_channels_first,
+    numbered,
+    to_channels_first,
+)
 
 IMAGE_AXES = (0, 3, 1, 2)
 KINDS = {nn.Conv2d: "conv", nn.BatchNorm2d: "norm", nn.Linear: "dense"}
@@ -19,8 +30,6 @@ FIELDS = {
     "norm": {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"},
     "dense": {"kernel": "weight", "bias": "bias"},
 }
-TO_NEUTRAL = {"conv": (2, 3, 1, 0), "dense": (1, 0)}
-FROM_NEUTRAL = {"conv": (3, 2, 0, 1), "dense": (1, 0)}
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
@@ -42,7 +51,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Se
             nn.ReLU(),
         ]
     # Channels last is the faster way for low precision, on CPUs and GPUs alike.
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *dense).to(memory_format=torch.channels_last)
+    return nn.Sequential(*layers, nn.Flatten(), *dense).to(memory_format=torch.channels_last)
 
 
 def _mlp(dense: Sequence[nn.Module]) -> nn.Sequential:
@@ -64,16 +73,16 @@ def loss_fn(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def export_weights(model: nn.Module) -> Weights:
     """Return the weights under the neutral names and layouts."""
-    return {name: _to_numpy(tensor, name, np.float32) for name, tensor in _tensors(model)}
+    return {name: _to_neutral(model, name, tensor).astype(np.float32) for name, tensor in _tensors(model)}
 
 
 def import_weights(model: nn.Module, weights: Weights) -> None:
     """Overwrite the weights with neutral ones."""
     tensors = dict(_tensors(model))
-    check_fits(weights, {name: _to_numpy(tensor, name, np.float32).shape for name, tensor in tensors.items()})
+    check_fits(weights, {name: _to_neutral(model, name, tensor).shape for name, tensor in tensors.items()})
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(_to_torch(weights[name], name))
+            tensor.copy_(_from_neutral(model, name, weights[name]))
 
 
 def export_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> Weights:
@@ -81,17 +90,17 @@ def export_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> Weigh
     found = {}
     for name, tensor in _trained(model):
         buffer = optimizer.state.get(tensor, {}).get("momentum_buffer")
-        found[name] = _to_numpy(torch.zeros_like(tensor) if buffer is None else buffer, name, np.float64)
+        found[name] = _to_neutral(model, name, torch.zeros_like(tensor) if buffer is None else buffer)
     return found
 
 
 def import_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Weights) -> None:
     """Overwrite the momentum with a neutral one."""
     trained = dict(_trained(model))
-    check_fits(momentum, {name: _to_numpy(tensor, name, np.float32).shape for name, tensor in trained.items()})
+    check_fits(momentum, {name: _to_neutral(model, name, tensor).shape for name, tensor in trained.items()})
     for name, tensor in trained.items():
         buffer = torch.empty_like(tensor, requires_grad=False)
-        optimizer.state[tensor]["momentum_buffer"] = buffer.copy_(_to_torch(momentum[name], name))
+        optimizer.state[tensor]["momentum_buffer"] = buffer.copy_(_from_neutral(model, name, momentum[name]))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -104,18 +113,17 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in _tensors(model) if isinstance(tensor, nn.Parameter))
 
 
-def _axes(table: dict[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    layer, field = name.split("/")
-    return table[layer.rstrip("0123456789")] if field == "kernel" else (0,)
+def _channels(model: nn.Module) -> int:
+    return [1, *(layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d))][-1]
 
 
-def _to_numpy(tensor: torch.Tensor, name: str, dtype: Any) -> Any:
+def _to_neutral(model: nn.Module, name: str, tensor: torch.Tensor) -> Any:
     array = tensor.detach().to("cpu", torch.float32).numpy()
-    return np.array(array.transpose(_axes(TO_NEUTRAL, name)), dtype, order="C")
+    return np.array(from_channels_first(name, array, _channels(model)), np.float64, order="C")
 
 
-def _to_torch(array: Any, name: str) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array.transpose(_axes(FROM_NEUTRAL, name)), np.float32))
+def _from_neutral(model: nn.Module, name: str, array: Any) -> torch.Tensor:
+    return torch.from_numpy(to_channels_first(name, array, _channels(model)))
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:

@@ -31,7 +31,7 @@ class Oracle:
         x = x.astype(np.float64)
         for i in range(1, self.convs + 1):
             x = self.relu(self.norm(f"norm{i}", self.conv(f"conv{i}", x if i == 1 else self.pool(x))))
-        x = self.mean(x) if self.convs else x.reshape(len(x), -1)
+        x = self.flatten(x)
         for i in range(1, self.denses + 1):
             x = self.dense(f"dense{i}", x if i == 1 else self.relu(x))
         loss, d = self.cross_entropy(x, y)
@@ -76,10 +76,9 @@ class Oracle:
         self.back.append(lambda d: d.repeat(2, 1).repeat(2, 2) / 4)
         return x.reshape(n, h // 2, 2, w // 2, 2, c).mean((2, 4))
 
-    def mean(self, x: Any) -> Any:
-        _, h, w, _ = x.shape
-        self.back.append(lambda d: np.broadcast_to(d[:, None, None] / (h * w), x.shape))
-        return x.mean((1, 2))
+    def flatten(self, x: Any) -> Any:
+        self.back.append(lambda d: d.reshape(x.shape))
+        return x.reshape(len(x), -1)
 
     def dense(self, name: str, x: Any) -> Any:
         kernel = self.w[f"{name}/kernel"].copy()

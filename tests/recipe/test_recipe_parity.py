@@ -14,7 +14,7 @@ from unifiedamp import CheckpointError
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
-RATE, MOMENTUM, SIZE, STEPS = 0.05, 0.9, 64, 20
+RATE, MOMENTUM, SIZE, STEPS = 0.01, 0.9, 64, 20
 
 
 @pytest.fixture(scope="module")
