@@ -78,3 +78,10 @@ def tests_keras2(session: nox.Session) -> None:
 def tests_mxnet2(session: nox.Session) -> None:
     """The suite on MXNet 2."""
     run_tests(session, "mxnet2")
+
+
+@nox.session(python=PYTHON)
+def tests_jax(session: nox.Session) -> None:
+    """The third-party backend, a distribution of its own: its tests and the conformance suite, on JAX."""
+    session.install("-r", "ci/jax.txt", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
+    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *session.posargs)

@@ -314,7 +314,11 @@ class Backend:
 
     @required
     def gradients(self, optimizer: Any) -> dict[str, Any]:
-        """Return name → native gradient of the window, edited in place by who wants to; no key where there is none."""
+        """Return name → native gradient of the window; no key where there is none.
+
+        Who wants to edit a gradient does it in place; where the framework's arrays cannot be written to, the mapping is
+        the window's own, and assigning to a name edits.
+        """
 
     @required
     def step(self, optimizer: Any, update: bool) -> StepResult:

@@ -211,7 +211,7 @@ def load_backend(name: str) -> Any:
         BackendNotFoundError, BackendUnavailableError: see :func:`load_plugin`; the framework is missing or broken.
     """
     plugin = load_plugin(name)
-    if importlib.util.find_spec(plugin.framework) is None:
+    if not is_installed(plugin.framework):
         raise BackendUnavailableError(
             f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
         )
@@ -223,6 +223,12 @@ def load_backend(name: str) -> Any:
             f"backend {name!r}: {plugin.framework} ({found}) is installed but fails to import: "
             f"{type(error).__name__}: {error}. Mend or reinstall it: {plugin.install}"
         ) from error
+
+
+def is_installed(framework: str) -> bool:
+    """Tell whether a framework can be imported, without doing so; a mere directory of its name does not count."""
+    spec = importlib.util.find_spec(framework)
+    return spec is not None and spec.origin is not None
 
 
 def installed_version(plugin: BackendPlugin) -> str | None:
@@ -245,6 +251,6 @@ def _info(name: str) -> BackendInfo:
         plugin = load_plugin(name)
     except BackendUnavailableError as error:
         return BackendInfo(name, False, None, str(error), "")
-    found = importlib.util.find_spec(plugin.framework) is not None
+    found = is_installed(plugin.framework)
     reason = "" if found else f"{plugin.framework} is not installed: {plugin.install}"
     return BackendInfo(name, found, installed_version(plugin) if found else None, reason, plugin.install, plugin)

@@ -1,4 +1,4 @@
-"""Batches in, results out, contexts, and the backward pass."""
+"""Batches in, results out, and the backward pass."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ import numpy as np
 
 from unifiedamp.backend import errors
 
-from .native import BFLOAT16, NDArray, base, call, from_numpy, mx, to_context
-
-
-def resolve_context(device: str | None) -> Any:
-    """Return the context that ``device`` names.
-
-    Raises:
-        ConfigError: the text names no device.
-    """
-    try:
-        return to_context(device)
-    except ValueError:
-        raise errors.ConfigError(f"device {device!r} is none of MXNet's: write 'cpu', 'gpu' or 'gpu(1)'") from None
+from .native import BFLOAT16, NDArray, base, call, from_numpy, mx
 
 
 def to_native(array: Any, context: Any) -> Any:

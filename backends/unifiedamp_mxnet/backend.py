@@ -20,7 +20,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, facts
+from . import arrays, checks, devices, facts
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
@@ -45,17 +45,14 @@ class MXNetBackend(Backend):
                 "mxnet's own amp.init() was called in this process; it casts every operator for good and cannot be "
                 "undone: leave it out, amp.autocast() does its work"
             )
-        self.context = arrays.resolve_context(spec.device)
+        self.context = devices.resolve_context(spec.device)
         facts.check_policy(spec, self.context)
         self._scaler = Scaler(spec.loss_scale)
         self._boundaries = Boundaries()
         self._compiler = Compiler(spec)
         self._bound: dict[int, Bound] = {}
         self._names: dict[int, str] = {}
-        self._tables: dict[Policy, Table] = {}
-        self._table = self._table_of(spec.policy)
-        self._regions: dict[tuple[bool, Policy | None], Region] = {}
-        self._train = Region(self._table)
+        self._make_tables()
         self._report = NonFiniteReport()
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -63,7 +60,7 @@ class MXNetBackend(Backend):
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """See ``Backend``."""
-        return facts.default_policy(arrays.resolve_context(device))
+        return facts.default_policy(devices.resolve_context(device))
 
     def capabilities(self) -> Capabilities:
         """See ``Backend``."""
@@ -103,8 +100,7 @@ class MXNetBackend(Backend):
     def _take_model(self, model: Any) -> None:
         checks.warn_of_fixed_graphs(model, self.spec)
         self._boundaries.add_model(model)
-        for table in self._tables.values():
-            self._boundaries.apply(table)
+        self._make_tables()
         if self._compiler.active:
             self._compiler.hybridize(model)
 
@@ -130,18 +126,27 @@ class MXNetBackend(Backend):
             self._regions[(enabled, policy)] = region
         return region
 
+    def _make_tables(self) -> None:
+        """Begin with new tables: graphs traced under the old ones lack what a new model brings."""
+        self._tables: dict[Policy, Table] = {}
+        self._regions: dict[tuple[bool, Policy | None], Region] = {}
+        self._table = self._table_of(self.spec.policy)
+        self._train = Region(self._table)
+        self._infer = Region(self._table, infer=True)
+
     def _table_of(self, policy: Policy) -> Table:
         table = self._tables.get(policy)
         if table is None:
             facts.check_region_policy(policy, self.context)
-            table = Table(policy)
+            table = Table(policy, scaled=self._scaler.enabled)
+            table.optimize_layout = bool(self.spec.options.get("layout_optimization"))
             self._boundaries.apply(table)
             self._tables[policy] = table
         return table
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend``."""
-        return Region(self._table, infer=True)
+        return self._infer
 
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> ScaledLosses:
         """See ``Backend``."""

@@ -9,7 +9,18 @@ from typing import Any
 from unifiedamp.backend import Policy
 
 from .native import CODES, Symbol, cast, create_native, dtype_code, map_tensors, mx, op_handle
-from .ops import COMPUTE, FIRST_INPUT_ONLY, FLOAT32, KEEP, WIDEST, ByAttribute, Rule, build_rules
+from .ops import (
+    COMPUTE,
+    FIRST_INPUT_ONLY,
+    FLOAT32,
+    KEEP,
+    REFUSED,
+    WIDEST,
+    ByAttribute,
+    Rule,
+    build_rules,
+    refuse_loss_output,
+)
 
 _FIRST_ONLY = frozenset(map(op_handle, FIRST_INPUT_ONLY))
 _LOW_CODES = (CODES["float16"], CODES["bfloat16"])
@@ -40,17 +51,21 @@ class Table:
 
     Args:
         policy: whose compute dtype, operator overrides and output dtype are followed.
+        scaled: losses are scaled, so operators whose gradient does not begin with that of a loss are refused.
 
     Attributes:
         layers: id of a block → the table that replaces this one inside it.
         outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
+        optimize_layout: graphs are built with MXNet 2's layout pass.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, scaled: bool = False) -> None:
         self.policy = policy
+        self.scaled = scaled
         self.dtype = policy.compute_dtype
         self.code = CODES[self.dtype]
-        self.rules, self.default = build_rules(policy)
+        self.rules, self.default = build_rules(policy, scaled)
+        self.optimize_layout = False
         self.layers: dict[int, Table] = {}
         self.outputs: set[int] = set()
 
@@ -69,6 +84,8 @@ class Table:
 
     def cast_arrays(self, handle: int, rule: str, arrays: list[Any]) -> list[Any]:
         """Return an operator's inputs, cast as its rule says; other dtypes than the policy's stay."""
+        if rule == REFUSED:
+            refuse_loss_output()
         target = self._target(rule, arrays)
         if target is None:
             return arrays
@@ -88,6 +105,8 @@ class Table:
 
     def cast_symbols(self, handle: int, rule: str, symbols: list[Any]) -> list[Any]:
         """Return an operator's symbolic inputs, cast as its rule says: dtypes are not known yet while tracing."""
+        if rule == REFUSED:
+            refuse_loss_output()
         if rule == WIDEST:
             return _multicast(symbols) if len(symbols) > 1 else symbols
         if rule == KEEP or not symbols:

@@ -8,7 +8,7 @@ from typing import Any
 from unifiedamp.backend import SessionSpec, errors
 
 from .layers import children, walk
-from .native import NUMPY_API, base, gluon
+from .native import gluon
 
 FLAGS: dict[str, Any] = {"static_alloc": True, "static_shape": True, "inline_limit": 2}
 """What ``hybridize`` is called with, unless ``backend_options.mxnet`` says otherwise."""
@@ -72,15 +72,3 @@ def _tops(model: Any) -> Iterable[Any]:
         return
     for _, child in children(model):
         yield from _tops(child)
-
-
-def set_layout_optimization(on: bool) -> bool | None:
-    """Switch MXNet 2's layout pass; return what it was, or None where this MXNet has none."""
-    if not NUMPY_API:
-        return None
-    import ctypes
-
-    before = ctypes.c_bool(False)
-    base.check_call(base._LIB.MXGetOptimizeLayout(ctypes.byref(before)))
-    base.check_call(base._LIB.MXSetOptimizeLayout(ctypes.c_bool(on)))
-    return before.value

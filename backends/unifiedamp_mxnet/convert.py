@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from unifiedamp.backend import Policy, errors
@@ -44,7 +45,10 @@ def convert_model(block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat
     with mx.autograd.pause():
         block(*inputs)  # Parameters whose shape follows from the input get theirs.
     names, output = _trace(block, inputs, policy)
-    converted = gluon.SymbolBlock(output, names)
+    with warnings.catch_warnings():
+        # It says that it cannot tell the inputs' dtype and takes float32 parameters, which is what they are.
+        warnings.filterwarnings("ignore", "Cannot decide type", UserWarning)
+        converted = gluon.SymbolBlock(output, names)
     values = {param.var().name: param for param in block.collect_params().values()}
     for param in converted.collect_params().values():
         _copy(values[param.name], param)
@@ -70,6 +74,6 @@ def _trace(block: Any, inputs: tuple[Any, ...], policy: Policy) -> tuple[list[An
 
 
 def _copy(source: Any, target: Any) -> None:
-    contexts = source.list_ctx()
+    values = source.list_data()
     target.shape = source.shape
-    target._load_init(source.data(contexts[0]), contexts)
+    target._load_init(values[0], [context_of(value) for value in values])

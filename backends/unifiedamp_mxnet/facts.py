@@ -10,6 +10,7 @@ from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Policy,
 
 from .casts import Table
 from .compile import hybridize_flags
+from .devices import gpu_support
 from .native import NUMPY_API, mx, upstream
 from .ops import VOCABULARY, check_overrides, op_handle
 
@@ -33,6 +34,8 @@ def cpu_has_bfloat16() -> bool:
 def policy_support(policy: Policy, context: Any) -> Support:
     """Tell whether a policy's dtypes run on a context, and why not."""
     on_cpu = context.device_type.startswith("cpu")
+    if not on_cpu and not (gpu := gpu_support(context.device_id)):
+        return gpu
     dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
     if on_cpu and "float16" in dtypes:
         return Support(False, NO_FLOAT16_CPU)
@@ -141,4 +144,4 @@ def _layout_row(spec: SessionSpec) -> PlanRow:
     value = str(spec.options["layout_optimization"])
     if not NUMPY_API:
         return PlanRow("layout_optimization", value, "", "no effect", f"MXNet {mx.__version__} has no such pass")
-    return PlanRow("layout_optimization", value, "MXSetOptimizeLayout", "native", "acts on GPU graphs")
+    return PlanRow("layout_optimization", value, "MXSetOptimizeLayout", "native", "while a graph is built")

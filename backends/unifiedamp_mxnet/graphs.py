@@ -6,13 +6,14 @@ for the call and what was there is put back, so that outside regions the block r
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from types import CodeType, FunctionType
 from typing import Any
 
 from .casts import Table, current
-from .native import NUMPY_API, gluon
+from .native import NUMPY_API, base, gluon
 
 _function: Any = gluon.HybridBlock._call_cached_op
 _native_code: CodeType = _function.__code__
@@ -93,14 +94,35 @@ def _call_variant(block: Any, graphs: Graphs, table: Table, args: Any) -> Any:
     fields = block.__dict__
     found = {name: fields[name] for name in FIELDS}
     variant = graphs.variants.get(table)
-    if variant is None:
-        block._clear_cached_op()
-    else:
-        fields.update(variant)
     try:
-        output = call_native(block, *args)
-        if variant is None:
-            graphs.variants[table] = {name: fields[name] for name in FIELDS}
+        if variant is not None:
+            fields.update(variant)
+            return call_native(block, *args)
+        block._clear_cached_op()
+        with LayoutPass(table.optimize_layout):
+            output = call_native(block, *args)
+        graphs.variants[table] = {name: fields[name] for name in FIELDS}
         return output
     finally:
         fields.update(found)
+
+
+class LayoutPass:
+    """MXNet 2's layout pass, for the graphs built inside; the process's setting is put back.
+
+    Args:
+        on: False leaves the setting as it is, as does an MXNet without the pass.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self._on = on and NUMPY_API
+        self._before = ctypes.c_bool(False)
+
+    def __enter__(self) -> None:
+        if self._on:
+            base.check_call(base._LIB.MXGetOptimizeLayout(ctypes.byref(self._before)))
+            base.check_call(base._LIB.MXSetOptimizeLayout(ctypes.c_bool(True)))
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            base.check_call(base._LIB.MXSetOptimizeLayout(self._before))

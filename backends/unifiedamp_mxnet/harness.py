@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from unifiedamp.backend import LossScale, Policy, SessionSpec
 from unifiedamp.conformance.harness import Array, Harness
 
+from .backend import MXNetBackend
 from .native import (
     NUMPY_API,
     autograd,
@@ -144,6 +146,29 @@ class MXNetHarness(Harness):
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""
         return dtype_name(tensor)
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness``; the gradients of two contexts are summed, as Gluon does."""
+        return _run_on_devices(gradients, loss_scale)
+
+
+def _run_on_devices(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    backend = MXNetBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
+    model = _Probe([1.0])
+    model.initialize(ctx=contexts)
+    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1})
+    backend.prepare([model], [trainer])
+    with backend.autocast(True, None):
+        inputs = [
+            from_numpy(np.array([value], np.float32), ctx) for value, ctx in zip(gradients, contexts, strict=True)
+        ]
+        losses = [model(x) for x in inputs]
+    with backend.scale_loss(losses, [trainer]) as scaled:
+        scaled.backward()
+    backend.step(trainer, True)
+    skipped = backend.read_state().skipped_steps
+    return [(float(model.w0.data(ctx).asnumpy()[0]), skipped) for ctx in contexts]
 
 
 def _dense(weight: Array, bias: Array, hidden: bool) -> Any:

@@ -100,7 +100,7 @@ class Boundaries:
             return
         blocks = self._blocks()
         for path, dtype in match_layers(policy.layer_overrides, blocks).items():
-            inside = Table(policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None))
+            inside = Table(policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None), table.scaled)
             inside.layers = table.layers
             table.layers[id(blocks[path])] = inside
             self._stand_at(blocks[path])

@@ -104,18 +104,3 @@ def map_tensors(function: Any, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(function, item) for item in value)
     return value
-
-
-def to_context(device: str | None) -> Any:
-    """Return the context that ``device`` names ("cpu", "cuda:1", "gpu(0)"); None takes a GPU where one answers.
-
-    Raises:
-        ValueError: the text names no device.
-    """
-    if device is None:
-        return mx.gpu(0) if mx.context.num_gpus() > 0 else mx.cpu(0)
-    kind, _, index = device.lower().replace("(", ":").rstrip(")").partition(":")
-    makers = {"cpu": mx.cpu, "gpu": mx.gpu, "cuda": mx.gpu}
-    if kind not in makers:
-        raise ValueError(device)
-    return makers[kind](int(index or 0))

@@ -11,8 +11,8 @@ from unifiedamp.backend import Policy, errors
 
 from .native import amp_lists, op_handle
 
-COMPUTE, FLOAT32, WIDEST, KEEP = "compute", "float32", "widest", "keep"
-"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, or leave them."""
+COMPUTE, FLOAT32, WIDEST, KEEP, REFUSED = "compute", "float32", "widest", "keep", "refused"
+"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, leave them; or refuse the call."""
 
 Target = str | tuple[str, str, str]
 """An operator, or (operator, attribute, value) for one of the functions that an operator holds."""
@@ -30,9 +30,9 @@ VOCABULARY: Mapping[str, tuple[Target, ...]] = {
     "layer_norm": ("LayerNorm",),
     "batch_norm": ("BatchNorm", "BatchNormWithReLU", "_contrib_SyncBatchNorm"),
     "group_norm": ("GroupNorm",),
-    "relu": ("relu", ("Activation", "act_type", "relu")),
+    "relu": ("relu", "_npx_relu", ("Activation", "act_type", "relu")),
     "gelu": (("LeakyReLU", "act_type", "gelu"),),
-    "sigmoid": ("sigmoid", ("Activation", "act_type", "sigmoid")),
+    "sigmoid": ("sigmoid", "_npx_sigmoid", ("Activation", "act_type", "sigmoid")),
     "tanh": ("tanh", "_npi_tanh", ("Activation", "act_type", "tanh")),
     "softplus": (("Activation", "act_type", "softrelu"),),
     "exp": ("exp", "_npi_exp"),
@@ -57,14 +57,34 @@ COMPOSED = {
 """Words of the vocabulary that are no operator of MXNet, each with what to name instead."""
 
 BFLOAT16_KERNELS = frozenset(
-    {"linear", "conv", "batch_norm", "relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax", "exp"}
+    {"linear", "conv", "batch_norm", "relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax"}
 )
 """Words that may be set to "compute" under bfloat16: MXNet's CPU kernels for them take it, forward and backward."""
+
+NUMPY_BFLOAT16: Mapping[str, str] = {
+    "_npx_relu": KEEP, "_npi_square": KEEP, "_npi_absolute": KEEP,
+    "_npi_add": WIDEST, "_npi_subtract": WIDEST, "_npi_multiply": WIDEST,
+    **dict.fromkeys(VOCABULARY["matmul"], FLOAT32),
+}  # fmt: skip
+"""What MXNet's bfloat16 lists get wrong or leave out: MXNet 2's numpy operators that have a kernel for it, and matrix
+products, listed as "widest", that find none for two bfloat16 inputs."""
+
+NO_BFLOAT16 = frozenset({"_npi_tanh"})
+"""Operators of the vocabulary that lack the kernel which their namesakes have."""
 
 FIRST_INPUT_ONLY = (
     "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
 )  # fmt: skip
 """Operators whose parameters and running statistics stay as they are: they are float32, or are written to."""
+
+LOSS_OUTPUTS = (
+    "SoftmaxOutput",
+    "LinearRegressionOutput",
+    "LogisticRegressionOutput",
+    "MAERegressionOutput",
+    "MakeLoss",
+)
+"""Operators that begin the backward pass by themselves: what a loss is multiplied by does not reach their gradient."""
 
 UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_copyto", "reset_arrays", "_CachedOp")
 """Operators whose inputs are never cast."""
@@ -87,15 +107,30 @@ Rule = str | ByAttribute
 Rules = dict[int, Rule]
 
 
-def build_rules(policy: Policy) -> tuple[Rules, str]:
+def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     """Return handle → rule for a policy, and the rule of every operator that has none of its own."""
     low = policy.compute_dtype
     rules = {} if low == "float32" else dict(_listed(low))
     for word, choice in policy.op_overrides.items():
         for target in VOCABULARY[word]:
-            _override(rules, target, choice)
+            if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
+                _override(rules, target, choice)
+    if scaled:
+        rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
     # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
     return rules, FLOAT32 if low == "bfloat16" else KEEP
+
+
+def refuse_loss_output() -> None:
+    """Refuse one of :data:`LOSS_OUTPUTS`.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise errors.UnsupportedError(
+        f"{', '.join(LOSS_OUTPUTS)}: these operators make their own gradient and ignore the loss scale, so it would be "
+        "divided away; use a loss of gluon.loss, or loss_scale='none'"
+    )
 
 
 @functools.cache
@@ -115,13 +150,13 @@ def _listed(low: str) -> Mapping[int, Rule]:
         for handle in _handles([op]):
             rules[handle] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
     if low == "bfloat16":
-        # MXNet lists "dot" and its like as widest, but two bfloat16 inputs find no matrix product on CPU.
-        rules.update(dict.fromkeys(_handles(VOCABULARY["matmul"]), FLOAT32))
+        for name, rule in NUMPY_BFLOAT16.items():
+            rules.update(dict.fromkeys(_handles([name]), rule))
     rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
     return rules
 
 
-def _handles(names: Iterable[Any]) -> list[int]:
+def _handles(names: Iterable[str]) -> list[int]:
     # A sparse operator shares its handle with the dense one but not its list, so the dense name decides.
     known = (op_handle(name) for name in names if not name.startswith("_sparse_"))
     return [handle for handle in known if handle is not None]

@@ -25,7 +25,7 @@ from unifiedamp.backend import (
 
 from . import facts, modes, ops, prepare
 from .autocast import Inference, Region
-from .checks import check_spec, not_in_trace, scalar_loss
+from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
 from .compile import CompiledStep
 from .gradients import Bound
 from .scaler import DeviceScaler
@@ -43,6 +43,7 @@ class TensorFlowBackend(Backend):
         check_spec(spec)
         self.device = facts.device_of(spec.device)
         self.mode = modes.make_mode(spec, self.device)
+        facts.warn_without_gain(spec, self.device)
         self.tapes = Tapes()
         self.scaler = DeviceScaler(spec.loss_scale) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
@@ -79,9 +80,9 @@ class TensorFlowBackend(Backend):
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """See ``Backend.prepare``."""
-        prepare.check_objects(models, optimizers)
+        prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
-        plan = prepare.plan_optimizers(models, optimizers, self._bounds, self.spec)
+        plan = prepare.plan_optimizers(models, optimizers, self._bounds)
         self.mode.attach(models)
         outers = []
         for optimizer, named in plan:
@@ -122,6 +123,8 @@ class TensorFlowBackend(Backend):
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
         """
+        if tf.executing_eagerly():
+            self.mode.on_eager_backward()
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
@@ -130,7 +133,7 @@ class TensorFlowBackend(Backend):
         if unconnected and not self.tapes.knows(loss):
             raise errors.LossError(
                 "amp.scale_loss: the loss depends on no trainable variable used inside 'with amp.autocast():'; compute "
-                "model outputs and loss inside the region, with TensorFlow operations, and scale it before the next step"
+                "model outputs and loss inside the region, by TensorFlow operations, and scale it before the next step"
             )
         left = iter(gradients or ())
         for bound in bounds:
@@ -162,6 +165,7 @@ class TensorFlowBackend(Backend):
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend.step``."""
+        refuse_replicas("amp.step")
         bound = self._by_id[id(optimizer)]
         bound.unscale("step")
         if not bound.collect("step"):

@@ -8,11 +8,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, errors
 
 from .gradients import Bound
 from .tapes import Tapes
+
+
+def _leave_unconverted() -> None:
+    """Keep AutoGraph from rewriting unifiedamp's own Python, which decides while tracing."""
+    rules = [config.DoNotConvert(name) for name in ("unifiedamp", __name__.partition(".")[0])]
+    config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
+
+
+_leave_unconverted()
 
 
 class CompiledStep:
@@ -42,7 +52,6 @@ class CompiledStep:
         self._around = around or nullcontext
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
-        self._failure: errors.AmpError | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
@@ -50,15 +59,15 @@ class CompiledStep:
         function = self._functions.get(start)
         if function is None:
             function = self._functions[start] = self._traced()
-        self._failure = None
         try:
             with self._around():
                 output = function(*args, **kwargs)
         except Exception as error:
             self._restore(start)
-            if self._failure is not None and error is not self._failure:
-                raise self._failure from None
-            raise
+            ours = _ours(error)
+            if ours is None or ours is error:
+                raise
+            raise ours from None
         ((end, result),) = output.items()
         self._restore(self._ends[end])
         return result
@@ -78,9 +87,6 @@ class CompiledStep:
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             try:
                 result = converted(*args, **kwargs)
-            except errors.AmpError as error:
-                self._failure = error
-                raise
             finally:
                 self._tapes.drop()
             return {self._end(): result}
@@ -101,3 +107,12 @@ class CompiledStep:
         self._window.restore(state[0])
         for bound, part in zip(self._bounds, state[1], strict=True):
             bound.restore(part)
+
+
+def _ours(error: BaseException | None) -> errors.AmpError | None:
+    """Return the error of ours that AutoGraph wrapped in one of its own."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, errors.AmpError) else found
+        error = error.__cause__ or error.__context__
+    return found

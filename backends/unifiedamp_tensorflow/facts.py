@@ -105,9 +105,25 @@ def policy_support(device: Device) -> Mapping[str, Support]:
     reasons = {"float32": GOOD}
     for name, preset in PRESETS.items():
         if preset.compute_dtype != "float32":
-            helps = float16_helps(device) if preset.compute_dtype == "float16" else bfloat16_helps(device)
+            helps = _helps(preset.compute_dtype, device)
             reasons[name] = Support(True, helps.reason if helps else f"runs, without gain: {helps.reason}")
     return reasons
+
+
+def warn_without_gain(spec: SessionSpec, device: Device) -> None:
+    """Warn of a policy that runs and cannot help."""
+    dtype = spec.policy.compute_dtype
+    helps = GOOD if dtype == "float32" else _helps(dtype, device)
+    if not helps:
+        spec.warn(
+            f"policy {str(spec.policy)!r} runs on {device.name} without gain in speed: {helps.reason}; "
+            f"this device does {default_policy(device)[0]!r} best",
+            errors.PolicyWarning,
+        )
+
+
+def _helps(dtype: str, device: Device) -> Support:
+    return float16_helps(device) if dtype == "float16" else bfloat16_helps(device)
 
 
 def capabilities(device: Device, op_overrides: Support) -> Capabilities:
@@ -121,7 +137,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "several_devices": Support(
-            False, "steps inside tf.distribute's strategy.run are refused; model.fit under a strategy is Keras's own"
+            False, "a step of several tf.distribute replicas is refused: each would decide about inf for itself"
         ),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
     }
@@ -140,7 +156,7 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
     rows.append(PlanRow("compile", "xla" if xla else "tf.function", f"tf.function(step, jit_compile={xla or None})"))
     dtype = spec.policy.compute_dtype
     if dtype != "float32":
-        helps = float16_helps(device) if dtype == "float16" else bfloat16_helps(device)
+        helps = _helps(dtype, device)
         rows.append(PlanRow("speed", dtype, device.tf_name, "native" if helps else "no effect", helps.reason))
     return rows
 

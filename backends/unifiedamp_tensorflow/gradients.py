@@ -128,12 +128,12 @@ class Bound:
 
     def note_bad(self) -> None:
         """Keep on the device which gradients were not finite (in the skip branch of a trace)."""
-        order = [self.names.index(name) for name in self.gradients]
         flags = tf.logical_not(self.flags)
-        if len(order) == len(self.names):
-            self.bad.assign(tf.gather(flags, tf.math.invert_permutation(order)))
-        else:
-            self.bad.assign(tf.scatter_nd([[i] for i in order], tf.cast(flags, tf.int32), [len(self.names)]) > 0)
+        if list(self.gradients) == self.names:
+            self.bad.assign(flags)
+            return
+        places = [[self.names.index(name)] for name in self.gradients]
+        self.bad.assign(tf.scatter_nd(places, tf.cast(flags, tf.int32), [len(self.names)]) > 0)
 
     def report(self, loss_finite: bool | None) -> NonFiniteReport:
         """Return what was noted at the last skipped step."""

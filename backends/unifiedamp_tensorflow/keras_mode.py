@@ -14,6 +14,7 @@ from . import layers
 from .autocast import DISABLED
 from .facts import Device
 from .ops import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
+from .rewrite import active_switches
 
 mixed_precision = tf.keras.mixed_precision
 
@@ -42,12 +43,14 @@ class PolicyScope:
         self._found: list[Any] = []
 
     def __enter__(self) -> None:
+        switches = active_switches() if self._name.startswith("mixed_") else []
+        if switches:
+            raise errors.UnsupportedError(
+                f"TensorFlow's graph rewrite is on ({', '.join(switches)}), and a mixed Keras policy cannot be had "
+                "with it: turn it off by tf.config.optimizer.set_experimental_options, or use mode='graph_rewrite'"
+            )
         self._found.append(mixed_precision.global_policy())
-        try:
-            mixed_precision.set_global_policy(self._name)
-        except ValueError as error:
-            self._found.pop()
-            raise errors.UnsupportedError(f"Keras refuses the policy {self._name!r} here: {error}") from error
+        mixed_precision.set_global_policy(self._name)
 
     def __exit__(self, *exception: object) -> None:
         mixed_precision.set_global_policy(self._found.pop())
@@ -85,8 +88,8 @@ class KerasMode:
             )
         if self._plain and policy.compute_dtype != policy.param_dtype:
             raise errors.UnsupportedError(
-                f"amp.autocast(policy={str(policy)!r}): this Keras made {errors.first_names(self._plain)} without variables "
-                "that cast themselves; make the model in the scope of a session with a mixed policy"
+                f"amp.autocast(policy={str(policy)!r}): this Keras made {errors.first_names(self._plain)} without "
+                "variables that cast themselves; make the model in the scope of a session with a mixed policy"
             )
         return policy.compute_dtype, None
 
@@ -150,6 +153,9 @@ class KerasMode:
     def around_call(self) -> None:
         """Nothing is needed around a compiled call."""
         return
+
+    def on_eager_backward(self) -> None:
+        """Layers cast eagerly as well."""
 
     def op_overrides(self) -> Support:
         """Layer kinds only."""

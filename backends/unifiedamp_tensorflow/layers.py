@@ -84,16 +84,16 @@ def attach(layer: Any, *, pinned: bool, output_dtype: str | None) -> None:
     _set_class(layer, _following(original, OUTPUT in vars(layer)))
 
 
-def _set_class(layer: Any, kind: type) -> None:
-    # Past the property by which a following class answers with the original one.
-    object.__dict__["__class__"].__set__(layer, kind)
-
-
 def detach(layer: Any) -> None:
     """Give ``layer`` its class back."""
     _set_class(layer, original_class(layer))
     for name in (PINNED, OUTPUT):
         vars(layer).pop(name, None)
+
+
+def _set_class(layer: Any, kind: type) -> None:
+    # Our subclasses show the original as __class__, so the assignment must go below that property.
+    vars(object)["__class__"].__set__(layer, kind)
 
 
 def original_class(layer: Any) -> type:

@@ -34,6 +34,9 @@ class Mode(Protocol):
     def around_call(self) -> Callable[[], AbstractContextManager[Any]] | None:
         """Return what makes a context for each compiled call."""
 
+    def on_eager_backward(self) -> None:
+        """A backward ran eagerly."""
+
     def explain(self) -> list[PlanRow]:
         """Return the mode's rows of the plan."""
 

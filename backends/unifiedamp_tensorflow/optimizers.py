@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .checks import refuse_replicas
 from .scaler import DeviceScaler, finite_flags
 
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
@@ -41,6 +42,7 @@ def scaled(loss: Any, scale: Any) -> Any:
 
 def apply_checked(scaler: DeviceScaler, inner: Any, pairs: Sequence[tuple[Any, Any]], unscale: bool) -> None:
     """One whole step on given gradients: look, apply or skip, move the scale."""
+    refuse_replicas("model.fit")
     pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if not pairs:
         return
@@ -143,7 +145,13 @@ def _unscaling_gradients() -> type:
                 self.build([variable for _, variable in pairs])
             apply_checked(self._amp_scaler, self._optimizer, pairs, False)
 
-    return AmpOptimizer
+        def get_config(self) -> dict[str, Any]:
+            """Return the configuration of Keras's own LossScaleOptimizer."""
+            settings = self._amp_scaler.settings
+            kept = {"initial_scale": settings.first_scale, "dynamic_growth_steps": settings.growth_interval}
+            return {**super().get_config(), "dynamic": True, **kept}
+
+    return _disguised(AmpOptimizer, base)
 
 
 def _current_kind() -> type:

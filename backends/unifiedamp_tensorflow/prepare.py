@@ -16,11 +16,11 @@ from .scaler import DeviceScaler
 Named = dict[str, Any]
 
 
-def check_objects(models: Sequence[Any], given: Sequence[Any]) -> None:
+def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec) -> None:
     """Refuse what is no Keras model or optimizer, models without variables, optimizers wrapped already.
 
     Raises:
-        errors.WrongObjectError, PrepareError: see the messages.
+        WrongObjectError, PrepareError: see the messages.
     """
     for optimizer in given:
         _check_optimizer(optimizer)
@@ -30,6 +30,7 @@ def check_objects(models: Sequence[Any], given: Sequence[Any]) -> None:
                 f"model {model.name!r} has no variables yet, so an optimizer cannot be bound to them; give it an "
                 "input shape (keras.Input, model.build(...)) or call it once on a batch, inside 'with amp.scope():'"
             )
+    _check_dtypes(layers.parameters(models), spec)
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -52,9 +53,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def plan_optimizers(
-    models: Sequence[Any], given: Sequence[Any], bounds: Sequence[Bound], spec: SessionSpec
-) -> list[tuple[Any, Named]]:
+def plan_optimizers(models: Sequence[Any], given: Sequence[Any], bounds: Sequence[Bound]) -> list[tuple[Any, Named]]:
     """Return each optimizer with its named parameters.
 
     An optimizer that was built keeps its own variables. The others take what is left: one takes all of it; several
@@ -62,10 +61,8 @@ def plan_optimizers(
 
     Raises:
         PrepareError: an optimizer's variables are not the models', or it is not clear whose they are.
-        ParamDtypeError: half-precision parameters under a loss scaler.
     """
     named = layers.parameters(models)
-    _check_dtypes(named, spec)
     taken = {id(variable) for bound in bounds for variable in bound.variables}
     built = [(optimizer, _own(optimizer, named)) for optimizer in given if optimizers.is_built(optimizer)]
     taken |= {id(variable) for _, own in built for variable in own.values()}
@@ -125,8 +122,8 @@ def _check_dtypes(named: Named, spec: SessionSpec) -> None:
     half = [name for name, variable in named.items() if variable.dtype in (tf.float16, tf.bfloat16)]
     if half and spec.loss_scale.enabled:
         raise errors.ParamDtypeError(
-            f"{len(half)} trainable parameters are {named[half[0]].dtype.name} ({errors.first_names(half)}); a loss scaler "
-            "needs float32 parameters: make the model under 'mixed_float16', or use loss_scale='none'"
+            f"{len(half)} trainable parameters are {named[half[0]].dtype.name} ({errors.first_names(half)}); a loss "
+            "scaler needs float32 parameters: make the model under 'mixed_float16', or use loss_scale='none'"
         )
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from unifiedamp.backend import LossScale, ScaleState, float32
 
 PENDING_NONE, PENDING_FINITE, PENDING_BAD = 0, 1, 2
-GOOD, BAD, APPLIED, SKIPPED = range(4)
 
 
 def dense_values(gradient: Any) -> Any:
@@ -36,7 +35,8 @@ class DeviceScaler:
 
     Attributes:
         scale: float32 variable.
-        counters: int64 variable (good, bad, applied, skipped).
+        good, bad, applied, skipped: int64 variables, the counters of ``ScaleState``. One each: adding to a scalar in
+            place is the cheapest operation there is.
         pending: int64 variable: what the steps since the last update found.
         loss_finite: bool variable: whether the loss of the last skipped step was finite.
     """
@@ -45,19 +45,24 @@ class DeviceScaler:
         self.settings = settings
         first = settings.initial_state()
         self.scale = _variable(first.scale, tf.float32, "scale")
-        self.counters = _variable([0, 0, 0, 0], tf.int64, "counters")
+        self.good, self.bad, self.applied, self.skipped = (
+            _variable(0, tf.int64, name) for name in ("good_steps", "bad_steps", "applied_steps", "skipped_steps")
+        )
         self.pending = _variable(PENDING_NONE, tf.int64, "pending")
         self.loss_finite = _variable(True, tf.bool, "loss_finite")
 
     def read(self) -> ScaleState:
         """Return plain numbers; waits for the device."""
-        good, bad, applied, skipped = (int(value) for value in self.counters.numpy())
-        return ScaleState(float(self.scale.numpy()), good, bad, applied, skipped)
+        counters = (self.good, self.bad, self.applied, self.skipped)
+        return ScaleState(float(self.scale.numpy()), *[int(counter.numpy()) for counter in counters])
 
     def write(self, state: ScaleState) -> None:
         """Set scale and counters; forget what is pending."""
         self.scale.assign(state.scale)
-        self.counters.assign([state.good_steps, state.bad_steps, state.applied_steps, state.skipped_steps])
+        self.good.assign(state.good_steps)
+        self.bad.assign(state.bad_steps)
+        self.applied.assign(state.applied_steps)
+        self.skipped.assign(state.skipped_steps)
         self.pending.assign(PENDING_NONE)
 
     def unscale(self, gradients: Sequence[Any]) -> list[Any]:
@@ -76,18 +81,18 @@ class DeviceScaler:
 
         def applied() -> None:
             apply()
+            self.applied.assign_add(1)
             if alone:
-                self._move_finite(applied=1)
+                self._move_finite()
             else:
-                self.counters.assign_add([0, 0, 1, 0])
                 self.pending.assign(tf.maximum(self.pending, PENDING_FINITE))
 
         def skipped() -> None:
             skip()
+            self.skipped.assign_add(1)
             if alone:
-                self._move_bad(skipped=1)
+                self._move_bad()
             else:
-                self.counters.assign_add([0, 0, 0, 1])
                 self.pending.assign(PENDING_BAD)
 
         tf.cond(all_finite, _branch(applied), _branch(skipped))
@@ -96,10 +101,13 @@ class DeviceScaler:
         """Count one step and move the scale if ``update``; return the scale before and after. Eager form."""
         state = self.read()
         found = max(int(self.pending.numpy()), PENDING_FINITE if finite else PENDING_BAD)
-        counts = (state.applied_steps + finite, state.skipped_steps + (not finite))
+        counted = self.applied if finite else self.skipped
+        counted.assign_add(1)
         new = self.settings.next_state(state, found == PENDING_BAD) if update else state
-        self.scale.assign(new.scale)
-        self.counters.assign([new.good_steps, new.bad_steps, *counts])
+        if new is not state:
+            self.scale.assign(new.scale)
+            self.good.assign(new.good_steps)
+            self.bad.assign(new.bad_steps)
         self.pending.assign(PENDING_NONE if update else found)
         return state.scale, new.scale
 
@@ -110,21 +118,24 @@ class DeviceScaler:
         branches = [_branch(lambda: None), _branch(self._move_finite), _branch(self._move_bad)]
         tf.switch_case(tf.cast(pending, tf.int32), branches)
 
-    def _move_finite(self, applied: int = 0) -> None:
-        # good + 1, bad = 0, and on the interval good = 0 and a larger scale.
-        counters = self.counters.assign(self.counters * [1, 0, 1, 1] + [1, 0, applied, 0], read_value=True)
-        tf.cond(counters[GOOD] >= self.settings.growth_interval, _branch(self._grow), _branch(lambda: None))
+    def _move_finite(self) -> None:
+        self.bad.assign(0)
+        good = self.good.assign_add(1, read_value=True)
+        tf.cond(good >= self.settings.growth_interval, _branch(self._grow), _branch(lambda: None))
 
     def _grow(self) -> None:
         largest = float32(self.settings.scale_bounds[1])
         self.scale.assign(tf.minimum(largest, self.scale * float32(self.settings.growth_factor)))
-        self.counters.assign(self.counters * [0, 1, 1, 1])
+        self.good.assign(0)
 
-    def _move_bad(self, skipped: int = 0) -> None:
-        counters = self.counters.assign(self.counters * [0, 1, 1, 1] + [0, 1, 0, skipped], read_value=True)
+    def _move_bad(self) -> None:
+        self.good.assign(0)
+        bad = self.bad.assign_add(1, read_value=True)
+        tf.cond(bad >= self.settings.hysteresis, _branch(self._shrink), _branch(lambda: None))
+
+    def _shrink(self) -> None:
         smallest = float32(self.settings.scale_bounds[0])
-        smaller = tf.maximum(smallest, self.scale * float32(self.settings.backoff_factor))
-        self.scale.assign(tf.where(counters[BAD] >= self.settings.hysteresis, smaller, self.scale))
+        self.scale.assign(tf.maximum(smallest, self.scale * float32(self.settings.backoff_factor)))
 
 
 def _branch(body: Callable[[], Any]) -> Callable[[], Any]:

@@ -140,8 +140,8 @@ class TorchBackend(Backend):
         """See ``Backend``."""
         if policy is not None and entered.in_compiled_step and policy.op_overrides != self.spec.policy.op_overrides:
             raise errors.UnsupportedError(
-                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because torch.compile "
-                "traces under them; use layer_overrides, or make a session of that policy"
+                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because "
+                "torch.compile traces under them; use layer_overrides, or make a session of that policy"
             )
         return self._regions.get((enabled, policy)) or self._add_region(enabled, policy)
 

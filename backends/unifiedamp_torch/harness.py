@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 
@@ -125,7 +126,9 @@ class TorchHarness(Harness):
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _OPS.get(op)
-        return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64).reshape(8, 8)))
+        # Where sessions run by default: an autocast region is of one device type.
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64, device=device).reshape(8, 8)))
 
     def global_state(self) -> Any:
         """See ``Harness``."""
@@ -143,6 +146,12 @@ class TorchHarness(Harness):
                 for name in ("matmul", "linear", "softmax.int", "layer_norm", "exp", "sum")
             ],
         )
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness``."""
+        from .harness_ranks import run_on_ranks
+
+        return run_on_ranks(gradients, loss_scale)
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""

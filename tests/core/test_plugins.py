@@ -108,3 +108,14 @@ def test_observer_with_a_misspelt_hook_is_refused():
         plugins.add_observer(None, Observer())
     with pytest.raises(ua.ConfigError, match="has none of the hooks"):
         plugins.add_observer(None, object())
+
+
+def test_a_folder_of_the_frameworks_name_is_no_framework(register, tmp_path, monkeypatch):
+    (tmp_path / "notaframework").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    register(mine=Registered("notaframework"))
+    info = ua.available_backends()["mine"]
+    assert not info.installed
+    assert "notaframework is not installed" in info.reason
+    with pytest.raises(ua.BackendUnavailableError, match="pip install mine"):
+        ua.Amp("mine")

@@ -28,12 +28,15 @@ def test_a_region_object_can_be_entered_again_while_entered():
     amp = session("mixed_bfloat16")
     region = amp.autocast()
     assert isinstance(region, torch.autocast)
-    with region:
-        with amp.autocast(enabled=False), region:
-            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    for _ in range(3):
+        with region:
+            with amp.autocast(enabled=False), region:
+                assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+                assert torch.is_autocast_enabled("cpu")
             assert torch.is_autocast_enabled("cpu")
-        assert torch.is_autocast_enabled("cpu")
-    assert not torch.is_autocast_enabled("cpu")
+            with region:
+                assert torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("cpu")
 
 
 def test_one_region_object_in_two_threads():

@@ -101,6 +101,20 @@ def test_a_compiled_step_honours_op_overrides():
     assert plain[1].dtype == torch.bfloat16
 
 
+def test_compiled_code_is_not_shared_between_sessions_of_other_overrides():
+    model = torch.nn.Linear(8, 8)
+    chosen = session(ua.Policy(compute_dtype="bfloat16", op_overrides={"linear": "float32"}))
+    other = session(ua.Policy(compute_dtype="bfloat16", op_overrides={"linear": "compute"}))
+    x, _ = batch()
+    for _ in range(2):
+        for amp, dtype in ((chosen, torch.float32), (other, torch.bfloat16)):
+            compiled = amp.compile(model)
+            with amp.autocast():
+                assert compiled(x).dtype == dtype
+    chosen.close()
+    other.close()
+
+
 def test_other_overrides_for_a_region_of_a_compiled_step_are_refused():
     amp = session("mixed_bfloat16")
     other = ua.Policy(compute_dtype="bfloat16", op_overrides={"softmax": "float32"})

@@ -26,7 +26,7 @@ from unifiedamp.backend import (
 )
 
 from . import autocast, facts, gradients, ops, scaler
-from .compile import compile_step
+from .compile import compile_step, current_trace
 from .prepare import prepare_model
 
 
@@ -44,6 +44,7 @@ class JaxBackend(Backend):
         self.models: list[nnx.Module] = []
         self.trained: list[gradients.Trained] = []
         self.carry = scaler.Carry(scaler.to_arrays(spec.loss_scale.initial_state()))
+        self.trace = current_trace()
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,11 @@ class JaxBackend(Backend):
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
         """See ``Backend``."""
+        if self.trace != current_trace():
+            raise errors.StepOrderError(
+                "amp.backward: the step runs inside a JAX transformation that the session does not know, and what it "
+                "moves would be lost; compile it by amp.compile instead of jax.jit or nnx.jit"
+            )
         places = [self._place(optimizer) for optimizer in optimizers]
         factor = self.carry.numbers["scale"] / self.spec.accumulate_steps
         with autocast.region(True, self.spec.policy):
@@ -234,7 +240,8 @@ class JaxBackend(Backend):
             return array
         if not isinstance(array, (np.ndarray, np.generic)) and hasattr(array, "__dlpack__"):
             array = jnp.from_dlpack(array)
-        return jax.device_put(array, self.device)
+        # Without a device that was asked for, an array stays where JAX may move it, as the models' own do.
+        return jax.device_put(array, self.device if self.spec.device else None)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
+from jax.extend.core import get_opaque_trace_state
 
 from .standin import stand_in
 
 if TYPE_CHECKING:
     from .backend import JaxBackend
+
+
+def current_trace() -> Any:
+    """Return what JAX is tracing, comparable; one value means that it traces nothing."""
+    return get_opaque_trace_state(convention="nnx")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -41,13 +47,14 @@ def compile_step(backend: JaxBackend, fn: Callable[..., Any], window: Any) -> Ca
 
     @functools.partial(nnx.jit, graph=True)
     def run(start: Static, copies: Any, carry: Any, args: Any, kwargs: Any) -> Any:
-        outer, backend.carry = backend.carry, carry
+        outer = backend.carry, backend.trace
+        backend.carry, backend.trace = carry, current_trace()
         try:
             with stand_in(backend.bundle(), copies):
                 output = fn(*args, **kwargs)
             return Static(window.snapshot()), output, backend.carry
         finally:
-            backend.carry = outer
+            backend.carry, backend.trace = outer
             window.restore(start.value)
 
     @functools.wraps(fn, updated=())

@@ -94,7 +94,7 @@ def differentiate(
 
     Raises:
         LossError: the loss is not a floating scalar.
-        StepOrderError: the step runs inside a ``jax.jit`` that is not the session's.
+        StepOrderError: ``closure`` changes a module that is none of ``models``.
     """
     known = nnx.List(models)
     wanted = {path for one in trained for path in one.paths.values()}
@@ -109,8 +109,8 @@ def differentiate(
         (_, loss), state = nnx.value_and_grad(scaled, argnums=chosen, has_aux=True, graph=True)(known)
     except TraceContextError as error:
         raise errors.StepOrderError(
-            "amp.backward: a module is used inside a JAX transformation that it was not made in. Compile the step "
-            "by amp.compile, not by jax.jit or nnx.jit, and pass modules that amp.prepare has not seen as arguments"
+            "amp.backward: the closure changes a module that amp.prepare has not seen; prepare it too, or let it be "
+            "an attribute of the model"
         ) from error
     found = {tuple(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return loss, [{name: found[path] for name, path in one.paths.items()} for one in trained]
@@ -131,7 +131,9 @@ def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
     """Run the optimizer's own ``update``, or change nothing where ``found``; None there: nobody looked."""
 
     def update(optimizer: Any, model: Any) -> None:
-        flat = {path: type(own)(grads[_name(path)]) for path, own in _flat(model, optimizer.wrt)}
+        own = dict(_flat(model, optimizer.wrt))
+        # optax wants a gradient for every parameter: where the user took one out, it is zero.
+        flat = {path: type(one)(grads.get(_name(path), jnp.zeros_like(one.get_value()))) for path, one in own.items()}
         state = nnx.from_flat_state(flat)
         if isinstance(optimizer, nnx.ModelAndOptimizer):
             optimizer.update(state)

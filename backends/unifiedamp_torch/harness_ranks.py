@@ -1,0 +1,42 @@
+"""One step on two ranks, for the conformance kit: two processes joined by gloo."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from unifiedamp.backend import LossScale, Policy, SessionSpec
+
+
+def run_on_ranks(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+    """Return each rank's parameter and skipped steps after a step with these gradients; see ``Harness.device_run``."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (folder, list(gradients), loss_scale), nprocs=len(gradients))
+        return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
+
+
+def _rank(rank: int, folder: str, gradients: Sequence[float], loss_scale: LossScale) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
+    try:
+        torch.save(_step(gradients[rank], loss_scale), Path(folder, f"rank{rank}"))
+    finally:
+        dist.destroy_process_group()
+
+
+def _step(gradient: float, loss_scale: LossScale) -> tuple[float, int]:
+    from .backend import TorchBackend
+
+    backend = TorchBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
+    model: Any = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend.prepare([model], [optimizer])
+    backend.backward(lambda: model(torch.full((1, 1), gradient)).sum(), [optimizer])
+    backend.step(optimizer, update=True)
+    return model.weight.item(), backend.read_state().skipped_steps

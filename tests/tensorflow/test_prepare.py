@@ -1,0 +1,114 @@
+"""What ``amp.prepare`` binds, and what it refuses."""
+
+import pytest
+
+import unifiedamp as ua
+
+tf = pytest.importorskip("tensorflow")
+from models import batch, keras, mean_square, mlp, prepared  # noqa: E402
+
+
+def session(**options):
+    return ua.Amp("tensorflow", "float32", **options)
+
+
+def test_unbuilt_optimizers_take_one_model_each():
+    amp = session(loss_scale=4.0)
+    models = [mlp(), mlp()]
+    first, second, one, two = amp.prepare(*models, keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1))
+    x, y = batch()
+    amp.backward(lambda: mean_square(first(x), y) + mean_square(second(x), y), [one, two])
+    assert sorted(amp.gradients(one)) == ["hidden.bias", "hidden.kernel", "out.bias", "out.kernel"]
+    assert len(amp.gradients(two)) == 4
+    assert amp.step(one).applied
+    assert amp.step(two).applied
+
+
+def test_names_tell_two_models_apart():
+    amp = session()
+    optimizer = keras.optimizers.SGD(0.1)
+    first, second, optimizer = amp.prepare(mlp(), mlp(), optimizer)
+    x, _ = batch()
+    amp.backward(lambda: tf.reduce_sum(first(x)) + tf.reduce_sum(second(x)), optimizer)
+    names = list(amp.gradients(optimizer))
+    assert len(names) == len(set(names)) == 8
+    assert any(name.startswith(second.name) for name in names)
+
+
+def test_it_is_not_guessed_whose_the_variables_are():
+    models = [mlp(), mlp(), mlp()]
+    with pytest.raises(ua.PrepareError, match=r"optimizer\.build"):
+        session().prepare(*models, keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1))
+
+
+def test_a_model_without_variables():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ua.PrepareError, match="has no variables yet"):
+        session().prepare(model, keras.optimizers.SGD(0.1))
+
+
+def test_a_model_with_nothing_to_train():
+    model = mlp()
+    model.trainable = False
+    with pytest.raises(ua.PrepareError, match="no trainable variable is left"):
+        session().prepare(model, keras.optimizers.SGD(0.1))
+
+
+def test_an_optimizer_that_scales_already():
+    wrapped = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ua.PrepareError, match="scales the loss already"):
+        session(loss_scale=4.0).prepare(mlp(), wrapped)
+    _, model, optimizer = prepared(loss_scale=4.0)
+    with pytest.raises(ua.PrepareError, match="scales the loss already"):
+        session(loss_scale=4.0).prepare(model, optimizer)
+
+
+def test_a_keras_3_optimizer_with_a_static_scale():
+    try:
+        optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
+    except (TypeError, ValueError):
+        pytest.skip("this Keras has no loss_scale_factor")
+    with pytest.raises(ua.PrepareError, match="loss_scale_factor"):
+        session(loss_scale=4.0).prepare(mlp(), optimizer)
+
+
+def test_a_v1_optimizer():
+    with pytest.raises(ua.WrongObjectError, match="Keras optimizers"):
+        session().prepare(mlp(), tf.compat.v1.train.GradientDescentOptimizer(0.1))
+
+
+def test_frozen_variables_are_left_out():
+    amp = session()
+    model = mlp()
+    model.get_layer("hidden").trainable = False
+    model, optimizer = amp.prepare(model, keras.optimizers.SGD(0.1))
+    x, y = batch()
+    amp.backward(lambda: mean_square(model(x), y), optimizer)
+    assert sorted(amp.gradients(optimizer)) == ["out.bias", "out.kernel"]
+
+
+def test_several_replicas_are_refused():
+    """In a process of its own: logical devices must be made before TensorFlow starts."""
+    import subprocess
+    import sys
+
+    code = """
+import tensorflow as tf, unifiedamp as ua
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+amp = ua.Amp("tensorflow", "float32", loss_scale=4.0)
+assert not amp.capabilities.feature("several_devices")
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model, optimizer = amp.prepare(model, tf.keras.optimizers.SGD(0.1))
+def step():
+    amp.backward(lambda: tf.reduce_sum(model(tf.ones((1, 2)))), optimizer)
+    amp.step(optimizer)
+try:
+    strategy.run(step)
+except ua.UnsupportedError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "refused: amp.step: MirroredStrategy runs 2 replicas" in done.stdout, done.stderr[-2000:]

@@ -1,0 +1,109 @@
+"""Arrays in and out, custom operations, capabilities and the plan."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+
+tf = pytest.importorskip("tensorflow")
+from models import batch, prepared  # noqa: E402
+
+
+def test_arrays():
+    amp, _, _ = prepared()
+    tensor = tf.constant([1.0])
+    assert amp.to_native(tensor) is tensor
+    assert amp.to_native(np.arange(3)).dtype == tf.int64
+    back = amp.to_numpy(tf.constant([1.5], tf.bfloat16))
+    assert (back.dtype, back.tolist()) == (np.float32, [1.5])
+    np.testing.assert_array_equal(amp.to_numpy(tf.Variable([2.0])), [2.0])
+
+
+def test_dlpack_from_another_framework():
+    pytest.importorskip("torch.nn", exc_type=ImportError)
+    import torch
+
+    amp, _, _ = prepared()
+    source = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    np.testing.assert_array_equal(amp.to_native(source).numpy(), source.numpy())
+
+
+def test_a_custom_operation_casts_its_inputs_in_regions():
+    amp, _, _ = prepared()
+    seen = []
+
+    @ua.amp_function(cast_inputs="float16")
+    @tf.custom_gradient
+    def square(x, count):
+        seen.append((x.dtype.name, count.dtype.name))
+        return x * x, lambda upstream: (2 * x * upstream, None)
+
+    x, count = tf.constant([3.0]), tf.constant(1)
+    square(x, count)
+    with amp.autocast():
+        assert square(x, count).dtype == tf.float16
+        with amp.autocast(enabled=False):
+            assert square(x, count).dtype == tf.float32
+    assert seen == [("float32", "int32"), ("float16", "int32"), ("float32", "int32")]
+    with pytest.raises(ua.UnsupportedError, match="decorate a function"):
+        ua.amp_function(type("Op", (tf.Module,), {}))
+
+
+def test_capabilities_give_reasons():
+    amp, _, _ = prepared()
+    answers = amp.capabilities
+    assert all(support.reason for support in answers.features.values() if not support)
+    assert answers.policies["mixed_bfloat16"]
+    assert answers.policies["mixed_float16"]
+    assert not answers.feature("several_devices")
+
+
+def test_the_plan_says_what_runs():
+    policy = ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"out": "float32"})
+    amp, _, _ = prepared(
+        policy, loss_scale="dynamic", backend_options={"tensorflow": {"xla": True}}, accumulate_steps=2
+    )
+    plan = amp.explain()
+    assert "set_global_policy('mixed_bfloat16')" in plan.row("mode").native
+    assert "jit_compile=True" in plan.row("compile").native
+    assert "output_gradients=scale" in plan.row("scaler").native
+    assert plan.row("accumulate_steps").effect == "emulated"
+    assert plan.row("layer_overrides.out").value == "float32"
+
+
+@pytest.mark.parametrize(("device", "match"), [("gpu:7", "sees no such device"), ("tpu", "sees no such device")])
+def test_a_device_that_is_not_there(device, match):
+    with pytest.raises(ua.ConfigError, match=match):
+        ua.Amp("tensorflow", "float32", device=device)
+
+
+def test_options_of_the_wrong_type():
+    with pytest.raises(ua.ConfigError, match="true or false"):
+        ua.Amp("tensorflow", "float32", backend_options={"tensorflow": {"xla": "yes"}})
+
+
+def test_a_loss_that_is_no_tensor():
+    amp, model, optimizer = prepared()
+    for loss in (1.0, np.float32(1.0), tf.constant(1), tf.Variable(1.0)):
+        with amp.autocast():
+            model(batch()[0])
+        with pytest.raises(ua.LossError, match="floating-point TensorFlow tensor"):
+            amp.scale_loss(loss, optimizer)
+
+
+def test_a_loss_that_was_computed_outside():
+    amp, model, optimizer = prepared(loss_scale=4.0)
+    with amp.autocast():
+        output = model(batch()[0])
+    loss = tf.reduce_mean(output * 2.0)
+    with pytest.raises(ua.LossError, match="inside the region"), amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+
+
+def test_scaled_value_is_float32_and_divided():
+    amp, model, optimizer = prepared("bfloat16", accumulate_steps=4)
+    with amp.autocast():
+        loss = tf.reduce_mean(model(batch()[0]))
+    with amp.scale_loss(loss, optimizer) as scaled:
+        assert scaled.value.dtype == tf.float32
+        assert float(scaled.value) == pytest.approx(float(loss) / 4, rel=1e-6)
