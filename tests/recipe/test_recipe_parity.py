@@ -14,7 +14,9 @@ from unifiedamp import CheckpointError
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
-RATE, MOMENTUM, SIZE, STEPS = 0.01, 0.9, 64, 20
+# As in configs/digits_conv.toml. A float32 rounding can tip a ReLU over a whole flat background at once, which no
+# tolerance on the loss forgives: see that errors are near 1e-6 here when this is changed.
+RATE, MOMENTUM, SIZE, STEPS = 0.02, 0.9, 64, 20
 
 
 @pytest.fixture(scope="module")
