@@ -14,9 +14,7 @@ def amp():
 
 
 def test_an_optimizer_where_a_trainer_is_wanted(amp, net):
-    with pytest.raises(
-        ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*Trainer"
-    ):
+    with pytest.raises(ua.WrongObjectError, match=r"expected gluon\.Trainer, got mx\.optimizer\.\w*SGD.*Trainer"):
         amp.prepare(net(), mx.optimizer.SGD())
 
 
