@@ -16,18 +16,7 @@ TESTS = str(Path(__file__).parent)
 def test_the_kit_kills(name, tmp_path):
     _, killed_by = MUTANTS[name]
     report = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "unifiedamp.conformance.plugin",
-        "-p",
-        "mutants.registered",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants.registered", "-p", "no:cacheprovider"]
     command += ["--pyargs", "unifiedamp.conformance", "--amp-backend", "mutant"]
     command += ["--amp-json", str(report), "-k", f"{killed_by} and not (torch or tensorflow or mxnet or jax)"]
     environment = {**os.environ, "UNIFIEDAMP_MUTANT": name, "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])}
