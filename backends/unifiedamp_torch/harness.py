@@ -126,8 +126,8 @@ class TorchHarness(Harness):
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _OPS.get(op)
-        # Where sessions run by default: an autocast region is of one device type.
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # An autocast region is of one device type: run where the present one acts.
+        device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64, device=device).reshape(8, 8)))
 
     def global_state(self) -> Any:
