@@ -43,7 +43,8 @@ def test_round_trip(saved):
     assert got.meta == META
     assert list(got.arrays) == list(ARRAYS)
     for name, value in ARRAYS.items():
-        np.testing.assert_array_equal(got.arrays[name], value, strict=True)
+        np.testing.assert_array_equal(got.arrays[name], value)
+        assert (got.arrays[name].dtype, got.arrays[name].shape) == (value.dtype, value.shape)
     assert [p.name for p in saved.parent.iterdir()] == ["checkpoint.npz"]
 
 

@@ -115,7 +115,8 @@ def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> No
         index = _index(trainer, parameter)
         velocity = momentum[name] * -trainer.learning_rate
         for updater, weight in zip(trainer._updaters, parameter.list_data(), strict=True):
-            state = _from_neutral(model, name, velocity, weight) if trainer.optimizer.momentum else None
+            # MXNet 2.0 as well keeps momentum in its old kind of array.
+            state = _from_neutral(model, name, velocity, weight).as_nd_ndarray() if trainer.optimizer.momentum else None
             updater.states[index], updater.states_synced[index] = state, True
 
 

@@ -18,10 +18,26 @@ from unifiedamp_examples.settings import Settings, read_settings
 
 import unifiedamp as ua
 
+Process = subprocess.Popen[str]
+
 SHORT = {"epochs": 1, "compile": False}
 
-SAWTOOTH = {"kind": "dynamic", "initial_scale": 2.0**124, "max_scale": 2.0**127, "growth_interval": 3}
-"""A scale so near float32's end that real training overflows again and again, on any framework and dtype."""
+MOVING = {"kind": "dynamic", "initial_scale": 1024.0, "growth_interval": 3}
+
+POISONED = """
+from unifiedamp.cli import app
+from unifiedamp_examples.data import Data
+
+clean = Data.batches
+
+def batches(self, *where):
+    for number, (x, y) in enumerate(clean(self, *where)):
+        yield (x * 1e38 if number in (2, 9, 10, 17) else x), y
+
+Data.batches = batches
+app()
+"""
+"""The command, with batches in it that overflow: always the same ones."""
 
 
 def write_config(folder: Path, amp: dict[str, Any] | None = None, **train_table: Any) -> Path:
@@ -47,19 +63,15 @@ def log_of(out: Path) -> dict[str, Any]:
     return json.loads((out / "log.json").read_text())
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
-
-
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+def start(*arguments: object, code: str = "from unifiedamp.cli import app; app()", **options: Any) -> Process:
     """Start ``unifiedamp`` with these arguments, away from the checkout, with its code."""
     paths = [str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends"), *sys.path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command(*arguments), env=env, **pipes, **options)
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=env, **pipes, **options)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
+def finish(process: Process, timeout: float = 240) -> tuple[int, str, str]:
     with process:
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err
