@@ -106,7 +106,7 @@ class MXNetBackend(Backend):
 
     def _bind(self, trainer: Any) -> None:
         if id(trainer) not in self._bound:
-            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, self.spec.accumulate_steps)
+            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler)
 
     def close(self) -> None:
         """See ``Backend``."""

@@ -9,6 +9,9 @@ from unifiedamp.backend import NonFiniteReport, errors, result
 from .gradients import Entry, Window, all_finite, global_norm
 from .scaler import Scaler, TrainerScaler
 
+LARGEST_RESCALED = 2.0**120
+"""Above it ``rescale_grad`` could be a subnormal float32, which MXNet's optimizers refuse."""
+
 _NATIVE = ("_amp_loss_scaler", "_amp_original_scale")
 
 
@@ -19,21 +22,18 @@ class Bound:
         trainer: a ``gluon.Trainer`` that updates its weights itself.
         names: id of a Parameter → its name for users.
         scaler: the session's.
-        accumulate_steps: above 1, backward passes add to the gradients.
 
     Attributes:
         window: the gradients since the last step.
         report: where the last non-finite step came from.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str], scaler: Scaler, accumulate_steps: int) -> None:
+    def __init__(self, trainer: Any, names: dict[int, str], scaler: Scaler) -> None:
         self.trainer = trainer
         self.window = Window(trainer, names)
         self.report = NonFiniteReport()
         self._scaler = scaler
         self._found_before = {name: vars(trainer)[name] for name in _NATIVE if name in vars(trainer)}
-        if accumulate_steps > 1:
-            self.window.add_from_now()
         if scaler.enabled:
             trainer._amp_loss_scaler = TrainerScaler(scaler)
             trainer._amp_original_scale = trainer._scale
@@ -109,6 +109,8 @@ class Bound:
         if found is None:
             found = self._scaler.enabled and self._look(contexts)
         if not found:
+            if self._scaler.state.scale > LARGEST_RESCALED and not window.unscaled:
+                window.divide(contexts, self._scaler.state.scale)
             scale = 1.0 if window.unscaled else self._scaler.state.scale
             window.apply(contexts, self.trainer._scale / scale)
         window.empty(contexts)

@@ -107,7 +107,10 @@ def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:
         rows.append(PlanRow(f"layer_overrides.{glob}", dtype, "amp_cast", "emulated", note))
     rows.append(_scale_row(spec, module))
     if spec.accumulate_steps > 1:
-        rows.append(PlanRow("accumulate_steps", str(spec.accumulate_steps), 'Parameter.grad_req = "add"'))
+        note = 'grad_req="add" is not used: MXNet then loses gradients of parameters cast to bfloat16'
+        rows.append(
+            PlanRow("accumulate_steps", str(spec.accumulate_steps), "added after each backward pass", "emulated", note)
+        )
     flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(spec.options).items())
     rows.append(PlanRow("compile", "hybridize", f"block.hybridize({flags})"))
     rows.append(

@@ -36,7 +36,8 @@ class Window:
     def __init__(self, trainer: Any, names: dict[int, str]) -> None:
         self.trainer = trainer
         self.names = names
-        self.adding: list[Any] = []
+        self._adding = [param for param in trainer._params if param.grad_req == "add"]
+        self.write_only()
         self.restart()
 
     def restart(self) -> None:
@@ -70,18 +71,20 @@ class Window:
 
     # -- accumulation --------------------------------------------------------------------------------------------
 
-    def add_from_now(self) -> None:
-        """Let backward passes add to the gradients (``grad_req="add"``); :meth:`empty` zeroes them then."""
-        for param in self.trainer._params:
-            if param.grad_req == "write":
-                param.grad_req = "add"
-                self.adding.append(param)
+    def write_only(self) -> None:
+        """Have backward passes write their gradients; :meth:`take_back` adds those that came before.
+
+        MXNet's own ``grad_req="add"`` loses the gradient of a parameter that is cast to bfloat16: its ``amp_cast``
+        writes zeros there.
+        """
+        for param in self._adding:
+            param.grad_req = "write"
 
     def restore(self) -> None:
         """Give the parameters back the ``grad_req`` they had."""
-        for param in self.adding:
-            param.grad_req = "write"
-        self.adding.clear()
+        for param in self._adding:
+            param.grad_req = "add"
+        self._adding.clear()
 
     def set_aside(self) -> list[tuple[Entry, Any, bool]]:
         """Copy the gradients before another backward pass overwrites them, and mark them as not written."""

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import batch, sgd, weights
+from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness

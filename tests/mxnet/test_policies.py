@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import batch, sgd, weights
+from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import batch, sgd
+from trainers import batch, sgd
 
 import unifiedamp as ua
 from unifiedamp_mxnet.native import cast, gluon, mx

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import batch, sgd, weights
+from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp_mxnet.native import NUMPY_API, autograd, call, gluon, mx, upstream
@@ -119,7 +119,7 @@ def test_a_trainer_that_already_updates_on_its_kvstore_is_refused(net):
         ua.Amp("mxnet", "float32").prepare(model, trainer)
 
 
-def test_accumulation_adds_and_close_restores(net, array):
+def test_accumulation_adds(net, array):
     amp, model, trainer = prepared(net, accumulate_steps=2, loss_scale=SCALE)
     before = weights(model)["1.bias"]
     for _ in range(2):
@@ -127,9 +127,17 @@ def test_accumulation_adds_and_close_restores(net, array):
             amp.backward(lambda s=seed: model(array(batch(s))).sum(), trainer)
             amp.step(trainer)
     assert np.allclose(weights(model)["1.bias"], before - 2 * 0.1 * 6.0, rtol=1e-5)
-    assert {p.grad_req for p in model.collect_params().values()} == {"add"}
-    amp.close()
+
+
+def test_the_users_own_grad_req_is_given_back(net):
+    model = net()
+    for param in model.collect_params().values():
+        param.grad_req = "add"
+    amp = ua.Amp("mxnet", "float32")
+    amp.prepare(model, sgd(model))
     assert {p.grad_req for p in model.collect_params().values()} == {"write"}
+    amp.close()
+    assert {p.grad_req for p in model.collect_params().values()} == {"add"}
 
 
 def test_a_graph_recorded_before_the_first_backward_adds_too(net, array):
