@@ -56,28 +56,33 @@ def wheel(session: nox.Session) -> None:
     session.run("unifiedamp", "--help", silent=True)
 
 
-def run_tests(session: nox.Session, environment: str) -> None:
+EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
+# What the main environment proves once need not be proved again in the older ones.
+LESS = ("--amp-trajectories", "200", "--ignore", "tests/test_mutants.py")
+
+
+def run_tests(session: nox.Session, environment: str, *options: str, **variables: str) -> None:
     """Install the environment that ``ci/<environment>.txt`` fixes and run the suite in it."""
     session.install("-r", f"ci/{environment}.txt", "-e", ".[examples,test]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *options, *session.posargs, env=variables)
 
 
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process."""
-    run_tests(session, "main")
+    run_tests(session, "main", **EFFORT)
 
 
 @nox.session(python=PYTHON)
 def tests_keras2(session: nox.Session) -> None:
     """The suite on TensorFlow with Keras 2, and MXNet 1.9 on an older numpy."""
-    run_tests(session, "keras2")
+    run_tests(session, "keras2", *LESS)
 
 
 @nox.session(python=PYTHON)
 def tests_mxnet2(session: nox.Session) -> None:
     """The suite on MXNet 2."""
-    run_tests(session, "mxnet2")
+    run_tests(session, "mxnet2", *LESS)
 
 
 @nox.session(python=PYTHON)

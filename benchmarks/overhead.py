@@ -26,9 +26,10 @@ FORMS = ("compiled", "eager")
 def measure(backend: str, recipe: str, scale: str, form: str, pairs: int) -> Comparison:
     """Measure one row."""
     amp = ua.Amp(backend, "mixed_bfloat16", loss_scale=SCALES[scale])
+    native = importlib.import_module(f"native.{backend}_amp")
+    native.begin()
     parts = Parts(backend, RECIPES[recipe])
     ours = layered(amp, parts, form == "compiled")
-    native = importlib.import_module(f"native.{backend}_amp")
     with native.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)

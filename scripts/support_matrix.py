@@ -1,19 +1,21 @@
 """Write ``docs/support.md`` from conformance reports.
 
-Usage: ``python scripts/support_matrix.py REPORT.json [REPORT.json ...]``. A report comes from
-``unifiedamp conformance all --json REPORT.json``; one per environment, kept in ``docs/conformance/``.
+Usage: ``python scripts/support_matrix.py [--check]``. It reads the reports in ``docs/conformance/``, one for each
+environment, each from ``unifiedamp conformance all --json docs/conformance/NAME.json``; ``--check`` writes nothing and
+fails when the page is not what they give.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from unifiedamp.backend import FEATURES, PRESETS
 
-TARGET = Path(__file__).parents[1] / "docs" / "support.md"
+DOCS = Path(__file__).parents[1] / "docs"
+REPORTS, TARGET = DOCS / "conformance", DOCS / "support.md"
 HEAD = """# What each backend supports
 
 Written by `scripts/support_matrix.py` from the conformance reports in `docs/conformance/`; do not edit by hand.
@@ -48,27 +50,37 @@ def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def main(paths: list[str]) -> None:
-    """Read the reports, write the page."""
-    reports = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
-    columns = [(column(report, name), report["backends"][name]) for report in reports for name in report["backends"]]
+def page(reports: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    columns = [(column(report, name), backend) for report in reports for name, backend in report["backends"].items()]
+    kinds = ("passed", "failed", "expected failures", "undeclared")
     lines = [
         HEAD,
         "## Tests\n",
-        "| backend | device | forms | passed | failed | strict expected failures | undeclared | date, machine |",
+        f"| backend | device | forms | {' | '.join(kinds)} | date, machine |",
+        "|---" * 8 + "|",
     ]
-    lines.append("|---|---|---|---|---|---|---|---|")
     for report in reports:
+        machine = f"{report['date']}, {report['hardware']['cpu']}"
         for name, backend in report["backends"].items():
-            counts, machine = backend["counts"], f"{report['date']}, {report['hardware']['cpu']}"
-            numbers = " | ".join(str(counts[kind]) for kind in ("passed", "failed", "expected failures", "undeclared"))
+            numbers = " | ".join(str(backend["counts"][kind]) for kind in kinds)
             forms = ", ".join(backend["forms"])
             lines.append(f"| {column(report, name)} | {backend['device']} | {forms} | {numbers} | {machine} |")
     lines += table("Capabilities", FEATURES, columns, "features")
     lines += table("Policies on this device", dict.fromkeys(PRESETS, ""), columns, "policies")
-    lines += reasons(columns)
-    TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join([*lines, *reasons(columns)]) + "\n"
+
+
+def main() -> None:
+    """Read the reports; write the page, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    text = page([json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPORTS.glob("*.json"))])
+    if check and TARGET.read_text(encoding="utf-8") != text:
+        raise SystemExit(f"{TARGET} is not what the reports give: run python scripts/support_matrix.py")
+    TARGET.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -14,6 +14,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from effort import FUZZ, KILLS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -24,7 +25,7 @@ from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
 
 META = {"epoch": 3, "amp": {"schema": "unifiedamp"}, "names": ["ü", None, 0.1]}
 ARRAYS = {"weights/conv1/kernel": np.arange(6, dtype=np.float32).reshape(1, 2, 3), "count": np.array(7)}
-TMP_IN_GIVEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+TMP_IN_GIVEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=FUZZ, deadline=None)
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ while True:
 def test_kill_at_any_moment_leaves_a_whole_checkpoint(path):
     last, rng = 0, random.Random(5)
     save_checkpoint(path, {"n": 0}, {"x": np.zeros(1)})
-    for _ in range(20):
+    for _ in range(KILLS):
         command = [sys.executable, "-c", WRITER, str(path), str(last)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout.readline() == "ready\n"

@@ -24,6 +24,10 @@ def scope() -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
+def begin() -> None:
+    """Nothing is kept between rows."""
+
+
 def finish() -> None:
     """CPU steps are done when they return."""
 

@@ -12,6 +12,11 @@ scope = around = nullcontext
 tensor = torch.from_numpy
 
 
+def begin() -> None:
+    """Forget what was compiled for other rows: dynamo stops compiling a function after eight versions of it."""
+    torch._dynamo.reset()
+
+
 def finish() -> None:
     """CPU steps are done when they return."""
 

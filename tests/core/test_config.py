@@ -4,6 +4,7 @@ import contextlib
 import json
 
 import pytest
+from effort import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ json_values = st.recursive(
 keys = st.sampled_from(["backend", "policy", "loss_scale", "accumulate_steps", "strict", "backend_options", "amp"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(st.dictionaries(keys | st.text(max_size=8), json_values, max_size=4))
 def test_only_our_errors_come_out(table):
     with contextlib.suppress(AmpError):

@@ -6,6 +6,7 @@ import math
 import warnings
 
 import pytest
+from effort import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,7 +152,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(st.sampled_from([saved(), *NATIVE.values()]), st.data())
 def test_only_our_errors_come_out_of_a_mutated_state(raw, data):
     raw = dict(raw)
