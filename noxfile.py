@@ -56,6 +56,7 @@ def wheel(session: nox.Session) -> None:
     session.run("unifiedamp", "--help", silent=True)
 
 
+REPORTS = Path(".venv/reports").absolute()
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
 # What the main environment proves once need not be proved again in the older ones.
 LESS = ("--amp-trajectories", "200", "--ignore", "tests/test_mutants.py")
@@ -64,7 +65,9 @@ LESS = ("--amp-trajectories", "200", "--ignore", "tests/test_mutants.py")
 def run_tests(session: nox.Session, environment: str, *options: str, **variables: str) -> None:
     """Install the environment that ``ci/<environment>.txt`` fixes and run the suite in it."""
     session.install("-r", f"ci/{environment}.txt", "-e", ".[examples,test]")
-    session.run("python", "-m", "pytest", *options, *session.posargs, env=variables)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = ("--amp-json", str(REPORTS / f"{environment}.json"))
+    session.run("python", "-m", "pytest", *options, *report, *session.posargs, env=variables)
 
 
 @nox.session(python=PYTHON)
@@ -89,4 +92,6 @@ def tests_mxnet2(session: nox.Session) -> None:
 def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a distribution of its own: its tests and the conformance suite, on JAX."""
     session.install("-r", "ci/jax.txt", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
-    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *session.posargs)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    report = ("--amp-json", str(REPORTS / "jax.json"))
+    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *report, *session.posargs)

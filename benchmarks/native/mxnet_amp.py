@@ -54,6 +54,8 @@ def around() -> Iterator[None]:
 
 scope = around
 tensor = mx.nd.array
+
+
 def begin() -> None:
     """Nothing is kept between rows."""
 
