@@ -48,6 +48,7 @@ class TensorFlowHarness(Harness):
     """Plain Keras objects; steps are tested eager, as a ``tf.function`` and by XLA."""
 
     backend = "tensorflow"
+    overrides_reach_run_op = False
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
 

@@ -42,6 +42,8 @@ class Harness:
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
             other form through ``amp.compile``).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
+        overrides_reach_run_op: whether op overrides act on whatever runs in a region; False where they act on the
+            layers of prepared models alone.
         low_precision_op: an operation that :meth:`run_op` knows and that mixed policies run in their compute dtype.
     """
 
@@ -49,6 +51,7 @@ class Harness:
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
     low_precision_op: ClassVar[str] = "matmul"
+    overrides_reach_run_op: ClassVar[bool] = True
 
     def capabilities(self) -> Capabilities:
         """Return what the backend declares on its default device."""

@@ -1,0 +1,66 @@
+"""Which dtype each operation of the vocabulary runs in, and that overrides choose it."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.policy import OP_VOCABULARY
+
+MIXED = ua.Policy.parse("mixed_bfloat16")
+
+
+def dtype_inside(harness, amp, op):
+    with amp.autocast():
+        return harness.run_op(op)
+
+
+@pytest.mark.parametrize("op", OP_VOCABULARY)
+def test_an_operation_runs_in_float32_or_in_the_compute_dtype(harness, op):
+    amp = session(harness, policy=MIXED)
+    inside, after = dtype_inside(harness, amp, op), harness.run_op(op)
+    assert (inside, after) in ((None, None), ("float32", "float32"), ("bfloat16", "float32"))
+
+
+def test_what_a_policy_is_for_runs_in_the_compute_dtype(harness):
+    amp = session(harness, policy=MIXED)
+    assert dtype_inside(harness, amp, harness.low_precision_op) == "bfloat16"
+    assert dtype_inside(harness, session(harness, policy="float32"), harness.low_precision_op) == "float32"
+
+
+@pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("choice", ["float32", "widest"])
+@pytest.mark.parametrize("op", OP_VOCABULARY)
+def test_an_overridden_operation_runs_in_float32(harness, op, choice):
+    """On float32 inputs "widest" is float32 too. What a backend cannot override it refuses by name."""
+    try:
+        amp = session(harness, policy=MIXED.replace(op_overrides={op: choice}))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
+        assert op in str(refusal)
+        return
+    if harness.overrides_reach_run_op:
+        assert dtype_inside(harness, amp, op) in (None, "float32")
+    amp.close()
+    assert dtype_inside(harness, session(harness, policy=MIXED), harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("op_overrides")
+def test_linear_layers_kept_in_float32(harness, form):
+    """A prepared model whose only products are overridden answers as float32 does."""
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(8, 8)).astype(np.float32), rng.normal(size=8).astype(np.float32)) for _ in range(2)]
+    x = rng.normal(size=(4, 8)).astype(np.float32)
+
+    def output(policy):
+        amp = session(harness, form, policy=policy)
+        with amp.scope():
+            model = harness.mlp(layers)
+        model = amp.prepare(model)
+        call = compiled(amp, form, lambda batch: model(batch))
+        with amp.inference(model):
+            return amp.to_numpy(call(amp.to_native(x)))
+
+    plain, mixed = output("float32"), output(MIXED)
+    kept = output(MIXED.replace(op_overrides={"linear": "float32"}))
+    assert np.abs(mixed - plain).max() > 1e-3
+    np.testing.assert_allclose(kept, plain, rtol=1e-5, atol=1e-5)
