@@ -33,10 +33,13 @@ def test_what_a_policy_is_for_runs_in_the_compute_dtype(harness):
 @pytest.mark.parametrize("op", OP_VOCABULARY)
 def test_an_overridden_operation_runs_in_float32(harness, op, choice):
     """On float32 inputs "widest" is float32 too. What a backend cannot override it refuses by name."""
+    refused = ""
     try:
         amp = session(harness, policy=MIXED.replace(op_overrides={op: choice}))
     except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
-        assert op in str(refusal)
+        refused = str(refusal)
+    if refused:
+        assert op in refused
         return
     if harness.overrides_reach_run_op:
         assert dtype_inside(harness, amp, op) in (None, "float32")
