@@ -1,0 +1,101 @@
+"""How the kit judges: expected failures are strict and never stale, undeclared features are told apart."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = str(Path(__file__).parent)
+HARNESS = '''
+"""The toy under another name, so that it has expected failures of its own."""
+from toy.backend import ToyBackend
+from toy.harness import ToyHarness
+from unifiedamp import plugins
+from unifiedamp.backend import BackendPlugin, Support, hookimpl
+import dataclasses, sys
+
+class Judged(ToyBackend):
+    name = "judged"
+    def capabilities(self):
+        known = super().capabilities()
+        return dataclasses.replace(known, features={**known.features, "accumulation": Support(False, "says the test")})
+    def clip_grad_value(self, optimizer, clip_value):
+        """Forgotten."""
+
+class JudgedHarness(ToyHarness):
+    backend = "judged"
+
+harness = JudgedHarness()
+
+@hookimpl
+def unifiedamp_backend():
+    return BackendPlugin("judged", "numpy", ("numpy",), "pip install numpy", lambda: Judged, "judged")
+
+plugins.register("judged", sys.modules[__name__])
+'''
+BROKEN = "test_rules.py::test_finiteness_is_decided_before_clipping[judged-eager]"
+WORKING = "test_rules.py::test_hysteresis[judged-eager]"
+
+
+@pytest.fixture
+def judge(tmp_path):
+    (tmp_path / "judged.py").write_text(HARNESS)
+
+    def run(*expected, only="test_finiteness or test_hysteresis", reason="known"):
+        entries = [f'[[expected]]\ntest = "{test}"\nreason = "{reason}"\n' for test in expected]
+        (tmp_path / "expected_failures.toml").write_text("\n".join(entries))
+        report = tmp_path / "report.json"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "judged", "-p", "no:cacheprovider", "--amp-json", report]
+        command += ["--amp-backend", "judged", "--amp-trajectories", "5", "--pyargs", "unifiedamp.conformance.suite"]
+        command += ["-k", only] if only else []
+        path = os.pathsep.join([str(tmp_path), TESTS, *sys.path])
+        done = subprocess.run(
+            list(map(str, command)), cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        judged = json.loads(report.read_text())["backends"] if report.exists() else {}
+        return done, judged.get("judged", {}).get("counts")
+
+    return run
+
+
+def test_an_expected_failure_is_counted_and_passes(judge):
+    done, counts = judge(BROKEN)
+    assert done.returncode == 0, done.stdout
+    assert (counts["passed"], counts["expected failures"], counts["failed"]) == (1, 1, 0)
+
+
+def test_an_expected_failure_that_passes_is_a_failure(judge):
+    done, counts = judge(BROKEN, WORKING)
+    assert done.returncode == 1
+    assert counts["failed"] == 1
+    assert "XPASS(strict)" in done.stdout
+
+
+def test_a_failure_that_nobody_expects_is_a_failure(judge):
+    done, counts = judge()
+    assert done.returncode == 1
+    assert counts["failed"] == 1
+
+
+def test_a_stale_expectation_is_an_error(judge):
+    done, _ = judge("test_rules.py::test_that_was_renamed[judged-eager]", only="")
+    assert done.returncode == 4
+    assert "names no test; take it out" in done.stderr
+
+
+def test_an_expectation_needs_a_reason(judge):
+    done, _ = judge(BROKEN, reason="")
+    assert done.returncode == 4
+    assert "needs a test and a reason" in done.stderr
+
+
+def test_what_works_undeclared_is_reported(judge):
+    """The toy accumulates; the judged backend says it does not."""
+    done, counts = judge(only="test_a_bad_micro_batch or test_accumulated")
+    assert done.returncode == 0, done.stdout
+    assert counts["undeclared but works"] == 3
+    assert counts["undeclared"] == counts["failed"] == 0
