@@ -17,7 +17,7 @@ def unifiedamp_backend() -> BackendPlugin:
     return BackendPlugin(
         name="jax",
         framework="flax",
-        distributions=("flax",),
+        distributions=("jax", "flax"),
         install="pip install unifiedamp-jax",
         load=_load,
         harness="unifiedamp_jax.harness",

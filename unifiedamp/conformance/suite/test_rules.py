@@ -141,6 +141,23 @@ def test_exhaustion_names_tensors_and_the_loss(harness, form):
     assert run.weights() == [1.0, 1.0]
 
 
+def test_a_bad_gradient_under_a_finite_loss(harness):
+    """Finiteness is read off the gradients, wherever they come from, and the report says that the loss was fine."""
+    amp = session(harness, loss_scale=dynamic(max_consecutive_skips=2))
+    model = harness.probe([1.0, 1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    names = list(harness.parameters(model))
+    x = amp.to_native(np.ones(2, np.float32))
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            amp.backward(lambda: model(x), optimizer)
+            harness.set_gradients(amp, optimizer, {names[1]: np.array([INF], np.float32)})
+            amp.step(optimizer)
+    assert caught.value.tensors == (names[1],)
+    assert caught.value.loss_was_finite is True
+    assert [float(value[0]) for value in harness.parameters(model).values()] == [1.0, 1.0]
+
+
 def test_a_finite_step_ends_a_run_of_skips(harness, form):
     run = probe_run(harness, form, loss_scale=dynamic(max_consecutive_skips=3))
     for _ in range(30):
