@@ -40,7 +40,7 @@ def test_an_overridden_operation_runs_in_float32(harness, op, choice):
         refused = str(refusal)
     if refused:
         assert op in refused
-        return
+        pytest.skip(refused)
     if harness.overrides_reach_run_op:
         assert dtype_inside(harness, amp, op) in (None, "float32")
     amp.close()
