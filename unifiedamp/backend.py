@@ -24,6 +24,7 @@ import pluggy
 
 from . import errors, result
 from .errors import AmpWarning
+from .facts import COMPILE_MODES, FEATURES, Capabilities, NonFiniteReport, PlanRow, Support
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
@@ -32,6 +33,8 @@ from .result import StepResult, StepValues
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
+    "COMPILE_MODES",
+    "FEATURES",
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
@@ -72,82 +75,6 @@ def required(method: F) -> F:
     return missing  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class Support:
-    """An answer with its reason; true when the thing is there."""
-
-    ok: bool
-    reason: str = ""
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend can do on a device, each answer with a reason.
-
-    Attributes:
-        device: the device that the answers are for ("cpu", "cuda:0").
-        policies: preset name → whether it runs here.
-        features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
-            missing counts as "no".
-    """
-
-    device: str
-    policies: Mapping[str, Support]
-    features: Mapping[str, Support]
-
-    def feature(self, name: str) -> Support:
-        """Return the answer for ``name``."""
-        return self.features.get(name, Support(False, "not declared by this backend"))
-
-
-FEATURES = {
-    "context_form": "amp.scale_loss as a context, with scaled_loss.backward()",
-    "compile": "amp.compile gives a compiled whole step",
-    "loss_scaling": "a dynamic loss scale",
-    "accumulation": "accumulate_steps above 1",
-    "several_optimizers": "several optimizers that share one scale",
-    "op_overrides": "Policy.op_overrides",
-    "layer_overrides": "Policy.layer_overrides",
-    "several_devices": "one decision over all devices or ranks",
-    "no_device_wait": "a step that never waits for the device",
-}
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """One line of ``amp.explain()``.
-
-    Attributes:
-        setting: what the user asked for ("policy", "op_overrides.softmax").
-        value: the value in force.
-        native: the exact native call or value it becomes.
-        effect: "native", "emulated", "no effect" or "unavailable".
-        note: why, where the effect is not simply native.
-    """
-
-    setting: str
-    value: str
-    native: str
-    effect: str = "native"
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class NonFiniteReport:
-    """Where the last non-finite step came from.
-
-    Attributes:
-        tensors: names of the gradients that held inf or nan; empty when not known.
-        loss_was_finite: whether the unscaled loss was finite; None when not known.
-    """
-
-    tensors: tuple[str, ...] = ()
-    loss_was_finite: bool | None = None
-
-
 @dataclass
 class SessionSpec:
     """What a session asks of its backend; resolved by core, read by the backend.
@@ -159,6 +86,7 @@ class SessionSpec:
         device: the device asked for, or None for the framework's best.
         strict: turn warnings into errors.
         options: ``backend_options`` of this backend, its own to check.
+        compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
     """
 
     policy: Policy
@@ -167,6 +95,7 @@ class SessionSpec:
     device: str | None = None
     strict: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    compile_mode: str = "default"
     warned: set[str] = field(default_factory=set, repr=False)
 
     def warn(self, message: str, category: type[AmpWarning]) -> None:
@@ -354,7 +283,7 @@ class Backend:
     # -- tools ---------------------------------------------------------------------------------------------------
 
     @required
-    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
+    def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """Return the compiled form of a whole step (or of a model): same results as eager.
 
         Args:
@@ -362,6 +291,7 @@ class Backend:
             window: core's record of the order of calls. Python code in ``fn`` runs only while tracing, so a tracing
                 framework keys its traces by ``window.snapshot()`` and calls ``window.restore(...)`` with the state
                 that the trace ended in, after each call. A framework that runs the Python each time ignores it.
+            mode: "default" or "max" of :data:`COMPILE_MODES`; core answers "off" itself.
         """
 
     def tracing(self) -> bool:

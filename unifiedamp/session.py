@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from . import plugins, result
-from .backend import Backend, Capabilities, ScaledLoss, SessionSpec, Support
+from .backend import COMPILE_MODES, Backend, Capabilities, ScaledLoss, SessionSpec, Support
 from .checkpoint import dump_session, load_session
-from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError
+from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError, nearest
 from .loss_scale import LossScale
 from .plan import Plan
 from .policy import Policy
@@ -36,6 +36,7 @@ class Amp:
             this number, so the gradient is the mean over the window.
         device: "cpu", "cuda", "cuda:1", "gpu(0)": the framework's own spelling. None takes its best.
         strict: turn every downgrade or no-effect warning into an error.
+        compile: what ``amp.compile`` does unless it is told otherwise: "default", "max" or "off".
         backend_options: settings of one framework alone, by backend: ``{"tensorflow": {"xla": True}}``.
 
     Raises:
@@ -53,16 +54,24 @@ class Amp:
         accumulate_steps: int = 1,
         device: str | None = None,
         strict: bool = False,
+        compile: str = "default",
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(accumulate_steps, int) or isinstance(accumulate_steps, bool) or accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be a whole number of at least 1, got {accumulate_steps!r}")
+        self.compile_mode = _compile_mode(compile, "compile")
         resolved = resolve(backend, policy, loss_scale, device, backend_options)
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
         self._origins = resolved.origins
         spec = SessionSpec(
-            resolved.policy, resolved.loss_scale, accumulate_steps, device, bool(strict), resolved.options
+            resolved.policy,
+            resolved.loss_scale,
+            accumulate_steps,
+            device,
+            bool(strict),
+            resolved.options,
+            self.compile_mode,
         )
         self.backend: Backend = resolved.backend_class(spec)
         self._window = Window(accumulate_steps)
@@ -244,12 +253,34 @@ class Amp:
             self.backend.update()
         return StepResult(self._not_applied(result.DISCARDED))
 
-    def compile(self, fn: F) -> F:
-        """Return the fastest whole-step form the backend has, with the results of eager (a decorator)."""
+    @overload
+    def compile(self, fn: F, *, mode: str | None = None) -> F: ...
+
+    @overload
+    def compile(self, fn: None = None, *, mode: str | None = None) -> Callable[[F], F]: ...
+
+    def compile(self, fn: F | None = None, *, mode: str | None = None) -> F | Callable[[F], F]:
+        """Return a compiled form of a whole step, with the results of eager; a decorator, with or without arguments.
+
+        Args:
+            fn: a function that calls the session's methods, or a model.
+            mode: "default", "max" (the fastest that the framework has, however long compiling takes) or "off" (``fn``
+                as it is). None takes the session's ``compile``.
+
+        Raises:
+            ConfigError: an unknown mode.
+            UnsupportedError: the backend cannot compile.
+        """
+        chosen = self.compile_mode if mode is None else _compile_mode(mode, "amp.compile: mode")
+        if fn is None:
+            return functools.partial(self.compile, mode=chosen)
+        return fn if chosen == "off" else self._compiled(fn, chosen)
+
+    def _compiled(self, fn: F, mode: str) -> F:
         support = self.capabilities.feature("compile")
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
-        compiled = self.backend.compile(fn, self._window)
+        compiled = self.backend.compile(fn, self._window, mode)
         if not (self._scaling and self.backend.replays_traces):
             return compiled  # type: ignore[return-value]
 
@@ -365,6 +396,14 @@ class Amp:
             )
         if outcome.applied:
             scheduler.step()
+
+
+def _compile_mode(mode: object, what: str) -> str:
+    if not isinstance(mode, str) or mode not in COMPILE_MODES:
+        raise ConfigError(
+            f"{what} must be one of {', '.join(COMPILE_MODES)}, got {mode!r}{nearest(str(mode), COMPILE_MODES)}"
+        )
+    return mode
 
 
 def _require_positive(value: float, what: str) -> None:

@@ -235,9 +235,9 @@ class MXNetBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
-        """See ``Backend``."""
-        return self._compiler.compile(fn, self._boundaries.models)
+    def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
+        """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""
+        return self._compiler.compile(fn, self._boundaries.models, mode)
 
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from unifiedamp.backend import SessionSpec, errors
 
 from .layers import children, walk
-from .native import gluon
+from .native import gluon, mx
 
 FLAGS: dict[str, Any] = {"static_alloc": True, "static_shape": True, "inline_limit": 2}
 """What ``hybridize`` is called with, unless ``backend_options.mxnet`` says otherwise."""
+
+BULK = 64
+"""Operators that mode "max" hands to the engine at once; MXNet's own number is 15."""
 
 OPTIONS = (*FLAGS, "forward_bulk_size", "backward_bulk_size", "layout_optimization")
 """What ``backend_options.mxnet`` may hold."""
 
 
-def hybridize_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+def hybridize_flags(options: Mapping[str, Any], mode: str) -> dict[str, Any]:
     """Return the arguments of ``hybridize``."""
-    return FLAGS | {key: value for key, value in options.items() if key in OPTIONS and key != "layout_optimization"}
+    bulk = {"forward_bulk_size": BULK, "backward_bulk_size": BULK} if mode == "max" else {}
+    return (
+        FLAGS | bulk | {key: value for key, value in options.items() if key in OPTIONS and key != "layout_optimization"}
+    )
 
 
 class Compiler:
@@ -31,11 +38,12 @@ class Compiler:
 
     def __init__(self, spec: SessionSpec) -> None:
         self._spec = spec
-        self._flags = hybridize_flags(spec.options)
+        self._flags = hybridize_flags(spec.options, spec.compile_mode)
         self.active = False
 
-    def compile(self, target: Any, models: Iterable[Any]) -> Any:
-        """Hybridize ``target`` itself when it is a block, else the prepared models; return ``target``."""
+    def compile(self, target: Any, models: Iterable[Any], mode: str) -> Any:
+        """Hybridize ``target`` itself when it is a block, else the prepared models; return what to call."""
+        self._flags = hybridize_flags(self._spec.options, mode)
         if isinstance(target, gluon.Block):
             self.hybridize(target)
             return target
@@ -44,7 +52,7 @@ class Compiler:
         self.active = True
         for model in models:
             self.hybridize(model)
-        return target
+        return _in_bulk(target) if mode == "max" else target
 
     def hybridize(self, model: Any) -> None:
         """Hybridize a model; blocks that the user hybridized keep their own settings and graphs."""
@@ -58,6 +66,17 @@ class Compiler:
         for block in _tops(model):
             if not block._active:
                 block.hybridize(True, **self._flags)
+
+
+def _in_bulk(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``step`` with the operators outside the hybridized graphs (update, finite check) run in bulk too."""
+
+    @functools.wraps(step)
+    def bulked(*args: Any, **kwargs: Any) -> Any:
+        with mx.engine.bulk(BULK):
+            return step(*args, **kwargs)
+
+    return bulked
 
 
 def hybrid(block: Any) -> bool:

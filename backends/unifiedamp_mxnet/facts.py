@@ -9,7 +9,7 @@ from typing import Any
 from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Policy, SessionSpec, Support, errors
 
 from .casts import Table
-from .compile import hybridize_flags
+from .compile import BULK, hybridize_flags
 from .devices import gpu_support
 from .native import NUMPY_API, mx, upstream
 from .ops import VOCABULARY, check_overrides, op_handle
@@ -111,8 +111,9 @@ def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:
         rows.append(
             PlanRow("accumulate_steps", str(spec.accumulate_steps), "added after each backward pass", "emulated", note)
         )
-    flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(spec.options).items())
-    rows.append(PlanRow("compile", "hybridize", f"block.hybridize({flags})"))
+    flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(spec.options, spec.compile_mode).items())
+    bulk = f", mx.engine.bulk({BULK})" if spec.compile_mode == "max" else ""
+    rows.append(PlanRow("compile", spec.compile_mode, f"block.hybridize({flags}){bulk}"))
     rows.append(
         PlanRow(
             "update",

@@ -61,6 +61,7 @@ class MXNetHarness(Harness):
     """See ``Harness``."""
 
     backend = "mxnet"
+    forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
 
     def probe(self, values: Sequence[float]) -> Any:

@@ -263,10 +263,10 @@ class TensorFlowBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: CallState) -> Callable[..., Any]:
-        """See ``Backend.compile``: ``tf.function``, by XLA with ``backend_options.tensorflow.xla``."""
+    def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
+        """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""
         self.looking_is_free = False
-        xla = bool(self.spec.options.get("xla", False))
+        xla = bool(self.spec.options.get("xla", mode == "max"))
         return CompiledStep(fn, window, self._bounds, self.tapes, xla, self.mode.around_call())
 
     def tracing(self) -> bool:

@@ -130,7 +130,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
     """Return the answers for a device."""
     features = {
         "context_form": GOOD,
-        "compile": Support(True, "tf.function, and XLA with backend_options.tensorflow.xla"),
+        "compile": Support(True, "tf.function, by XLA with compile='max' or backend_options.tensorflow.xla"),
         "loss_scaling": GOOD,
         "accumulation": GOOD,
         "several_optimizers": GOOD,
@@ -152,8 +152,8 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
             PlanRow("accumulate_steps", str(spec.accumulate_steps), "tf.Variable accumulators", "emulated",
                     "kept on the device, so that micro-steps may be separate compiled calls")
         )  # fmt: skip
-    xla = bool(spec.options.get("xla", False))
-    rows.append(PlanRow("compile", "xla" if xla else "tf.function", f"tf.function(step, jit_compile={xla or None})"))
+    xla = bool(spec.options.get("xla", spec.compile_mode == "max"))
+    rows.append(PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})"))
     dtype = spec.policy.compute_dtype
     if dtype != "float32":
         helps = _helps(dtype, device)

@@ -242,7 +242,7 @@ class TorchBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
+    def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
         """See ``Backend``: ``torch.compile``; the layer's calls are graph breaks and optimizers run uncompiled."""
         for name in ("step", "unscale", "clip_grad_norm", "clip_grad_value"):
             if name not in self.__dict__:

@@ -39,6 +39,7 @@ def test_amp_table_and_policy_table():
         ({"polcy": "float32"}, "unknown key 'polcy'; did you mean 'policy'"),
         ({"accumulate_steps": "4"}, "accumulate_steps: .*integer.*'4'"),
         ({"strict": 1}, "strict"),
+        ({"compile": True}, "compile: .*string"),
         ({"policy": {"nam": "float32"}}, "unknown key 'policy.nam'; did you mean 'name'"),
         ({"policy": 3}, "policy"),
         ({"backend_options": {"torch": 3}}, "backend_options.torch"),

@@ -39,7 +39,7 @@ def test_arguments_of_a_session():
     positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
-        "loss_scale", "accumulate_steps", "device", "strict", "backend_options",
+        "loss_scale", "accumulate_steps", "device", "strict", "compile", "backend_options",
     }  # fmt: skip
 
 

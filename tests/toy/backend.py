@@ -229,7 +229,7 @@ class ToyBackend(Backend):
     def non_finite_report(self):
         return self.report
 
-    def compile(self, fn, window):
+    def compile(self, fn, window, mode):
         raise errors.UnsupportedError("toy has nothing to compile with")
 
     def to_native(self, array):

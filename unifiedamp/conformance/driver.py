@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import unifiedamp as ua
+from unifiedamp.backend import COMPILE_MODES
 
 
 @dataclass
@@ -38,8 +39,8 @@ def session(harness: Any, form: str = "eager", policy: Any = "float32", **option
 
 
 def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:
-    """Return ``fn`` as the form runs it."""
-    return fn if form == "eager" else amp.compile(fn)
+    """Return ``fn`` as the form runs it: a form named like a mode of ``amp.compile`` is compiled in that mode."""
+    return fn if form == "eager" else amp.compile(fn, mode=form if form in COMPILE_MODES else None)
 
 
 def probe_run(

@@ -40,7 +40,7 @@ class Harness:
     Attributes:
         backend: the backend's name.
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
-            other form through ``amp.compile``).
+            other form through ``amp.compile``, in the mode that it is named after, if it is).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
         overrides_reach_run_op: whether op overrides act on whatever runs in a region; False where they act on the
             layers of prepared models alone.

@@ -225,8 +225,8 @@ class JaxBackend(Backend):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def compile(self, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
-        """See ``Backend``."""
+    def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
+        """See ``Backend``: ``jax.jit``, which is also the most there is."""
         self.looking_is_free = False
         return compile_step(self, fn, window)
 

@@ -1,0 +1,53 @@
+"""``amp.compile``: its two spellings, and the modes that a session and a call may name."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+
+def trained(harness, decorate, **options):
+    """Return the probe's weight after two steps of a decorated step."""
+    amp = session(harness, **options)
+    with amp.scope():
+        model = harness.probe((1.0,))
+        optimizer = harness.sgd([model], 0.1)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    @decorate(amp)
+    def step(x):
+        loss = amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+        return loss
+
+    for _ in range(2):
+        step(amp.to_native(np.ones(1, np.float32)))
+    (weight,) = harness.parameters(model).values()
+    return float(weight[0])
+
+
+@pytest.mark.needs("compile")
+@pytest.mark.parametrize("mode", ["default", "max"])
+def test_the_call_names_the_mode(harness, mode):
+    assert trained(harness, lambda amp: amp.compile(mode=mode)) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_the_session_names_the_mode(harness):
+    assert trained(harness, lambda amp: amp.compile, compile="off") == pytest.approx(0.8, abs=1e-6)
+
+
+def test_off_is_the_function_itself(harness):
+    def step():
+        """A step."""
+
+    assert session(harness).compile(step, mode="off") is step
+    assert session(harness, compile="off").compile(step) is step
+
+
+@pytest.mark.parametrize("mode", ["maximum", "", True, 1])
+def test_an_unknown_mode_is_refused(harness, mode):
+    with pytest.raises(ua.ConfigError, match="off, default, max"):
+        session(harness, compile=mode)
+    with pytest.raises(ua.ConfigError, match=r"amp.compile: mode must be one of off, default, max"):
+        session(harness).compile(lambda: None, mode=mode)

@@ -1,0 +1,89 @@
+"""What a backend says of itself: what it can do on a device, the plan of a session, where a bad step came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+COMPILE_MODES = {
+    "off": "the function as it is",
+    "default": "compiled by the framework's usual means",
+    "max": "the fastest that the framework has, however long compiling takes",
+}
+"""What ``amp.compile(mode=...)`` takes."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """An answer with its reason; true when the thing is there."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do on a device, each answer with a reason.
+
+    Attributes:
+        device: the device that the answers are for ("cpu", "cuda:0").
+        policies: preset name → whether it runs here.
+        features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
+            missing counts as "no".
+    """
+
+    device: str
+    policies: Mapping[str, Support]
+    features: Mapping[str, Support]
+
+    def feature(self, name: str) -> Support:
+        """Return the answer for ``name``."""
+        return self.features.get(name, Support(False, "not declared by this backend"))
+
+
+FEATURES = {
+    "context_form": "amp.scale_loss as a context, with scaled_loss.backward()",
+    "compile": "amp.compile gives a compiled whole step",
+    "loss_scaling": "a dynamic loss scale",
+    "accumulation": "accumulate_steps above 1",
+    "several_optimizers": "several optimizers that share one scale",
+    "op_overrides": "Policy.op_overrides",
+    "layer_overrides": "Policy.layer_overrides",
+    "several_devices": "one decision over all devices or ranks",
+    "no_device_wait": "a step that never waits for the device",
+}
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of ``amp.explain()``.
+
+    Attributes:
+        setting: what the user asked for ("policy", "op_overrides.softmax").
+        value: the value in force.
+        native: the exact native call or value it becomes.
+        effect: "native", "emulated", "no effect" or "unavailable".
+        note: why, where the effect is not simply native.
+    """
+
+    setting: str
+    value: str
+    native: str
+    effect: str = "native"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NonFiniteReport:
+    """Where the last non-finite step came from.
+
+    Attributes:
+        tensors: names of the gradients that held inf or nan; empty when not known.
+        loss_was_finite: whether the unscaled loss was finite; None when not known.
+    """
+
+    tensors: tuple[str, ...] = ()
+    loss_was_finite: bool | None = None
