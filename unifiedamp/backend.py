@@ -147,7 +147,7 @@ class Backend:
     #: True when reading the loss scale waits for nothing (eager on CPU): core then looks after every step.
     looking_is_free: bool = True
     #: True when a compiled step runs its Python only while tracing: core then looks after each call of it.
-    replays_traces: ClassVar[bool] = False
+    replays_traces: bool = False
     #: Set by core when the next skipped step should be looked into, for ``non_finite_report``.
     diagnosing: bool = False
 

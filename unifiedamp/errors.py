@@ -93,6 +93,16 @@ class PolicyWarning(AmpWarning):
     error_class = PolicyNotSupportedError
 
 
+class NoGainWarning(PolicyWarning):
+    """The policy runs here but is not faster than float32 on this device."""
+
+
+class CompileWarning(AmpWarning):
+    """A compiled step runs slower than it could (uncaptured, retraced at every call); the message says why."""
+
+    error_class = UnsupportedError
+
+
 class StateWarning(AmpWarning):
     """Loaded state disagrees with the session's settings; the message says which value is used."""
 

@@ -286,8 +286,10 @@ class Amp:
 
         @functools.wraps(fn)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            counted = self._watch.steps
             output = compiled(*args, **kwargs)
-            self._watch.after_step()
+            if self._watch.steps == counted:  # the call replayed a trace, and amp.step did not run
+                self._watch.after_step()
             return output
 
         return watched  # type: ignore[return-value]

@@ -18,12 +18,16 @@ class Watch:
     Args:
         backend: whose state is read.
         loss_scale: the settings, for ``max_consecutive_skips``.
+
+    Attributes:
+        steps: how many steps were counted.
     """
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
         self._backend = backend
         self._limit = loss_scale.max_consecutive_skips
         self._left = 0
+        self.steps = 0
         self._last: ScaleState | None = None
         self.hooks: Any = None
         self.expect(None)
@@ -40,6 +44,7 @@ class Watch:
         Raises:
             LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
         """
+        self.steps += 1
         self._left -= 1
         if self._left > 0:
             return

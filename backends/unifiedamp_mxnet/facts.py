@@ -56,7 +56,7 @@ def check_policy(spec: SessionSpec, context: Any) -> None:
     check_region_policy(spec.policy, context)
     if spec.policy.compute_dtype == "bfloat16" and not cpu_has_bfloat16():
         spec.warn(
-            "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32", errors.PolicyWarning
+            "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32", errors.NoGainWarning
         )
     if spec.options.get("layout_optimization") and not NUMPY_API:
         spec.warn("backend_options.mxnet.layout_optimization has no effect before MXNet 2", errors.PolicyWarning)

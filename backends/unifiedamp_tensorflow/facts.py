@@ -118,7 +118,7 @@ def warn_without_gain(spec: SessionSpec, device: Device) -> None:
         spec.warn(
             f"policy {str(spec.policy)!r} runs on {device.name} without gain in speed: {helps.reason}; "
             f"this device does {default_policy(device)[0]!r} best",
-            errors.PolicyWarning,
+            errors.NoGainWarning,
         )
 
 

@@ -24,8 +24,9 @@ from unifiedamp.backend import (
 
 from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report
 from .autocast import Inference, Region, entered
+from .capture import CapturedStep, Ground
 from .compile import compile_step
-from .scaler import Scaler
+from .scaler import Scaler, world_size
 from .steps import Handle, PlainSteps, ScaledSteps, checked_loss
 
 
@@ -56,6 +57,8 @@ class TorchBackend(Backend):
         self._report = NonFiniteReport()
         self._loss: torch.Tensor | None = None
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
+        self._ground: Ground | None = None
+        self.replays_traces = self.device.type == "cuda"
         if spec.loss_scale.enabled:
             scaler = Scaler(self.device, spec.loss_scale, self.looking_is_free)
             self._steps = ScaledSteps(scaler, self.looking_is_free, self._look_into)
@@ -243,11 +246,26 @@ class TorchBackend(Backend):
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
-        """See ``Backend``: ``torch.compile``; the layer's calls are graph breaks and optimizers run uncompiled."""
+        """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode
+        "max"; elsewhere ``torch.compile``. The layer's calls are graph breaks and optimizers run uncompiled.
+        """
+        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module) and world_size() == 1
+        if captures and mode == "default":
+            return self._captured(fn, window)
         for name in ("step", "unscale", "clip_grad_norm", "clip_grad_value"):
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
-        return compile_step(fn, self.spec.policy.op_overrides)
+        compiled = compile_step(fn, self.spec.policy.op_overrides, static=captures)
+        return self._captured(compiled, window) if captures else compiled
+
+    def _captured(self, fn: Callable[..., Any], window: Any) -> CapturedStep:
+        if self._ground is None:
+            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec)
+        return CapturedStep(fn, self._ground, window, lambda: self.diagnosing)
+
+    def tracing(self) -> bool:
+        """See ``Backend``: a step that is being captured has no values yet."""
+        return self._steps.capturing
 
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""

@@ -43,15 +43,17 @@ def ready_dynamo() -> None:
         trace_rules.add(name)
 
 
-def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str]) -> Callable[..., Any]:
+def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str], static: bool = False) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
     Args:
         fn: a step, or a module (which stays one).
         overrides: the session's op overrides.
+        static: compile anew for each shape, as a step that is captured for each shape wants it.
     """
     ready_dynamo()
-    compiled = torch.compile(fn, backend=_OwnInductor()) if overrides else torch.compile(fn)
+    backend = _OwnInductor() if overrides else "inductor"
+    compiled = torch.compile(fn, backend=backend, dynamic=False if static else None)
     if isinstance(fn, torch.nn.Module):
         return compiled
 

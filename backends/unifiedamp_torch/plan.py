@@ -60,7 +60,7 @@ def check_policy(spec: SessionSpec, device: torch.device) -> None:
                 f"{_nearest_running(device, dtype)!r}"
             )
         if not helps:
-            spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.PolicyWarning)
+            spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.NoGainWarning)
     ops.check(policy.op_overrides, device.type)
     if policy.op_overrides and not policy.is_mixed:
         spec.warn(

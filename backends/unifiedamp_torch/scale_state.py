@@ -56,6 +56,9 @@ class HostScale:
         """Return the present scale in a form that later steps do not change."""
         return self._moving.scale
 
+    def forget_mark(self) -> None:
+        """Nothing moves the scale but the host."""
+
     def read(self) -> ScaleState:
         """Return all numbers."""
         return replace(self._moving, applied_steps=self._applied, skipped_steps=self._skipped)
@@ -80,7 +83,7 @@ class DeviceScale:
         self._bad = torch.zeros_like(scale, dtype=wide)
         # Attempted and skipped steps, side by side, so that one addition counts a step.
         self._counts = torch.zeros(2, dtype=wide, device=scale.device)
-        self._mark = scale.clone()
+        self._mark: torch.Tensor | None = None
 
     def count(self, found: torch.Tensor) -> None:
         """See :meth:`HostScale.count`."""
@@ -90,15 +93,21 @@ class DeviceScale:
         """See :meth:`HostScale.update`."""
         found = founds[0][1] if len(founds) == 1 else torch.stack([each[1] for each in founds]).amax()
         move(self._settings, self._scale, self._tracker, self._bad, found)
-        self._mark = self._scale.clone()
+        self._mark = None
 
     def result(self, found: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> StepResult:
         """See :meth:`HostScale.result`."""
-        return StepResult(lambda: step_values(bool(found[1].item()), before.item(), after.item()))
+        return DeviceResult(found[1], before, after)
 
     def mark(self) -> torch.Tensor:
         """See :meth:`HostScale.mark`."""
+        if self._mark is None:
+            self._mark = self._scale.clone()
         return self._mark
+
+    def forget_mark(self) -> None:
+        """Take the next mark anew: a captured step moves the scale behind Python's back."""
+        self._mark = None
 
     def read(self) -> ScaleState:
         """See :meth:`HostScale.read`; waits for the device."""
@@ -118,7 +127,25 @@ class DeviceScale:
         self._bad.fill_(state.bad_steps)
         attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
         self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
-        self._mark = self._scale.clone()
+        self._mark = None
+
+
+class DeviceResult(StepResult):
+    """A step's outcome on the device: ``found_inf`` and the scale before and after, float32 scalars."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, found_inf: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        self._tensors = (found_inf, before, after)
+        super().__init__(self._look)
+
+    def _look(self) -> StepValues:
+        found_inf, before, after = (each.item() for each in self._tensors)
+        return step_values(bool(found_inf), before, after)
+
+    def copied(self) -> DeviceResult:
+        """Return the present values, which a later replay leaves alone."""
+        return DeviceResult(*[each.clone() for each in self._tensors])
 
 
 def move(

@@ -15,6 +15,11 @@ from . import gradients
 from .scale_state import DeviceScale, HostScale
 
 
+def world_size() -> int:
+    """Return how many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 class Scaler(torch.amp.GradScaler):
     """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
 
@@ -56,7 +61,7 @@ class Scaler(torch.amp.GradScaler):
         found = self._nothing_found.clone()
         found_inf = found[1]
         there = gradients.unscale(optimizer, self._scale.reciprocal(), found_inf)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if world_size() > 1:
             dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         record["stage"] = OptState.UNSCALED
         record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}

@@ -51,6 +51,18 @@ class Handle:
             recomputing.overrides = before
 
 
+class NotYet(Exception):
+    """The step being captured needs one more step run by the host before it can be captured."""
+
+
+def _check_capturable(optimizer: Any, ready: bool) -> None:
+    if not ready:
+        name = type(optimizer).__name__
+        raise errors.UnsupportedError(
+            f"amp.step: the host takes part in a step of this {name}; make it with fused=True"
+        )
+
+
 def checked_loss(loss: Any) -> torch.Tensor:
     """Return ``loss`` in float32.
 
@@ -79,6 +91,7 @@ class PlainSteps:
     def __init__(self) -> None:
         self._state = ScaleState()
         self._applied = 0
+        self.capturing = False
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Nothing to divide by."""
@@ -87,6 +100,9 @@ class PlainSteps:
         """Apply the step; None when there are no gradients."""
         if not gradients.any_there(optimizer):
             return None
+        if self.capturing:
+            groups = optimizer.param_groups
+            _check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
         optimizer.step()
         gradients.drop(optimizer)
         self._applied += 1
@@ -112,6 +128,32 @@ class PlainSteps:
         """Take over the counts."""
         self._state, self._applied = state, 0
 
+    # -- capture: what the host keeps beside the device ------------------------------------------------------------
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """Return what was found in gradients so far in this iteration, by optimizer: nothing is looked for."""
+        return {}
+
+    def hold(self, records: dict[int, dict[str, Any]]) -> None:
+        """Take over what :meth:`records` returned."""
+
+    def begin_capture(self) -> int:
+        """Note that the steps to come are captured and not done; return :meth:`counted`."""
+        self.capturing = True
+        return self._applied
+
+    def counted(self) -> int:
+        """Return how many steps the host has counted."""
+        return self._applied
+
+    def end_capture(self, counted: int) -> None:
+        """Forget the steps that were captured."""
+        self.capturing, self._applied = False, counted
+
+    def replayed(self, counted: int) -> None:
+        """Count the steps that a replay did."""
+        self._applied += counted
+
 
 class ScaledSteps:
     """Steps under a loss scaler.
@@ -131,6 +173,7 @@ class ScaledSteps:
         self._free = looking_is_free
         self._look_into = look_into
         self._settled: set[int] = set()
+        self.capturing = False
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the float32 loss times the scale."""
@@ -151,13 +194,20 @@ class ScaledSteps:
             gradients.drop(optimizer)
         if update:
             self.scaler.update()
-        return None if found is None else self._state.result(found, before, self._state.mark())
+        if found is None:
+            return None
+        # A captured result is copied when it is handed out, so it may hold the scale itself.
+        return self._state.result(found, before, self.scaler.scale_tensor if self.capturing else self._state.mark())
 
     def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
         if self._skips_in_kernel(optimizer):
             _step_in_kernel(optimizer, found)
             self._look_into(optimizer, found)
-        elif found.item():
+            return
+        if self.capturing:
+            _check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
+            raise NotYet
+        if found.item():
             self._look_into(optimizer, found)
         else:
             optimizer.step()
@@ -192,6 +242,38 @@ class ScaledSteps:
     def write(self, state: ScaleState) -> None:
         """Take over the scale and counts."""
         self._state.write(state)
+
+    # -- capture: what the host keeps beside the device ------------------------------------------------------------
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """Return what was found in gradients so far in this iteration, by optimizer."""
+        return {key: dict(record) for key, record in self.scaler._per_optimizer_states.items()}
+
+    def hold(self, records: dict[int, dict[str, Any]]) -> None:
+        """Take over what :meth:`records` returned."""
+        states = self.scaler._per_optimizer_states
+        if states or records:
+            states.clear()
+            states.update({key: dict(record) for key, record in records.items()})
+
+    def begin_capture(self) -> int:
+        """Note that the steps to come are captured and not done; return :meth:`counted`."""
+        self.capturing = True
+        self._state.forget_mark()
+        return 0
+
+    def counted(self) -> int:
+        """Return how many steps the host has counted: the device counts."""
+        return 0
+
+    def end_capture(self, counted: int) -> None:
+        """Forget what belongs to the capture."""
+        self.capturing = False
+        self._state.forget_mark()
+
+    def replayed(self, counted: int) -> None:
+        """Note that the device has moved the scale."""
+        self._state.forget_mark()
 
 
 def _step_in_kernel(optimizer: Any, found: torch.Tensor) -> None:

@@ -14,6 +14,15 @@ from unifiedamp_torch.harness import harness
 LOW = torch.bfloat16
 
 
+def low_lstm_runs() -> bool:
+    """Whether torch's own bfloat16 LSTM runs here: oneDNN has none for CPUs without AVX512."""
+    try:
+        torch.nn.LSTM(8, 8, dtype=LOW)(torch.ones(8, 8, dtype=LOW))
+    except RuntimeError:
+        return False
+    return True
+
+
 def policy(**overrides):
     return ua.Policy(compute_dtype="bfloat16", op_overrides=overrides)
 
@@ -58,9 +67,11 @@ def test_others_see_torchs_own_autocast(make_session):
 
     def look():
         with torch.autocast("cpu", LOW):
-            seen.update({op: harness.run_op(op) for op in ("matmul", "exp", "cross_entropy", "rnn")})
+            seen.update({op: harness.run_op(op) for op in native})
 
     native = {"matmul": "bfloat16", "exp": "float32", "cross_entropy": "float32", "rnn": "bfloat16"}
+    if not low_lstm_runs():
+        del native["rnn"]
     with amp.autocast():
         thread = threading.Thread(target=look)
         thread.start()

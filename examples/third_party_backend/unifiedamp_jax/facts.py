@@ -68,7 +68,7 @@ def check_spec(spec: SessionSpec, device: jax.Device) -> None:
     ops.check_policy(spec.policy)
     compute = spec.policy.compute_dtype
     if compute != "float32" and not (faster := helps(compute, device)):
-        spec.warn(f"policy {str(spec.policy)!r} runs, but not faster: {faster.reason}", errors.PolicyWarning)
+        spec.warn(f"policy {str(spec.policy)!r} runs, but not faster: {faster.reason}", errors.NoGainWarning)
 
 
 def capabilities(device: jax.Device) -> Capabilities:

@@ -1,0 +1,58 @@
+"""CUDA graphs: capturing a function's kernels and launching them again at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class CudaStage:
+    """Where a session's steps are captured: one stream, and one pool of memory for all graphs.
+
+    The graphs may share memory because they never run at the same time and everything that outlives a capture
+    (gradients, findings, outputs) is held by whoever captured it.
+
+    Args:
+        device: the CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Run ``fn`` on the stream that is captured later, so that what lives on a stream is ready there."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            output = fn()
+        current.wait_stream(self._stream)
+        return output
+
+    def capture(self, fn: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Capture what ``fn`` asks of the device, without doing it.
+
+        Returns:
+            A function that does it, and what ``fn`` returned: tensors that each replay fills.
+
+        Raises:
+            Exception: whatever ``fn`` raised, or the driver's error; nothing is being captured any more.
+        """
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            # Other threads (a loader that pins memory) may go on asking things of the device.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = fn()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture is already broken
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph.replay, output
