@@ -15,20 +15,34 @@ from .native import NUMPY_API, mx, upstream
 from .ops import VOCABULARY, check_overrides, op_handle
 
 NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
+NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
 NO_HALF_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
 )
 
 
+NO_BFLOAT16_CPU = "this CPU has no AVX512, without which oneDNN, as MXNet has it, knows no bfloat16; 'float32' is the nearest that runs"
+AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+
+
 @functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's feature flags as Linux names them; empty where they are not known."""
+    try:
+        return frozenset(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+    except OSError:
+        return frozenset()
+
+
 def cpu_has_bfloat16() -> bool:
     """Tell whether this CPU computes in bfloat16 (AVX512-BF16 or AMX); unknown counts as no."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
+
+
+def cpu_runs_bfloat16() -> bool:
+    """Tell whether bfloat16 runs on this CPU at all; unknown counts as yes."""
+    return not cpu_flags() or cpu_flags() >= AVX512
 
 
 def policy_support(policy: Policy, context: Any) -> Support:
@@ -38,7 +52,9 @@ def policy_support(policy: Policy, context: Any) -> Support:
         return gpu
     dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
     if on_cpu and "float16" in dtypes:
-        return Support(False, NO_FLOAT16_CPU)
+        return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
+    if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
+        return Support(False, NO_BFLOAT16_CPU)
     if not on_cpu and "bfloat16" in dtypes:
         return Support(False, NO_BFLOAT16_GPU)
     if policy.param_dtype != "float32":

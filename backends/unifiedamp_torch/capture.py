@@ -146,8 +146,8 @@ class CapturedStep:
             changed = signature.difference(next(reversed(self._entries))[0], key[0])  # type: ignore[index]
             self._warn(
                 f"amp.compile: {self._name()} was called with more than {MOST_GRAPHS} signatures; calls with "
-                f"further ones run uncaptured ({changed}). Keep shapes fixed (drop_last=True, padding) and pass numbers that change "
-                "as tensors"
+                f"further ones run uncaptured ({changed}). Keep shapes fixed (drop_last=True, padding) and pass "
+                "numbers that change as tensors"
             )
             return None
         entry = self._entries[key] = Entry()

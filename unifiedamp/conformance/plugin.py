@@ -5,11 +5,13 @@ Options: ``--amp-backend NAME`` (or ``all``), ``--amp-json FILE``, ``--amp-traje
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import pytest
 
 from unifiedamp import plugins
+from unifiedamp.errors import PolicyNotSupportedError
 
 from . import expected, report
 from .harness import Harness, load_harness
@@ -85,6 +87,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for feature in marker.args:
                 _mark_undeclared(item, backend, feature)
     expected.apply(items, backend_of)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Skip a test that asked for a policy which the backend declares not to run on this machine."""
+    try:
+        return (yield)
+    except PolicyNotSupportedError as error:
+        reason = refused_here(error, [backend_of(item) or ""])
+        if reason:
+            pytest.skip(reason)
+        raise
+
+
+def refused_here(error: PolicyNotSupportedError, backends: Iterable[str]) -> str:
+    """Return the declared reason that a policy was refused for; empty where it is declared to run."""
+    for name in filter(None, backends):
+        for policy, support in load_harness(name).capabilities().policies.items():
+            if not support and support.reason in str(error):
+                return f"declared: {policy} does not run on this machine: {support.reason}"
+    return ""
 
 
 def _mark_undeclared(item: pytest.Item, backend: str, feature: str) -> None:
