@@ -272,6 +272,12 @@ class Backend:
     def read_state(self) -> ScaleState:
         """Read the scale and counters as plain numbers; may wait for the device."""
 
+    def peek_state(self) -> ScaleState | None:
+        """Return the scale and counters as they were at some moment since the last look, without a wait; None where
+        none are at hand yet. Core looks this way while all is well; this default reads, which may wait.
+        """
+        return self.read_state()
+
     @required
     def write_state(self, state: ScaleState) -> None:
         """Set the scale and counters."""

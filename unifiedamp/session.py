@@ -281,10 +281,13 @@ class Amp:
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
         compiled = self.backend.compile(fn, self._window, mode)
-        if not (self._scaling and self.backend.replays_traces):
-            return compiled  # type: ignore[return-value]
+        watch = self._scaling and self.backend.replays_traces
+        return self._watched(compiled) if watch else compiled  # type: ignore[return-value]
 
-        @functools.wraps(fn)
+    def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``compiled``, with a look at the scale after each call that replayed a trace."""
+
+        @functools.wraps(compiled)
         def watched(*args: Any, **kwargs: Any) -> Any:
             counted = self._watch.steps
             output = compiled(*args, **kwargs)
@@ -292,7 +295,7 @@ class Amp:
                 self._watch.after_step()
             return output
 
-        return watched  # type: ignore[return-value]
+        return watched
 
     # -- state ---------------------------------------------------------------------------------------------------
 

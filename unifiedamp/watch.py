@@ -8,8 +8,9 @@ from .backend import Backend
 from .errors import LossScaleExhausted, first_names
 from .loss_scale import LossScale, ScaleState
 
-LOOK_EVERY = 25
-"""Steps between two looks where a look waits for the device: exhaustion is noticed within 50."""
+LOOK_EVERY = 24
+"""Steps between two looks where a look waits for the device, or sees what was there at the look before: exhaustion is
+noticed within 50."""
 
 
 class Watch:
@@ -48,7 +49,11 @@ class Watch:
         self._left -= 1
         if self._left > 0:
             return
-        state = self._backend.read_state()
+        must_know = self.hooks is not None or self._backend.diagnosing
+        state = self._backend.read_state() if must_know else self._backend.peek_state()
+        if state is None:
+            self._left = self._interval()
+            return
         if self.hooks is not None:
             self._tell(state)
         if state.bad_steps >= self._limit and self._backend.diagnosing:

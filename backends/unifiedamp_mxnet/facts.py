@@ -20,9 +20,9 @@ NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the n
 NO_HALF_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
 )
-
-
-NO_BFLOAT16_CPU = "this CPU has no AVX512, without which oneDNN, as MXNet has it, knows no bfloat16; 'float32' is the nearest that runs"
+NO_BFLOAT16_CPU = (
+    "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
+)
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
 

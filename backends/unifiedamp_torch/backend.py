@@ -28,6 +28,7 @@ from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .scaler import Scaler, world_size
 from .steps import Handle, PlainSteps, ScaledSteps, checked_loss
+from .update import Updates
 
 
 class TorchBackend(Backend):
@@ -107,6 +108,9 @@ class TorchBackend(Backend):
         moved = [placement.move(model, self.device) for model in new]
         for model, chosen in zip(new, dtypes, strict=True):
             moved.append(self._attach(model, chosen))
+        if self.spec.compile_mode == "max":
+            moved += [placement.to_channels_last(model) for model in new]
+            self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
         self._models += new
         self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
         if any(moved):
@@ -231,6 +235,10 @@ class TorchBackend(Backend):
         """See ``Backend``."""
         return self._steps.read()
 
+    def peek_state(self) -> ScaleState | None:
+        """See ``Backend``."""
+        return self._steps.peek()
+
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend``."""
         self._steps.write(state)
@@ -256,12 +264,12 @@ class TorchBackend(Backend):
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
         compiled = compile_step(fn, self.spec.policy.op_overrides, static=captures)
-        return self._captured(compiled, window) if captures else compiled
+        return self._captured(compiled, window, Updates()) if captures else compiled
 
-    def _captured(self, fn: Callable[..., Any], window: Any) -> CapturedStep:
+    def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
             self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec)
-        return CapturedStep(fn, self._ground, window, lambda: self.diagnosing)
+        return CapturedStep(fn, self._ground, window, lambda: self.diagnosing, updates)
 
     def tracing(self) -> bool:
         """See ``Backend``: a step that is being captured has no values yet."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import traceback
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ from .graph import CudaStage
 from .held import Held, Optimizer, Rates, fixed
 from .scale_state import DeviceResult
 from .steps import NotYet, PlainSteps, ScaledSteps
+from .update import Updates
 
 WARM_UP = 3
 """Calls with one signature that run uncaptured before it is captured: kernels are chosen, optimizer state is made."""
@@ -63,6 +66,17 @@ class Ground:
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers, in order."""
         return [param for optimizer in self.optimizers for group in optimizer.param_groups for param in group["params"]]
+
+    @contextlib.contextmanager
+    def lent(self, updates: Updates | None) -> Iterator[None]:
+        """Have optimizers and steps as a capture wants them; put back on exit."""
+        kept = self.rates.lend(self.optimizers, updates is not None)
+        before = self.steps.use(updates)
+        try:
+            yield
+        finally:
+            self.steps.use(before)
+            self.rates.give_back(kept)
 
     def held(self, window: CallState) -> Held:
         """Return what Python holds now."""
@@ -121,12 +135,19 @@ class CapturedStep:
         ground: what the session's captured steps share.
         window: core's order of calls.
         diagnosing: tells whether the next step should be looked into, which a replay cannot.
+        updates: compiled ends of steps, to be used in this one; None leaves them to the optimizers' own kernels.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], ground: Ground, window: CallState, diagnosing: Callable[[], bool]
+        self,
+        fn: Callable[..., Any],
+        ground: Ground,
+        window: CallState,
+        diagnosing: Callable[[], bool],
+        updates: Updates | None = None,
     ) -> None:
         functools.update_wrapper(self, fn)
+        self._updates = updates
         self._fn, self._ground, self._window, self._diagnosing = fn, ground, window, diagnosing
         self._entries: dict[Hashable, Entry] = {}
 
@@ -138,8 +159,15 @@ class CapturedStep:
         entry = self._entries.get(key) or self._add(key)
         graph = None if entry is None or self._diagnosing() else self._graph(entry, args, kwargs, tensors)
         if graph is None:
-            return self._ground.stage.run(functools.partial(self._fn, *args, **kwargs))
+            return self._uncaptured(args, kwargs)
         return self._replay(graph, tensors)
+
+    def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = functools.partial(self._fn, *args, **kwargs)
+        if self._updates is None:
+            return self._ground.stage.run(run)
+        with self._ground.lent(self._updates):
+            return self._ground.stage.run(run)
 
     def _add(self, key: Hashable) -> Entry | None:
         if len(self._entries) >= MOST_GRAPHS * self._places():
@@ -184,9 +212,9 @@ class CapturedStep:
         filled = [signature.fill(each, left) for each in args]
         named = {name: signature.fill(each, left) for name, each in kwargs.items()}
         before, counted = ground.held(self._window), ground.steps.begin_capture()
-        kept = ground.rates.lend(ground.optimizers)
         try:
-            replay, output = ground.stage.capture(lambda: self._fn(*filled, **named))
+            with ground.lent(self._updates):
+                replay, output = ground.stage.capture(lambda: self._fn(*filled, **named))
             after = ground.held(self._window)
             return Graph(inputs, output, replay, taken, before, after, ground.steps.counted() - counted)
         except NotYet:
@@ -194,9 +222,8 @@ class CapturedStep:
             ground.restore(before, self._window)
         except Exception as error:
             ground.restore(before, self._window)
-            self._refuse(entry, _reason(error))
+            self._refuse(entry, _reason(error, ground.stage))
         finally:
-            ground.rates.give_back(kept)
             ground.steps.end_capture(counted)
             torch.clear_autocast_cache()
         return None
@@ -234,20 +261,19 @@ def copied(value: Any) -> Any:
     return value
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, stage: Stage) -> str:
     """Return the user's line that an error came from, and the error's first line."""
     message = str(error).strip().partition("\n")[0] or type(error).__name__
     if "captur" in message and not isinstance(error, errors.AmpError):
         message = f"it makes the host wait for the device, or asks for what a graph cannot hold ({message})"
-    line = _user_line(error)
+    line = _user_line(error, stage)
     return f"{line}: {message}" if line else message
 
 
-def _user_line(error: BaseException) -> str:
-    ours = [str(Path(module).parent) for module in (torch.__file__, __file__, errors.__file__)]
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(tuple(ours))
-    ]
+def _user_line(error: BaseException, stage: Stage) -> str:
+    folders = [str(Path(file).parent) for file in (torch.__file__, __file__, errors.__file__)]
+    ours = (*folders, inspect.getfile(type(stage)))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     if not frames:
         return ""
     last = frames[-1]

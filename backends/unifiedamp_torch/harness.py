@@ -66,7 +66,9 @@ class TorchHarness(Harness):
     """torch's side of the suite."""
 
     backend: ClassVar[str] = "torch"
-    forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
+    forms: Mapping[str, Mapping[str, Any]] = {
+        "eager": {}, "compiled": {}, **({"max": {}} if torch.cuda.is_available() else {}),
+    }  # fmt: skip
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
 
     def probe(self, values: Sequence[float]) -> nn.Module:

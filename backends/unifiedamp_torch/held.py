@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import update
 from .gradients import parameters
 
 Optimizer = torch.optim.Optimizer
@@ -61,6 +62,9 @@ class Held:
         return all(a is b for a, b in zip(self.gradients, other.gradients, strict=True))
 
 
+_LENT = ("lr", "capturable", "foreach", "fused")
+
+
 class Rates:
     """Learning rates as device scalars, so that a schedule moves them between replays.
 
@@ -72,8 +76,12 @@ class Rates:
         self._device = device
         self._known: dict[tuple[int, int], tuple[dict[str, Any], torch.Tensor, float]] = {}
 
-    def lend(self, optimizers: Sequence[Optimizer]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def lend(self, optimizers: Sequence[Optimizer], compiled: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Have optimizers read learning rates from the device, and pass their check for captures.
+
+        Args:
+            optimizers: the session's.
+            compiled: set also what a compiled step wants.
 
         Returns:
             What :meth:`give_back` puts back.
@@ -81,10 +89,12 @@ class Rates:
         kept = []
         for optimizer in optimizers:
             for index, group in enumerate(optimizer.param_groups):
-                kept.append((group, {name: group[name] for name in ("lr", "capturable") if name in group}))
+                kept.append((group, {name: group[name] for name in _LENT if name in group}))
                 if not _on_device(group["lr"]):
                     group["lr"] = self._tensor(id(optimizer), index, group)
-                if group.get("fused") and "capturable" in group:
+                if compiled and update.traceable(optimizer):
+                    group.update(update.settings(group))
+                elif group.get("fused") and "capturable" in group:
                     group["capturable"] = True
         return kept
 

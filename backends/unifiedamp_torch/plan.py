@@ -32,7 +32,7 @@ def _features(device: torch.device) -> dict[str, Support]:
     ranks = Support(there, "found_inf is all-reduced over torch.distributed" if there else "built without distributed")
     return {
         "context_form": Support(True, "loss.backward()"),
-        "compile": Support(True, "torch.compile"),
+        "compile": Support(True, "torch.compile; on CUDA devices the whole step in a CUDA graph"),
         "loss_scaling": Support(True, "a torch.amp.GradScaler"),
         "accumulation": Support(True, "gradients add up in .grad"),
         "several_optimizers": Support(True, "one scaler, each optimizer skips by itself"),
@@ -101,8 +101,23 @@ def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Seque
         *_override_rows(policy, device),
     ]  # fmt: skip
     plan += [_optimizer_row(index, each, spec, device) for index, each in enumerate(optimizers)]
-    plan.append(PlanRow("compile", "amp.compile(fn)", "torch.compile(fn)", note="the optimizer's step runs uncompiled"))
+    plan += _compile_rows(spec.compile_mode, device)
     return plan
+
+
+def _compile_rows(mode: str, device: torch.device) -> list[PlanRow]:
+    if mode == "off":
+        return [PlanRow("compile", mode, "the function as it is")]
+    inner = "torch.compile(fn)"
+    note = "the optimizer's step runs uncompiled"
+    if device.type == "cuda":
+        inner = f"torch.cuda.CUDAGraph of {inner if mode == 'max' else 'fn'}"
+        note = "the whole step, once its shapes are known; tensors are copied in, other arguments are fixed"
+    rows = [PlanRow("compile", mode, inner, note=note)]
+    if mode == "max":
+        note = "convolutional models only; set by compile='max' of the session"
+        rows.append(PlanRow("layout", "channels last", "model.to(memory_format=torch.channels_last)", note=note))
+    return rows
 
 
 def _param_row(policy: Any) -> PlanRow:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, result
+
+from . import update
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -59,6 +61,10 @@ class HostScale:
     def forget_mark(self) -> None:
         """Nothing moves the scale but the host."""
 
+    def peek(self) -> ScaleState:
+        """Return all numbers."""
+        return self.read()
+
     def read(self) -> ScaleState:
         """Return all numbers."""
         return replace(self._moving, applied_steps=self._applied, skipped_steps=self._skipped)
@@ -72,7 +78,11 @@ class HostScale:
 
 
 class DeviceScale:
-    """The same as device scalars: no method but :meth:`read` waits for the device."""
+    """The same as device scalars: no method but :meth:`read` waits for the device.
+
+    Attributes:
+        move: what moves the state: :func:`move`, or a compiled form of it.
+    """
 
     def __init__(self, settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor) -> None:
         self._settings = settings
@@ -84,6 +94,8 @@ class DeviceScale:
         # Attempted and skipped steps, side by side, so that one addition counts a step.
         self._counts = torch.zeros(2, dtype=wide, device=scale.device)
         self._mark: torch.Tensor | None = None
+        self._asked: Asked | None = None
+        self.move: Callable[..., None] = move
 
     def count(self, found: torch.Tensor) -> None:
         """See :meth:`HostScale.count`."""
@@ -92,7 +104,7 @@ class DeviceScale:
     def update(self, founds: Sequence[torch.Tensor]) -> None:
         """See :meth:`HostScale.update`."""
         found = founds[0][1] if len(founds) == 1 else torch.stack([each[1] for each in founds]).amax()
-        move(self._settings, self._scale, self._tracker, self._bad, found)
+        self.move(self._settings, self._scale, self._tracker, self._bad, found)
         self._mark = None
 
     def result(self, found: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> StepResult:
@@ -120,14 +132,45 @@ class DeviceScale:
             skipped_steps=skipped,
         )
 
+    def peek(self) -> ScaleState | None:
+        """Return what the last peek asked for, if it has arrived, and ask again; never waits."""
+        asked, self._asked = self._asked, None
+        if asked is not None and not asked.arrived():
+            self._asked = asked
+            return None
+        self._asked = Asked(torch.cat([torch.stack([self._scale, self._tracker, self._bad]), self._counts]))
+        return asked.state() if asked is not None else None
+
     def write(self, state: ScaleState) -> None:
         """See :meth:`HostScale.write`."""
+        self._asked = None
         self._scale.fill_(state.scale)
         self._tracker.fill_(state.good_steps)
         self._bad.fill_(state.bad_steps)
         attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
         self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
         self._mark = None
+
+
+class Asked:
+    """Numbers on their way from the device: scale, good and bad steps, attempted and skipped steps."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._event = torch.Event(numbers.device) if numbers.device.type != "cpu" else None
+        self._numbers = numbers
+        if self._event is not None:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event.record()
+
+    def arrived(self) -> bool:
+        """Tell whether the numbers are there."""
+        return self._event is None or self._event.query()
+
+    def state(self) -> ScaleState:
+        """Return them; they must have arrived."""
+        scale, good, bad, attempted, skipped = self._numbers.tolist()
+        return ScaleState(scale, int(good), int(bad), int(attempted - skipped), int(skipped))
 
 
 class DeviceResult(StepResult):
@@ -153,19 +196,12 @@ def move(
 ) -> None:
     """Move the state in place by one iteration, equal to ``settings.next_state``; ``found`` is a float32 0 or 1."""
     low, high = settings.scale_bounds
-    bad.add_(1).mul_(found)
-    if settings.hysteresis == 1 and high * settings.growth_factor <= FLOAT32_MAX:
-        # torch's own kernel keeps the scale where growth would overflow, hence the condition on the ceiling.
-        torch._amp_update_scale_(
-            scale, tracker, found, settings.growth_factor, settings.backoff_factor, settings.growth_interval
-        )
-        scale.clamp_(low, high)
+    if settings.hysteresis > 1 or high * settings.growth_factor > FLOAT32_MAX:
+        # torch's own kernel knows no hysteresis, and keeps the scale where growth would overflow.
+        update.move(settings, scale, tracker, bad, found)
         return
-    good = tracker.add(1).mul_(1 - found.to(torch.int32))
-    grows = good >= settings.growth_interval
-    wide = scale.to(bad.dtype)
-    grown = (wide * settings.growth_factor).float().clamp(max=high)
-    shrunk = (wide * settings.backoff_factor).float().clamp(min=low)
-    moved = torch.where(grows, grown, torch.where(bad >= settings.hysteresis, shrunk, scale))
-    scale.copy_(moved)
-    tracker.copy_(good.masked_fill(grows, 0))
+    bad.add_(1).mul_(found)
+    torch._amp_update_scale_(
+        scale, tracker, found, settings.growth_factor, settings.backoff_factor, settings.growth_interval
+    )
+    scale.clamp_(low, high)

@@ -11,7 +11,9 @@ from unifiedamp.backend import ScaleState, StepResult, errors, result
 
 from . import gradients
 from .autocast import recomputing
+from .scale_state import DeviceScale, move
 from .scaler import Scaler
+from .update import Updates
 
 Optimizer = torch.optim.Optimizer
 
@@ -91,6 +93,8 @@ class PlainSteps:
     def __init__(self) -> None:
         self._state = ScaleState()
         self._applied = 0
+        self._settled: set[int] = set()
+        self._updates: Updates | None = None
         self.capturing = False
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -100,13 +104,23 @@ class PlainSteps:
         """Apply the step; None when there are no gradients."""
         if not gradients.any_there(optimizer):
             return None
-        if self.capturing:
-            groups = optimizer.param_groups
-            _check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-        optimizer.step()
+        compiled = self._updates.of(optimizer) if self._updates and id(optimizer) in self._settled else None
+        if compiled is not None:
+            compiled(None)
+        else:
+            if self.capturing:
+                groups = optimizer.param_groups
+                _check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
+            optimizer.step()
+            self._settled.add(id(optimizer))
         gradients.drop(optimizer)
         self._applied += 1
         return self._APPLIED
+
+    def use(self, updates: Updates | None) -> Updates | None:
+        """Have steps done by compiled updates, or no longer; return what was used before."""
+        before, self._updates = self._updates, updates
+        return before
 
     def update(self) -> None:
         """Nothing to move."""
@@ -118,6 +132,10 @@ class PlainSteps:
     def mark(self) -> float:
         """Return the scale."""
         return 1.0
+
+    def peek(self) -> ScaleState:
+        """Return the counts."""
+        return self.read()
 
     def read(self) -> ScaleState:
         """Return the counts."""
@@ -173,7 +191,15 @@ class ScaledSteps:
         self._free = looking_is_free
         self._look_into = look_into
         self._settled: set[int] = set()
+        self._updates: Updates | None = None
         self.capturing = False
+
+    def use(self, updates: Updates | None) -> Updates | None:
+        """Have steps and the move of the scale done by compiled updates, or no longer; return what was used before."""
+        before, self._updates = self._updates, updates
+        if isinstance(self._state, DeviceScale):
+            self._state.move = move if updates is None else updates.move
+        return before
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the float32 loss times the scale."""
@@ -200,6 +226,11 @@ class ScaledSteps:
         return self._state.result(found, before, self.scaler.scale_tensor if self.capturing else self._state.mark())
 
     def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
+        compiled = self._updates.of(optimizer) if self._updates and id(optimizer) in self._settled else None
+        if compiled is not None:
+            compiled(found)
+            self._look_into(optimizer, found)
+            return
         if self._skips_in_kernel(optimizer):
             _step_in_kernel(optimizer, found)
             self._look_into(optimizer, found)
@@ -234,6 +265,10 @@ class ScaledSteps:
     def mark(self) -> Any:
         """Return the scale in a form that later steps do not change."""
         return self._state.mark()
+
+    def peek(self) -> ScaleState | None:
+        """Return the scale and counts of a moment ago, if they are at hand."""
+        return self._state.peek()
 
     def read(self) -> ScaleState:
         """Return the scale and counts."""

@@ -32,13 +32,12 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in HOST_READS:
             raise RuntimeError("operation not permitted when stream is capturing")
+        inputs = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
         if func._schema.is_mutable:
-            for tensor in tree_iter((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in self.made:
-                    self.touched.append((tensor, tensor.clone()))
+            self.touched += [(each, each.clone()) for each in inputs if _memory(each) not in self.made]
         output = func(*args, **kwargs)
         outputs = [each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor)]
-        self.made.update(each.untyped_storage().data_ptr() for each in outputs)
+        self.made |= {_memory(each) for each in outputs} - {_memory(each) for each in inputs}
         self.done.append((func, args, kwargs, outputs))
         return output
 
@@ -50,6 +49,10 @@ class Tape(TorchDispatchMode):
                 for old, new in zip(outputs, again, strict=True):
                     if old.data_ptr() != new.data_ptr():
                         old.copy_(new)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 class TapeStage:

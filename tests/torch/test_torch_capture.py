@@ -1,0 +1,291 @@
+"""The whole step captured and replayed: the results are those of eager, whatever changes between steps.
+
+On the CPU a tape stands in for the CUDA graph (see ``tape.py``); where there is a GPU the real thing runs too.
+"""
+
+import math
+import warnings
+
+import pytest
+import torch
+from loops import batch, mlp, weights
+from tape import TapeStage
+
+import unifiedamp as ua
+from unifiedamp_torch import device as devices
+from unifiedamp_torch.capture import MOST_GRAPHS, WARM_UP, CapturedStep, Ground
+from unifiedamp_torch.held import Rates
+
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
+STEPS = 20
+
+
+class Trained:
+    """A model under a session, and a step that is captured or not."""
+
+    def __init__(self, monkeypatch, captured, *, policy="float32", loss_scale=SCALE, fused=True, optimizer="AdamW",
+                 body=None, drop=0.0, **options):  # fmt: skip
+        if not torch.cuda.is_available():
+            monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+        self.amp = ua.Amp("torch", policy, loss_scale=loss_scale, **options)
+        model = torch.nn.Sequential(mlp(), torch.nn.Dropout(drop)).to(self.amp.backend.device)
+        extra = {"momentum": 0.9} if optimizer == "SGD" else {}
+        native = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, fused=fused, **extra)
+        self.model, self.optimizer = self.amp.prepare(model, native)
+        self.stage = None
+        step = lambda x, y: (body or plain)(self, x, y)  # noqa: E731
+        self.step = self._captured(step) if captured else step
+
+    def _captured(self, step):
+        backend = self.amp.backend
+        if backend.device.type == "cuda":
+            compiled = self.amp.compile(step)
+            self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
+            return compiled
+        self.stage = TapeStage()
+        shared = (backend._models, backend._optimizers, backend._steps, backend.spec)
+        ground = Ground(self.stage, Rates(backend.device), *shared)
+        return CapturedStep(step, ground, self.amp._window, lambda: backend.diagnosing)
+
+    def feed(self, seed, bad=False, size=32):
+        x, y = (each[:size].to(self.amp.backend.device) for each in batch(seed))
+        if bad:
+            x[0] = math.inf
+        return self.step(x, y)
+
+
+def plain(run, x, y):
+    amp, optimizer = run.amp, run.optimizer
+    with amp.autocast():
+        loss = torch.nn.functional.cross_entropy(run.model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    amp.clip_grad_norm(optimizer, 1.0)
+    amp.step(optimizer)
+    return loss
+
+
+def both(monkeypatch, feed, **options):
+    """Run ``feed(run, i)`` for each step, uncaptured and captured; return the two runs and what they gave."""
+    runs = [Trained(monkeypatch, captured, **options) for captured in (False, True)]
+    given = []
+    for run in runs:
+        torch.manual_seed(3)
+        given.append([feed(run, i) for i in range(STEPS)])
+    return runs, given
+
+
+def assert_same(runs, given):
+    eager, captured = runs
+    assert captured.amp.state_dict()["state"] == eager.amp.state_dict()["state"]
+    for one, other in zip(*given, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for one, other in zip(weights(eager.model), weights(captured.model), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    if captured.stage is not None:
+        assert captured.stage.replays > 0
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adam"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_results_are_those_of_eager(monkeypatch, policy, optimizer):
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, bad=i % 5 == 3), policy=policy, optimizer=optimizer)
+    assert_same(runs, given)
+    assert runs[1].amp.skipped_steps == 4
+    if runs[1].stage:
+        assert (runs[1].stage.captures, runs[1].stage.replays) == (1, STEPS - WARM_UP)
+
+
+def test_without_a_loss_scale_the_host_counts(monkeypatch):
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i), loss_scale="none")
+    assert_same(runs, given)
+    assert runs[1].amp.applied_steps == STEPS
+
+
+def test_a_learning_rate_may_move_between_steps(monkeypatch):
+    def feed(run, i):
+        for group in run.optimizer.param_groups:
+            group["lr"] = 0.05 * 0.9**i
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+    assert runs[1].optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9 ** (STEPS - 1))
+    assert runs[1].stage is None or runs[1].stage.captures == 1
+
+
+def test_another_setting_makes_a_new_capture(monkeypatch):
+    def feed(run, i):
+        run.optimizer.param_groups[0]["weight_decay"] = 0.0 if i < 10 else 0.5
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+    assert runs[1].stage is None or runs[1].stage.captures == 2
+
+
+def test_each_shape_has_a_capture(monkeypatch):
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, size=32 if i % 2 else 16))
+    assert_same(runs, given)
+    assert runs[1].stage is None or runs[1].stage.captures == 2
+
+
+def test_too_many_shapes_run_uncaptured_and_say_so(monkeypatch):
+    run = Trained(monkeypatch, True)
+    for size in range(2, 2 + MOST_GRAPHS):
+        run.feed(0, size=size)
+    with pytest.warns(ua.CompileWarning, match=rf"more than {MOST_GRAPHS} signatures.*shape \(9, 8\).*shape \(10, 8\)"):
+        run.feed(0, size=10)
+    assert run.amp.applied_steps == MOST_GRAPHS + 1
+
+
+def test_an_accumulation_window_is_a_capture_for_each_place(monkeypatch):
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, bad=i == 10), accumulate_steps=2)
+    assert_same(runs, given)
+    assert runs[1].amp.skipped_steps == 1
+    assert runs[1].stage is None or runs[1].stage.captures == 2
+
+
+def test_gradients_that_a_capture_did_not_make_are_added_to(monkeypatch):
+    """A micro-batch of another shape runs uncaptured; its window's end must not be replayed on older gradients."""
+    sizes = [32] * 12 + [16, 32, 32, 32, 16, 32, 32, 32]
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, size=sizes[i]), accumulate_steps=2)
+    assert_same(runs, given)
+
+
+def test_loaded_optimizer_state_is_used(monkeypatch):
+    def feed(run, i):
+        if i == 8:
+            run.saved = run.optimizer.state_dict()
+            run.saved = torch.utils._pytree.tree_map(lambda v: v.clone() if torch.is_tensor(v) else v, run.saved)
+        if i == 14:
+            run.optimizer.load_state_dict(run.saved)
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+
+
+def test_freezing_a_layer_is_noticed(monkeypatch):
+    def feed(run, i):
+        if i == 10:
+            run.model[0][0].requires_grad_(False)
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+
+
+def test_evaluation_mode_is_noticed(monkeypatch):
+    def feed(run, i):
+        run.model.train(i < 10)
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+
+
+def test_results_of_steps_can_be_looked_at_later(monkeypatch):
+    def body(run, x, y):
+        loss = run.amp.backward(lambda: torch.nn.functional.cross_entropy(run.model(x), y), run.optimizer)
+        return loss, run.amp.step(run.optimizer)
+
+    run = Trained(monkeypatch, True, body=body)
+    results = [run.feed(i, bad=i in (2, 9))[1] for i in range(14)]
+    state, expected = SCALE.initial_state(), []
+    for i in range(14):
+        after = SCALE.next_state(state, i in (2, 9))
+        expected.append((i not in (2, 9), state.scale, after.scale))
+        state = after
+    assert [(each.applied, each.scale, each.next_scale) for each in results] == expected
+
+
+def test_outputs_are_left_alone_by_later_steps(monkeypatch):
+    run = Trained(monkeypatch, True)
+    losses = [run.feed(i) for i in range(10)]
+    values = [loss.item() for loss in losses]
+    assert [loss.item() for loss in losses] == values
+    assert len(set(values)) == 10
+
+
+def test_a_step_that_the_host_takes_part_in_says_which_line(monkeypatch):
+    def body(run, x, y):
+        loss = plain(run, x, y)
+        run.last = loss.item()  # the host reads
+        return loss
+
+    runs, given = [], []
+    for captured in (False, True):
+        run = Trained(monkeypatch, captured, body=body)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            given.append([run.feed(i) for i in range(STEPS)])
+        runs.append(run)
+    messages = [str(each.message) for each in seen if issubclass(each.category, ua.CompileWarning)]
+    assert len(messages) == 1
+    assert "test_torch_capture.py" in messages[0]
+    assert "`run.last = loss.item()  # the host reads`" in messages[0]
+    for one, other in zip(*given, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_optimizer_that_the_host_steps_is_named(monkeypatch):
+    run = Trained(monkeypatch, True, fused=False)
+    for i in range(WARM_UP):
+        run.feed(i)
+    with pytest.warns(ua.CompileWarning, match=r"amp.step\(optimizer\)`: .*this AdamW; make it with fused=True"):
+        run.feed(9)
+    run.feed(10)
+    assert run.amp.applied_steps == WARM_UP + 2
+
+
+def test_under_strict_it_is_an_error(monkeypatch):
+    run = Trained(monkeypatch, True, fused=False, strict=True)
+    for i in range(WARM_UP):
+        run.feed(i)
+    with pytest.raises(ua.UnsupportedError, match="fused=True"):
+        run.feed(9)
+
+
+def test_first_steps_that_overflow_delay_the_capture(monkeypatch):
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, bad=i < 6), optimizer="SGD")
+    assert_same(runs, given)
+    assert runs[1].amp.skipped_steps == 6
+
+
+def test_two_optimizers(monkeypatch):
+    def train(captured):
+        run = Trained(monkeypatch, False)
+        other = torch.optim.SGD(run.model[0][3].parameters(), lr=0.1, fused=True)
+        first = torch.optim.SGD(run.model[0][0].parameters(), lr=0.1, momentum=0.9, fused=True)
+        amp = ua.Amp("torch", "float32", loss_scale=SCALE)
+        _, first, other = amp.prepare(run.model, first, other)
+
+        def body(_, x, y):
+            loss = amp.backward(lambda: torch.nn.functional.cross_entropy(run.model(x), y), [first, other])
+            amp.step(first)
+            amp.step(other)
+            return loss
+
+        run.amp = amp
+        step = lambda x, y: body(None, x, y)  # noqa: E731
+        run.step = run._captured(step) if captured else step
+        given = [run.feed(i, bad=i in (7, 13)) for i in range(STEPS)]
+        return run, given
+
+    (eager, one), (captured, two) = train(False), train(True)
+    assert_same([eager, captured], [one, two])
+    assert captured.amp.applied_steps == 2 * (STEPS - 2)
+
+
+def test_exhaustion_is_noticed(monkeypatch):
+    limited = ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=5)
+    run = Trained(monkeypatch, False, loss_scale=limited)
+    step = run._captured(run.step)
+    run.step = run.amp._watched(step) if run.stage else step
+    for i in range(30):
+        run.feed(i)
+    with pytest.raises(ua.LossScaleExhausted, match=r"0\.0\.weight"):
+        for i in range(70):
+            run.feed(i, bad=True)
+    assert run.amp.skipped_steps <= 5 + 50

@@ -1,0 +1,88 @@
+"""The compiled end of a step against torch's own optimizers and against the reference transition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unifiedamp as ua
+from unifiedamp_torch.compile import ready_dynamo
+from unifiedamp_torch.held import Rates
+from unifiedamp_torch.update import TRACEABLE, CompiledUpdate, move, settle, traceable
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    ready_dynamo()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tensors(optimizer):
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state = [each for param in params for each in optimizer.state[param].values() if torch.is_tensor(each)]
+    return [each.detach().clone().double() for each in (*params, *state)]
+
+
+def stepped(kind, **options):
+    """Return an optimizer that had one step, with gradients for the next."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,))]
+    optimizer = getattr(torch.optim, kind)(params, lr=0.1, **options)
+    for step in (True, False):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        if step:
+            optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", sorted(TRACEABLE))
+def test_a_compiled_step_is_the_optimizers_own_or_nothing(kind):
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+    native, ours = stepped(kind, **options), stepped(kind, **options)
+    assert traceable(ours)
+    settle(ours)
+    kept = Rates(torch.device("cpu")).lend([ours], compiled=True)
+    update, before = CompiledUpdate(ours), tensors(ours)
+    update(torch.ones(()))
+    for one, other in zip(tensors(ours), before, strict=True):
+        assert torch.equal(one, other)
+    update(torch.zeros(()))
+    Rates.give_back(kept)
+    native.step()
+    for one, other in zip(tensors(ours), tensors(native), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert ours.param_groups[0]["lr"] == 0.1
+    assert ours.param_groups[0].get("fused") == native.param_groups[0].get("fused")
+
+
+def test_a_subclass_is_left_alone():
+    class Mine(torch.optim.SGD):
+        """A user's own."""
+
+    assert not traceable(Mine([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+scales = st.builds(
+    ua.DynamicLossScale,
+    initial_scale=st.sampled_from([1.0, 4.0, 2.0**16]),
+    growth_factor=st.sampled_from([2.0, 1.5]),
+    backoff_factor=st.sampled_from([0.5, 0.3]),
+    growth_interval=st.integers(1, 4),
+    hysteresis=st.integers(1, 3),
+    min_scale=st.sampled_from([2.0**-14, 1.0]),
+    max_scale=st.sampled_from([2.0**17, 3e38]),
+)
+
+
+@given(scales, st.lists(st.booleans(), max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_the_moved_scale_is_the_reference(scale, found):
+    state = scale.initial_state()
+    device = [torch.tensor(state.scale), torch.tensor(0, dtype=torch.int32), torch.tensor(0.0, dtype=torch.float64)]
+    for bad in found:
+        state = scale.next_state(state, bad)
+        move(scale, *device, torch.tensor(float(bad)))
+        assert [each.item() for each in device] == [state.scale, state.good_steps, state.bad_steps]
