@@ -51,8 +51,20 @@ class CudaStage:
             try:
                 output = fn()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the capture is already broken
-                    graph.capture_end()
+                self._abandon(graph)
                 raise
             graph.capture_end()
         return graph.replay, output
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # The driver had broken the capture off, and torch then leaves its allocator and its random generator
+            # in the belief that it goes on. Ending an empty capture tells the generator.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=self._device)
+            empty.capture_end()

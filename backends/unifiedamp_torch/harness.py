@@ -12,6 +12,9 @@ from torch import nn
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
+ON_GPU = torch.cuda.is_available()
+"""There optimizers are fused, as one that decides on the device must be."""
+
 
 class Probe(nn.Module):
     """``sum(w_i * x_i)``, so that the gradient of ``w_i`` is ``x_i``."""
@@ -67,7 +70,7 @@ class TorchHarness(Harness):
 
     backend: ClassVar[str] = "torch"
     forms: Mapping[str, Mapping[str, Any]] = {
-        "eager": {}, "compiled": {}, **({"max": {}} if torch.cuda.is_available() else {}),
+        "eager": {}, "compiled": {}, **({"max": {}} if ON_GPU else {}),
     }  # fmt: skip
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
 
@@ -91,11 +94,11 @@ class TorchHarness(Harness):
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
         """See ``Harness``."""
-        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum)
+        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=ON_GPU)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
         """See ``Harness``."""
-        return torch.optim.Adam(_trainable(models), lr=learning_rate)
+        return torch.optim.Adam(_trainable(models), lr=learning_rate, fused=ON_GPU)
 
     def mean_square(self, output: Any, target: Any) -> torch.Tensor:
         """See ``Harness``."""
@@ -172,21 +175,21 @@ def _image(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rnn(x: torch.Tensor) -> torch.Tensor:
-    return nn.LSTM(8, 8)(x)[0]
+    return nn.LSTM(8, 8, device=x.device)(x)[0]
 
 
 _OPS = {
     "matmul": lambda x: torch.matmul(x, x),
     "linear": lambda x: _F.linear(x, x),
-    "conv": lambda x: _F.conv2d(_image(x), torch.ones(1, 1, 3, 3)),
-    "conv_transpose": lambda x: _F.conv_transpose2d(_image(x), torch.ones(1, 1, 3, 3)),
+    "conv": lambda x: _F.conv2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
+    "conv_transpose": lambda x: _F.conv_transpose2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
     "attention": lambda x: _F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-    "embedding": lambda x: _F.embedding(torch.tensor([1, 2]), x),
+    "embedding": lambda x: _F.embedding(torch.tensor([1, 2], device=x.device), x),
     "rnn": _rnn,
     "softmax": lambda x: torch.softmax(x, -1),
     "log_softmax": lambda x: torch.log_softmax(x, -1),
     "layer_norm": lambda x: _F.layer_norm(x, (8,)),
-    "batch_norm": lambda x: _F.batch_norm(x, torch.zeros(8), torch.ones(8)),
+    "batch_norm": lambda x: _F.batch_norm(x, torch.zeros(8, device=x.device), torch.ones(8, device=x.device)),
     "group_norm": lambda x: _F.group_norm(x, 2),
     "relu": torch.relu,
     "gelu": _F.gelu,
@@ -203,7 +206,7 @@ _OPS = {
     "prod": torch.prod,
     "cumsum": lambda x: torch.cumsum(x, 0),
     "norm": torch.norm,
-    "cross_entropy": lambda x: _F.cross_entropy(x, torch.zeros(8, dtype=torch.long)),
+    "cross_entropy": lambda x: _F.cross_entropy(x, torch.zeros(8, dtype=torch.long, device=x.device)),
     "mse_loss": lambda x: _F.mse_loss(x, x * 2),
     "l1_loss": lambda x: _F.l1_loss(x, x * 2),
 }

@@ -7,6 +7,7 @@ compiler folds into the kernels of the step itself.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -49,19 +50,21 @@ class CompiledUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._step = torch.compile(self._update, dynamic=False)
+        # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
+        self._native = inspect.unwrap(type(optimizer).step)
+        self._step = torch.compile(self._update, dynamic=False, fullgraph=True)
 
     def __call__(self, found: torch.Tensor | None) -> None:
         """Apply the step; with ``found`` (float32 scalar), only where it is 0."""
-        self._step(found)
+        with torch.no_grad():
+            self._step(found)
 
-    @torch.no_grad()
     def _update(self, found: torch.Tensor | None) -> None:
         if found is None:
-            self._optimizer.step()
+            self._native(self._optimizer)
             return
         kept = [(tensor, tensor.clone()) for tensor in self._tensors()]
-        self._optimizer.step()
+        self._native(self._optimizer)
         for tensor, before in kept:
             tensor.copy_(torch.where(found > 0, before, tensor))
 
