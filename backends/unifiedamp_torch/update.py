@@ -7,7 +7,9 @@ compiler folds into the kernels of the step itself.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +43,12 @@ def settle(optimizer: Optimizer) -> None:
             state["step"] = step.to(param.device)
 
 
+def _own(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function with code of its own: dynamo counts compilations by code, over all sessions of a process."""
+    made = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return functools.update_wrapper(made, function)
+
+
 class CompiledUpdate:
     """One optimizer's step, compiled.
 
@@ -52,7 +60,7 @@ class CompiledUpdate:
         self._optimizer = optimizer
         # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
         self._native = inspect.unwrap(type(optimizer).step)
-        self._step = torch.compile(self._update, dynamic=False, fullgraph=True)
+        self._step = torch.compile(functools.partial(_own(CompiledUpdate._update), self), dynamic=False, fullgraph=True)
 
     def __call__(self, found: torch.Tensor | None) -> None:
         """Apply the step; with ``found`` (float32 scalar), only where it is 0."""
@@ -83,7 +91,7 @@ class Updates:
 
     def __init__(self) -> None:
         self._steps: dict[int, tuple[Any, CompiledUpdate]] = {}
-        self.move: Callable[..., None] = torch.compile(move, dynamic=False)
+        self.move: Callable[..., None] = torch.compile(_own(move), dynamic=False)
 
     def of(self, optimizer: Optimizer) -> CompiledUpdate | None:
         """Return the compiled step of an optimizer; None where it cannot be had."""
