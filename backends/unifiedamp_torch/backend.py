@@ -26,8 +26,10 @@ from . import arrays, binding, casts, custom, device, gradients, layers, ops, pl
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
+from .handle import Handle, checked_loss
+from .scaled_steps import ScaledSteps
 from .scaler import Scaler, world_size
-from .steps import Handle, PlainSteps, ScaledSteps, checked_loss
+from .steps import PlainSteps
 from .update import Updates
 
 

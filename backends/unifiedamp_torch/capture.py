@@ -19,7 +19,7 @@ from . import signature
 from .graph import CudaStage
 from .held import Held, Optimizer, Rates, fixed
 from .scale_state import DeviceResult
-from .steps import NotYet, PlainSteps, ScaledSteps
+from .steps import NotYet, Steps
 from .update import Updates
 
 WARM_UP = 3
@@ -55,7 +55,7 @@ class Ground:
     rates: Rates
     models: Sequence[torch.nn.Module]
     optimizers: Sequence[Optimizer]
-    steps: PlainSteps | ScaledSteps
+    steps: Steps
     spec: SessionSpec
 
     @classmethod

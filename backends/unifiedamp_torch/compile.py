@@ -24,7 +24,9 @@ _UNTRACED = (
     "unifiedamp.window",
     "unifiedamp_torch.backend",
     "unifiedamp_torch.gradients",
+    "unifiedamp_torch.handle",
     "unifiedamp_torch.scale_state",
+    "unifiedamp_torch.scaled_steps",
     "unifiedamp_torch.scaler",
     "unifiedamp_torch.steps",
 )
