@@ -23,6 +23,8 @@ class CudaStage:
         self._stream = torch.cuda.Stream(device)
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # A pool is gone with its last graph, and cannot be captured into again: this one keeps it.
+        self._anchor = self._empty()
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Run ``fn`` on the stream that is captured later, so that what lives on a stream is ready there."""
@@ -64,7 +66,13 @@ class CudaStage:
             # in the belief that it goes on. Ending an empty capture tells the generator.
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
-            empty = torch.cuda.CUDAGraph()
-            empty.capture_begin(capture_error_mode="thread_local")
+            self._empty()
+
+    def _empty(self) -> torch.cuda.CUDAGraph:
+        """Capture next to nothing; the stage's stream must be current, or none be captured."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             torch.zeros(1, device=self._device)
-            empty.capture_end()
+            graph.capture_end()
+        return graph

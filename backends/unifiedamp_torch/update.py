@@ -60,7 +60,8 @@ class CompiledUpdate:
         self._optimizer = optimizer
         # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
         self._native = inspect.unwrap(type(optimizer).step)
-        self._step = torch.compile(functools.partial(_own(CompiledUpdate._update), self), dynamic=False, fullgraph=True)
+        update = types.MethodType(_own(CompiledUpdate._update), self)
+        self._step = torch.compile(update, dynamic=False, fullgraph=True)
 
     def __call__(self, found: torch.Tensor | None) -> None:
         """Apply the step; with ``found`` (float32 scalar), only where it is 0."""
