@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,8 @@ class CudaStage:
         self._stream = torch.cuda.Stream(device)
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # A pool is gone with its last graph, and cannot be captured into again: this one keeps it.
-        self._anchor = self._empty()
+        # A pool is gone with its last graph, and cannot be captured into again: these keep it.
+        self._anchors = [self._empty()]
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Run ``fn`` on the stream that is captured later, so that what lives on a stream is ready there."""
@@ -62,11 +61,10 @@ class CudaStage:
         try:
             graph.capture_end()
         except RuntimeError:
-            # The driver had broken the capture off, and torch then leaves its allocator and its random generator
-            # in the belief that it goes on. Ending an empty capture tells the generator.
-            with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
-            self._empty()
+            # The driver had broken the capture off, and torch then leaves the pool and its random generator in the
+            # belief that it goes on. The pool is given up, and ending an empty capture tells the generator.
+            self._pool = torch.cuda.graph_pool_handle()
+            self._anchors.append(self._empty())
 
     def _empty(self) -> torch.cuda.CUDAGraph:
         """Capture next to nothing; the stage's stream must be current, or none be captured."""
