@@ -61,6 +61,8 @@ def run(made: argparse.ArgumentParser, script: str, name: str, measure: Callable
         measure: called with a backend, the options and the file to write, in a process for that backend alone.
     """
     options = made.parse_args()
+    if options.smoke and options.out == RESULTS:
+        made.error("--smoke measures nothing that is worth keeping: give another folder with --out")
     if options.measure:
         return _measure(options, name, measure)
     for backend in options.backends:

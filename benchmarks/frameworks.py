@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cli
-from race import Limits, Race, Standing, failure
+from race import Limits, Race, Ready, Standing, failure
 from recipes import GPU_RECIPES, RECIPES, Parts, Recipe, find, layered
 from remote import Remote, RemoteError
 from setups import Setup
@@ -35,43 +36,52 @@ def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
     return Loop(layered(ua.Amp.from_config(config), Parts(backend, recipe)), native.finish), native
 
 
-def measure(backend: str, name: str, options: Any, limits: Limits) -> Any:
-    """Yield the row of each configuration of one recipe."""
+def measure(backend: str, name: str, options: Any, limits: Limits) -> Iterator[Standing]:
+    """Yield the row of each configuration of one recipe, built some at a time, measured one by one."""
     recipe = find(name, options.smoke)
-    setups = importlib.import_module(f"setups.{backend}_setups").setups(recipe)
+    found = importlib.import_module(f"setups.{backend}_setups").setups(recipe)
+    setups = {key: setup for key, setup in found.items() if key in (options.configurations or found)}
     race = Race(recipe.unit, recipe.per_step, limits)
-    stayed: list[Remote] = []
+    remotes: list[Remote] = []
     try:
-        for key, setup in setups.items():
-            if options.configurations and key not in options.configurations:
-                continue
-            labels = {"recipe": name, "batch": str(recipe.batch), "configuration": key, "by": setup.how}
-            yield _one(race, stayed, labels, (backend, recipe, setup), options.patience)
+        for some in _batches(setups, options.jobs):
+            say(f"{name}: building {', '.join(some)}")
+            begun = {key: Remote(build, (backend, recipe, setups[key]), options.patience) for key in some}
+            remotes += begun.values()
+            warm = {key: _ready(remote) for key, remote in begun.items()}
+            for key in some:
+                labels = {"recipe": name, "batch": str(recipe.batch), "configuration": key, "by": setups[key].how}
+                yield _enter(race, labels, warm[key], setups[key].stays)
+                if not setups[key].stays:
+                    begun[key].close()
     finally:
-        for remote in stayed:
+        for remote in remotes:
             remote.close()
 
 
-def _one(
-    race: Race, stayed: list[Remote], labels: dict[str, str], task: tuple[Any, ...], patience: float
-) -> Standing:
-    setup = task[-1]
-    say(f"{', '.join(labels.values())}: building")
+def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    left = list(names)
+    while left:
+        yield left[:size]
+        left = left[size:]
+
+
+def _ready(remote: Remote) -> Ready | RemoteError:
     try:
-        remote = Remote(build, task, patience)
+        return remote.ready()
     except RemoteError as error:
-        return failure(labels, str(error))
-    stayed.append(remote)
+        return error
+
+
+def _enter(race: Race, labels: dict[str, str], ready: Ready | RemoteError, stays: bool) -> Standing:
+    if isinstance(ready, RemoteError):
+        return failure(labels, str(ready))
     try:
-        return race.enter(labels, labels["configuration"], remote.ready, setup.stays)
+        return race.enter(labels, labels["configuration"], ready, stays)
     except RemoteError as error:
         race.drop(error.remote)
-        who = "" if error.remote is remote else "one that it is held against: "
+        who = "" if error.remote is ready.loop else "one that it is held against: "
         return failure(labels, f"{who}{error}")
-    finally:
-        if not setup.stays:
-            stayed.remove(remote)
-            remote.close()
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
@@ -96,4 +106,5 @@ if __name__ == "__main__":
     parser = cli.parser(__doc__, 30, None, tuple(RECIPES))
     parser.add_argument("--configurations", nargs="+", help="which of setups/ (default: all)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for one to build, compile and warm up")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are built at a time (default: 1)")
     sys.exit(cli.run(parser, __file__, "frameworks", measure_all))

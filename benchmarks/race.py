@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from turns import TURN_SECONDS, WARM_UP, Loop, Turns, in_rounds, ratio_of, say, steps_for
 
+LEAST_WARM_UP, WARM_UP_SECONDS = 5, 10.0
+"""Steps before anything is timed are ``WARM_UP``; fewer, but so many, once they have taken so long."""
+
 Memory = Callable[[Callable[[], Any]], Mapping[str, int]]
 
 
@@ -65,12 +68,10 @@ class Ready:
 
     Attributes:
         loop: what takes turns.
-        step_s: about how long a step takes.
         losses, memory, ready_s: see :class:`Standing`.
     """
 
     loop: Turns
-    step_s: float
     losses: tuple[float, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     ready_s: float = 0.0
@@ -90,11 +91,14 @@ def warm_up(
     begun = time.perf_counter() if begun is None else begun
     with loop.around():
         first = number(loop.step())
-    loop.turn(WARM_UP - 2)
+    since, steps = time.perf_counter(), 1
+    while steps < LEAST_WARM_UP or (steps < WARM_UP - 1 and time.perf_counter() - since < WARM_UP_SECONDS):
+        loop.turn(1)
+        steps += 1
     with loop.around():
         last = number(loop.step())
     used = memory(lambda: loop.turn(3)) if memory else {}
-    return Ready(loop, loop.turn(3), (first, last), used, time.perf_counter() - begun)
+    return Ready(loop, (first, last), used, time.perf_counter() - begun)
 
 
 class Race:
@@ -119,11 +123,11 @@ class Race:
             ready: the configuration.
             stays: later ones are held against it.
         """
-        field_ = {**self._stayed, name: ready}
-        steps = [steps_for(each.step_s, self._limits.turn) for each in field_.values()]
-        loops = [each.loop for each in field_.values()]
+        runners = {**self._stayed, name: ready}
+        loops = [each.loop for each in runners.values()]
+        steps = [steps_for(loop.turn(3), self._limits.turn) for loop in loops]
         times = in_rounds(loops, steps, self._limits.rounds, self._limits.seconds)
-        column = dict(zip(field_, times.T, strict=True))
+        column = dict(zip(runners, times.T, strict=True))
         if stays:
             self._stayed[name] = ready
         own = float(np.median(column[name]))

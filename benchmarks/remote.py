@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -39,10 +40,7 @@ class Remote:
     Args:
         build: called there with ``arguments``; returns the loop and its backend's module of ``native``.
         arguments: plain values.
-        patience: seconds until it must be warm, and for each turn.
-
-    Raises:
-        RemoteError: it failed, or took longer.
+        patience: seconds that it has to be warm, and for each turn.
     """
 
     def __init__(self, build: Callable[..., tuple[Loop, Any]], arguments: tuple[Any, ...], patience: float) -> None:
@@ -51,8 +49,14 @@ class Remote:
         self._process = PROCESSES.Process(target=_serve, args=(theirs, build, arguments))
         self._process.start()
         theirs.close()
-        step_s, losses, memory, ready_s = self._answer()
-        self.ready = Ready(self, step_s, losses, memory, ready_s)
+
+    def ready(self) -> Ready:
+        """Wait until it is warm; called once.
+
+        Raises:
+            RemoteError: it failed, or took longer than ``patience``.
+        """
+        return Ready(self, *self._answer())
 
     def turn(self, steps: int) -> float:
         """Run some steps there and return the seconds that one took."""
@@ -93,7 +97,7 @@ def _serve(pipe: Any, build: Callable[..., tuple[Loop, Any]], arguments: tuple[A
         loop, native = build(*arguments)
         ready = warm_up(loop, native.number, native.memory, begun)
         _quiet_collector()
-        pipe.send((False, (ready.step_s, ready.losses, ready.memory, ready.ready_s)))
+        pipe.send((False, (ready.losses, ready.memory, ready.ready_s)))
         while True:
             steps = pipe.recv()
             gc.collect()
@@ -104,8 +108,10 @@ def _serve(pipe: Any, build: Callable[..., tuple[Loop, Any]], arguments: tuple[A
     except Exception as error:
         traceback.print_exception(error)
         pipe.send((True, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"))
-    # Compilers leave threads and processes behind that a normal exit would wait for.
-    os._exit(0)
+    finally:
+        # Compilers leave threads and processes behind that a normal exit would wait for.
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _quiet_collector() -> None:
