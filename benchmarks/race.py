@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from turns import TURN_SECONDS, WARM_UP, Loop, Turns, in_rounds, ratio_of, say, steps_for
+from turns import TURN_SECONDS, Loop, Turns, in_rounds, ratio_of, say, steps_for
 
-LEAST_WARM_UP, WARM_UP_SECONDS = 5, 10.0
-"""Steps before anything is timed are ``WARM_UP``; fewer, but so many, once they have taken so long."""
+WARM_UP, LEAST_WARM_UP, WARM_UP_SECONDS = 24, 12, 10.0
+"""Steps before anything is timed, and how few they may be once they have taken so long. A dynamic scale has to come
+down before a step can be captured, and a capture comes after some steps."""
 
 Memory = Callable[[Callable[[], Any]], Mapping[str, int]]
 

@@ -69,7 +69,7 @@ GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small
 def tiny(recipe: Recipe) -> Recipe:
     """Return a recipe that takes no time, for trying a script out."""
     if recipe.model == "gpt2":
-        return replace(recipe, shape=(16,), batch=2, classes=64, tiny=True)
+        return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
     if recipe.model == "resnet50":
         return replace(recipe, shape=(32, 32, 3), batch=2, classes=10, tiny=True)
     return replace(recipe, batch=8, width=min(recipe.width, 64), tiny=True)

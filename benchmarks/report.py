@@ -25,9 +25,10 @@ the other's time (below 1: faster than it), one with `×` speed over the other's
 SECTIONS = {
     "overhead": (
         "What the layer costs",
-        "The loop of the README against a loop written by hand with the framework's own means (`benchmarks/native/`) in "
-        "one process, the same policy (`mixed_bfloat16` on a CPU, `mixed_float16` on a GPU), without a loss scale and "
-        "with a dynamic one against the framework's own scaler. A ratio of 1 means that the layer is free.",
+        "The loop of the README against a loop written by hand with the framework's own means "
+        "(`benchmarks/native/`) in one process, the same policy (`mixed_bfloat16` on a CPU, `mixed_float16` on a GPU), "
+        "without a loss scale and with a dynamic one against the framework's own scaler. A ratio of 1 means that the "
+        "layer is free.",
     ),
     "scaling": (
         "What the layer costs by the number of tensors",
@@ -36,8 +37,8 @@ SECTIONS = {
     ),
     "peers": (
         "Beside other libraries",
-        "Hugging Face Accelerate, Lightning Fabric and the layer's three forms (eager, `compile=\"default\"`, "
-        "`compile=\"max\"`) on torch, each in turns with `torch.autocast` and `GradScaler` by hand, in one process.",
+        'Hugging Face Accelerate, Lightning Fabric and the layer\'s three forms (eager, `compile="default"`, '
+        '`compile="max"`) on torch, each in turns with `torch.autocast` and `GradScaler` by hand, in one process.',
     ),
     "frameworks": (
         "What a user gains",
@@ -49,8 +50,8 @@ SECTIONS = {
     ),
     "bf16": (
         "What bfloat16 gains",
-        "The layer's loop, compiled, under `mixed_bfloat16` and under `float32`. A ratio below 1 means that bfloat16 is "
-        "faster.",
+        "The layer's loop, compiled, under `mixed_bfloat16` and under `float32`. A ratio below 1 means that bfloat16 "
+        "is faster.",
     ),
     "fp8": (
         "What float8 gains",
