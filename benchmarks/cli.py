@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from turns import RESULTS, show
+from record import RESULTS, show
+from turns import GPU_TURN_SECONDS, TURN_SECONDS
+
+from unifiedamp import plugins
 
 BACKENDS = ("torch", "tensorflow", "mxnet")
 
 
-def parser(doc: str, pairs: int, recipes: Sequence[str], known: Sequence[str]) -> argparse.ArgumentParser:
+def parser(doc: str, pairs: int, recipes: Sequence[str] | None, known: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser of the common options.
 
     Args:
         doc: the script's docstring; its first line is shown.
         pairs: pairs of turns for each row, unless asked otherwise.
-        recipes: which recipes are measured, unless asked otherwise.
+        recipes: which recipes are measured, unless asked otherwise; None where that depends on the device.
         known: which can be asked for.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("backends", nargs="*", help=f"which to measure (default: {' '.join(BACKENDS)})")
     made.add_argument("--pairs", type=int, default=pairs, help=f"pairs of turns for each row (default: {pairs})")
-    made.add_argument("--recipes", nargs="+", default=recipes, choices=known, help="which recipes")
+    made.add_argument("--seconds", type=float, default=math.inf, help="no pair is begun after so many, for each row")
+    made.add_argument("--recipes", "--rows", nargs="+", default=recipes, choices=known, help="which recipes")
     made.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON files (default: %(default)s)")
+    made.add_argument("--smoke", action="store_true", help="tiny models, to see that the script runs")
     made.add_argument("--measure", help=argparse.SUPPRESS)
     return made
+
+
+def native_of(backend: str) -> Any:
+    """Return the backend's module of ``native``, its framework imported the way the backend does it."""
+    plugins.load_plugin(backend).load()
+    return importlib.import_module(f"native.{backend}_amp")
+
+
+def turn_seconds(native: Any) -> float:
+    """Return how long a turn is on this device."""
+    return GPU_TURN_SECONDS if native.gpu() else TURN_SECONDS
 
 
 def run(made: argparse.ArgumentParser, script: str, name: str, measure: Callable[[str, Any, Path], Any]) -> int:
@@ -39,14 +57,14 @@ def run(made: argparse.ArgumentParser, script: str, name: str, measure: Callable
     Args:
         made: what :func:`parser` returned.
         script: the benchmark's own file.
-        name: results are written to ``<name>-<backend>.json``.
+        name: results are written to ``<name>-<backend>.json``, on a GPU to ``<name>-<backend>-gpu.json``.
         measure: called with a backend, the options and the file to write, in a process for that backend alone.
     """
     options = made.parse_args()
+    if options.smoke and options.out == RESULTS:
+        made.error("--smoke measures nothing that is worth keeping: give another folder with --out")
     if options.measure:
-        options.out.mkdir(parents=True, exist_ok=True)
-        measure(options.measure, options, options.out / f"{name}-{options.measure}.json")
-        return 0
+        return _measure(options, name, measure)
     for backend in options.backends:
         if backend not in BACKENDS:
             made.error(f"unknown backend {backend!r}: one of {', '.join(BACKENDS)}")
@@ -56,8 +74,15 @@ def run(made: argparse.ArgumentParser, script: str, name: str, measure: Callable
         command = [sys.executable, script, "--measure", backend, *passed]
         if subprocess.run(command, check=False).returncode:
             failed.append(backend)
-        else:
-            show(json.loads((options.out / f"{name}-{backend}.json").read_text(encoding="utf-8")))
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _measure(options: Any, name: str, measure: Callable[[str, Any, Path], Any]) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)
+    suffix = "-gpu" if native_of(options.measure).gpu() else ""
+    path = options.out / f"{name}-{options.measure}{suffix}.json"
+    measure(options.measure, options, path)
+    show(json.loads(path.read_text(encoding="utf-8")))
+    return 0

@@ -1,58 +1,78 @@
 """What the layer costs: its loop against a hand-written native one, same framework, model, policy and batch.
 
 `python benchmarks/overhead.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
-writes `benchmarks/results/overhead-<backend>.json`.
+writes `benchmarks/results/overhead-<backend>.json` (`-gpu` on a GPU, where the policy is `mixed_float16`).
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import sys
 from pathlib import Path
 from typing import Any
 
 import cli
-from recipes import RECIPES, Parts, layered
-from turns import Comparison, Loop, compare, hardware, write
+from recipes import GPU_RECIPES, RECIPES, Parts, find, layered
+from turns import Comparison, Loop, compare, hardware, say, write
 
 import unifiedamp as ua
 
 RECIPE_NAMES = ("conv 28x28", "conv 8x8", "mlp 3x256")
 SCALES = {"none": "none", "dynamic": ua.DynamicLossScale()}
-FORMS = ("compiled", "eager")
+FORMS = {"compiled": "default", "eager": "off"}
+OPTIMIZERS = {"torch": ("fused", "foreach")}
+"""torch's GPU optimizers have two forms, and the layer does not treat them alike."""
 
 
-def measure(backend: str, recipe: str, scale: str, form: str, pairs: int) -> Comparison:
+def measure(backend: str, row: dict[str, str], options: Any) -> Comparison:
     """Measure one row."""
-    amp = ua.Amp(backend, "mixed_bfloat16", loss_scale=SCALES[scale])
-    native = importlib.import_module(f"native.{backend}_amp")
+    native = cli.native_of(backend)
     native.begin()
-    parts = Parts(backend, RECIPES[recipe])
-    ours = layered(amp, parts, form == "compiled")
+    native.clear()
+    scale, form = row["loss scale"], row["form"]
+    amp = ua.Amp(backend, native.low(), loss_scale=SCALES[scale], compile=FORMS[form])
+    parts = Parts(backend, find(row["recipe"], options.smoke), row.get("optimizer", "fused"))
+    ours = layered(amp, parts)
     with native.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
         step = native.train_step(model, optimizer, parts.loss_fn, scale == "dynamic", form == "compiled")
     x, y = native.tensor(parts.images), native.tensor(parts.labels)
     theirs = Loop(lambda: step(x, y), native.finish, native.around)
-    labels = {"recipe": recipe, "batch": str(parts.recipe.batch), "loss scale": scale, "form": form}
-    result = compare(labels, Loop(ours, native.finish), theirs, pairs)
+    labels = {"recipe": row["recipe"], "batch": str(parts.recipe.batch), **row}
+    turn = cli.turn_seconds(native)
+    result = compare(labels, Loop(ours, native.finish), theirs, options.pairs, options.seconds, turn)
     amp.close()
+    say(f"{', '.join(labels.values())}: {result.ratio:.3f} ({result.low:.3f}-{result.high:.3f})")
     return result
 
 
+def wanted(backend: str, options: Any, gpu: bool) -> list[dict[str, str]]:
+    """Return the labels of the rows: on a GPU a dynamic scale, eager, and each form of optimizer."""
+    names: dict[str, Any] = {
+        "recipe": options.recipes or ([*GPU_RECIPES] if gpu and backend == "torch" else [*RECIPE_NAMES]),
+        "loss scale": options.scales or (["dynamic"] if gpu else [*SCALES]),
+        "form": options.forms or (["eager"] if gpu and backend == "torch" else [*FORMS]),
+    }
+    if gpu and backend in OPTIMIZERS:
+        names["optimizer"] = options.optimizers or OPTIMIZERS[backend]
+    return [dict(zip(names, row, strict=True)) for row in itertools.product(*names.values())]
+
+
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every row asked for and write the results."""
-    before = hardware()
-    wanted = itertools.product(options.recipes, options.scales, options.forms)
-    rows = [measure(backend, *row, options.pairs) for row in wanted]
-    title = f"{backend}: unifiedamp over native, mixed_bfloat16"
-    write(path, title, ("unifiedamp", "native"), before, rows)
+    """Measure every row asked for and write the results after each."""
+    native = cli.native_of(backend)
+    before = hardware(native.gpu())
+    title = f"{backend}: unifiedamp over native, {native.low()}{', ' + before['gpu']['name'] if native.gpu() else ''}"
+    rows: list[Comparison] = []
+    for row in wanted(backend, options, bool(native.gpu())):
+        rows.append(measure(backend, row, options))
+        write(path, title, ("unifiedamp", "native"), before, rows)
 
 
 if __name__ == "__main__":
-    parser = cli.parser(__doc__, 200, RECIPE_NAMES, RECIPE_NAMES)
-    parser.add_argument("--scales", nargs="+", default=tuple(SCALES), choices=tuple(SCALES), help="which loss scales")
-    parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS, help="which forms")
+    parser = cli.parser(__doc__, 200, None, tuple(RECIPES))
+    parser.add_argument("--scales", nargs="+", choices=tuple(SCALES), help="which loss scales")
+    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), help="which forms")
+    parser.add_argument("--optimizers", nargs="+", choices=("fused", "foreach"), help="torch, on a GPU")
     sys.exit(cli.run(parser, __file__, "overhead", measure_all))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,65 +14,118 @@ import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp_examples import models
 
-CLASSES = 10
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
+LARGE = ("resnet50", "gpt2")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model of the examples (or of the conformance harness, where ``width`` is set) and its batch.
+    """A model and its batch.
 
     Attributes:
-        model: "conv" or "mlp".
-        shape: of one image: height, width, channels.
-        batch: images in a batch.
-        width: units of each hidden layer, for an MLP wider than the example's.
+        model: of the examples ("conv", "mlp"), of ``nets`` ("resnet50", "gpt2"), or of the conformance harness: an
+            "mlp" where ``width`` is set, a "chain" of equal dense layers.
+        shape: of one image: height, width, channels; of one text: its length.
+        batch: images or texts in a batch.
+        width: units of each hidden layer, for the harness's models.
+        depth: their hidden layers.
+        classes: outputs.
+        optimizer: "sgd" (with momentum) or "adamw".
+        rate: learning rate.
+        unit: what a rate counts.
+        tiny: a small model of the same kind, to try the script.
     """
 
     model: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     batch: int
     width: int = 0
+    depth: int = 3
+    classes: int = 10
+    optimizer: str = "sgd"
+    rate: float = LEARNING_RATE
+    unit: str = "img"
+    tiny: bool = False
+
+    @property
+    def per_step(self) -> int:
+        """How many units a step takes."""
+        return self.batch * self.shape[0] if self.unit == "tok" else self.batch
 
 
 RECIPES = {
     "conv 28x28": Recipe("conv", (28, 28, 1), 64),
     "conv 8x8": Recipe("conv", (8, 8, 1), 64),
     "mlp 3x256": Recipe("mlp", (8, 8, 1), 64),
+    "mlp 3x256, AdamW": Recipe("mlp", (8, 8, 1), 64, optimizer="adamw", rate=1e-3),
     "wide mlp 3x2048": Recipe("mlp", (28, 28, 1), 256, width=2048),
+    "ResNet-50 224": Recipe("resnet50", (224, 224, 3), 256, classes=1000),
+    "ResNet-50 28": Recipe("resnet50", (28, 28, 3), 512, optimizer="adamw", rate=1e-3),
+    "GPT-2 small 1024": Recipe("gpt2", (1024,), 16, classes=50257, optimizer="adamw", rate=1e-4, unit="tok"),
 }
+GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small 1024")
+
+
+def tiny(recipe: Recipe) -> Recipe:
+    """Return a recipe that takes no time, for trying a script out."""
+    if recipe.model == "gpt2":
+        return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
+    if recipe.model == "resnet50":
+        return replace(recipe, shape=(32, 32, 3), batch=2, classes=10, tiny=True)
+    return replace(recipe, batch=8, width=min(recipe.width, 64), tiny=True)
+
+
+def find(name: str, smoke: bool) -> Recipe:
+    """Return a recipe by its name, a tiny one for a smoke test."""
+    return tiny(RECIPES[name]) if smoke else RECIPES[name]
 
 
 class Parts:
     """One backend's native objects for one recipe.
 
     Args:
-        backend: the backend's name; its session must exist already (MXNet needs the layer's help to be imported).
+        backend: the backend's name; its framework must be imported already (MXNet needs the layer's help for that).
         recipe: what is trained.
+        form: of torch's optimizer, "fused" or "foreach".
     """
 
-    def __init__(self, backend: str, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, backend: str, recipe: Recipe, form: str = "fused") -> None:
+        self.recipe, self.backend, self._form = recipe, backend, form
         self.models = models.for_backend(backend)
-        self.backend = backend
-        self.loss_fn = self.models.loss_fn
+        # The examples have one optimizer and no large models.
+        self._nets = importlib.import_module(f"nets.{backend}_nets") if self._needs_nets() else None
+        large = recipe.model in LARGE
+        self.loss_fn = self._nets.loss_fn(recipe) if large else self.models.loss_fn
         rng = np.random.default_rng(0)
-        images = rng.standard_normal((recipe.batch, *recipe.shape), np.float32)
+        size = (recipe.batch, *recipe.shape)
+        if recipe.unit == "tok":
+            tokens = rng.integers(0, recipe.classes, (recipe.batch, recipe.shape[0] + 1))
+            self.images, self.labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
+            return
+        images = rng.standard_normal(size, np.float32)
         axes = self.models.IMAGE_AXES
-        self.images = images.reshape(recipe.batch, -1) if recipe.width else np.ascontiguousarray(images.transpose(axes))
-        self.labels = rng.integers(0, CLASSES, recipe.batch).astype(np.int32)
+        self.images = images.reshape(len(images), -1) if recipe.width else np.ascontiguousarray(images.transpose(axes))
+        self.labels = rng.integers(0, recipe.classes, recipe.batch).astype(np.int64 if large else np.int32)
+
+    def _needs_nets(self) -> bool:
+        return self.recipe.model in LARGE or self.recipe.optimizer != "sgd" or self._form != "fused"
 
     def model(self) -> Any:
         """Return a new model; its first weights are always the same."""
         recipe = self.recipe
+        if recipe.model in LARGE:
+            return self._nets.make_model(recipe)
         if not recipe.width:
-            return self.models.make_model(recipe.model, recipe.shape, CLASSES, 0)
-        sizes = [int(np.prod(recipe.shape)), *[recipe.width] * 3, CLASSES]
-        return load_harness(self.backend).mlp([_dense(m, n) for m, n in pairwise(sizes)])
+            return self.models.make_model(recipe.model, recipe.shape, recipe.classes, 0)
+        sizes = [int(np.prod(recipe.shape)), *[recipe.width] * recipe.depth, recipe.classes]
+        layer = _same if recipe.model == "chain" else _dense
+        return load_harness(self.backend).mlp([layer(m, n) for m, n in pairwise(sizes)])
 
     def optimizer(self, model: Any) -> Any:
-        """Return the example's optimizer."""
-        return self.models.make_optimizer(model, LEARNING_RATE, MOMENTUM)
+        """Return the recipe's optimizer."""
+        if self._nets is None:
+            return self.models.make_optimizer(model, self.recipe.rate, MOMENTUM)
+        return self._nets.make_optimizer(model, self.recipe.optimizer, self._form, self.recipe.rate, MOMENTUM)
 
 
 def _dense(inputs: int, outputs: int) -> tuple[Any, Any]:
@@ -79,8 +133,13 @@ def _dense(inputs: int, outputs: int) -> tuple[Any, Any]:
     return weight * np.float32(2 / inputs) ** 0.5, np.zeros(outputs, np.float32)
 
 
-def layered(amp: ua.Amp, parts: Parts, compiled: bool) -> Callable[[], Any]:
-    """Return one training step by the layer, on the fixed batch."""
+def _same(inputs: int, outputs: int) -> tuple[Any, Any]:
+    """A layer that hands on what comes in: any number of them neither explode nor vanish."""
+    return np.eye(inputs, outputs, dtype=np.float32), np.zeros(outputs, np.float32)
+
+
+def layered(amp: ua.Amp, parts: Parts) -> Callable[[], Any]:
+    """Return one training step by the layer, on the fixed batch; ``Amp(compile=...)`` says in which form."""
     with amp.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -88,6 +147,7 @@ def layered(amp: ua.Amp, parts: Parts, compiled: bool) -> Callable[[], Any]:
     loss_fn = parts.loss_fn
     x, y = amp.to_native(parts.images), amp.to_native(parts.labels)
 
+    @amp.compile
     def train_step(x: Any, y: Any) -> Any:
         with amp.autocast():
             loss = loss_fn(model(x), y)
@@ -96,5 +156,4 @@ def layered(amp: ua.Amp, parts: Parts, compiled: bool) -> Callable[[], Any]:
         amp.step(optimizer)
         return loss
 
-    step = amp.compile(train_step) if compiled else train_step
-    return lambda: step(x, y)
+    return lambda: train_step(x, y)

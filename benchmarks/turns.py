@@ -1,4 +1,4 @@
-"""Two loops timed in turns in one process, and a record of where that was done.
+"""Loops timed in turns: what a turn is, and two loops compared.
 
 A turn is a handful of steps, long enough that the clock's grain and the cold start after the other loop's turn do not
 matter. A pair is one turn of each, in alternating order. What counts is the median of the pairs' ratios: whatever slows
@@ -8,35 +8,43 @@ the machine down for a while slows both turns of a pair.
 from __future__ import annotations
 
 import gc
-import json
-import os
-import platform
-import shlex
-import sys
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from record import hardware, write, write_race
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+__all__ = ["Comparison", "Loop", "Turns", "bootstrap", "compare", "hardware", "in_rounds", "say", "write", "write_race"]
+
 TURN_SECONDS = 0.01
+"""Of a turn on a CPU."""
+GPU_TURN_SECONDS = 0.1
+"""Of a turn on a GPU, where a turn ends with one wait for the device."""
 WARM_UP = 12
-DISTRIBUTIONS = ("unifiedamp", "torch", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "numpy")
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+LEAST_ROUNDS = 2
+
+_begun = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """Tell how far a run has come, so that one that is stopped shows it."""
+    print(f"[{time.perf_counter() - _begun:6.1f} s] {text}", flush=True)
+
+
+class Turns(Protocol):
+    """What takes turns: a :class:`Loop` of this process, or one of another."""
+
+    def turn(self, steps: int) -> float:
+        """Run some steps and return the seconds that one took."""
 
 
 @dataclass
 class Loop:
-    """One side of a comparison.
+    """A training loop of this process.
 
     Attributes:
         step: runs one training step on a fixed batch.
@@ -78,29 +86,73 @@ class Comparison:
     steps_per_turn: int
 
 
-def compare(labels: Mapping[str, str], first: Loop, second: Loop, pairs: int) -> Comparison:
-    """Time two loops in turns; both are warmed up (and so compiled) before."""
+def compare(
+    labels: Mapping[str, str],
+    first: Loop,
+    second: Loop,
+    pairs: int,
+    seconds: float = math.inf,
+    turn_seconds: float | None = None,
+) -> Comparison:
+    """Time two loops in turns; both are warmed up (and so compiled) before.
+
+    Args:
+        labels: for the row.
+        first: the one that is judged.
+        second: what it is held against.
+        pairs: how many pairs of turns.
+        seconds: no further pair is begun after so many.
+        turn_seconds: length of a turn; None takes ``TURN_SECONDS``.
+    """
     for loop in (first, second):
         loop.turn(WARM_UP)
-    seconds = max(loop.turn(3) for loop in (first, second))
-    steps = max(1, round(TURN_SECONDS / seconds))
+    slower = max(loop.turn(3) for loop in (first, second))
+    steps = steps_for(slower, turn_seconds or TURN_SECONDS)
+    times = in_rounds((first, second), (steps, steps), pairs, seconds)
+    ratio, low, high = ratio_of(times[:, 0], times[:, 1])
+    first_ms, second_ms = (float(value) for value in np.median(times, axis=0) * 1e3)
+    return Comparison(labels, first_ms, second_ms, ratio, low, high, len(times), steps)
+
+
+def steps_for(seconds: float, turn_seconds: float) -> int:
+    """Return how many steps of so many seconds make a turn."""
+    return max(1, round(turn_seconds / seconds))
+
+
+def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds: float = math.inf) -> Any:
+    """Run rounds of one turn of each loop, the order rotated by one from round to round.
+
+    Args:
+        loops: warmed up already.
+        steps: of each loop's turn.
+        rounds: how many, at most.
+        seconds: no further round is begun after so many, once there are ``LEAST_ROUNDS``.
+
+    Returns:
+        Seconds per step, shape (rounds, loops).
+    """
+    times: list[list[float]] = []
+    begun = time.perf_counter()
     gc.collect()
     gc.disable()
     try:
-        times = np.array([_pair(first, second, steps, swapped=bool(i % 2)) for i in range(pairs)])
+        while len(times) < rounds:
+            if len(times) >= LEAST_ROUNDS and time.perf_counter() - begun > seconds:
+                break
+            row = [0.0] * len(loops)
+            for place in range(len(loops)):
+                who = (place + len(times)) % len(loops)
+                row[who] = loops[who].turn(steps[who])
+            times.append(row)
     finally:
         gc.enable()
-    ratios = times[:, 0] / times[:, 1]
-    low, high = bootstrap(ratios)
-    first_ms, second_ms = (float(value) for value in np.median(times, axis=0) * 1e3)
-    return Comparison(labels, first_ms, second_ms, float(np.median(ratios)), low, high, pairs, steps)
+    return np.array(times)
 
 
-def _pair(first: Loop, second: Loop, steps: int, swapped: bool) -> tuple[float, float]:
-    if not swapped:
-        return first.turn(steps), second.turn(steps)
-    later = second.turn(steps)
-    return first.turn(steps), later
+def ratio_of(first: Any, second: Any) -> tuple[float, float, float]:
+    """Return the median of the rounds' ratios, and its 95 % interval."""
+    ratios = np.asarray(first) / np.asarray(second)
+    return (float(np.median(ratios)), *bootstrap(ratios))
 
 
 def bootstrap(values: Any, rounds: int = 2000, seed: int = 0) -> tuple[float, float]:
@@ -109,94 +161,3 @@ def bootstrap(values: Any, rounds: int = 2000, seed: int = 0) -> tuple[float, fl
     medians = np.median(rng.choice(values, (rounds, len(values))), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
     return float(low), float(high)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what is installed of the parts that matter."""
-    found = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def hardware() -> dict[str, Any]:
-    """Return processor, cores and memory, and how busy the machine was."""
-    info = _proc_lines("/proc/cpuinfo")
-    flags = info.get("flags", "").split()
-    memory = _proc_lines("/proc/meminfo").get("MemTotal", "0 kB").split()[0]
-    return {
-        "cpu": info.get("model name", platform.processor()),
-        "cpu_id": f"family {info.get('cpu family', '?')} model {info.get('model', '?')}",
-        "cores": os.cpu_count(),
-        "bits": [flag for flag in FLAGS if flag in flags],
-        "memory_gib": round(int(memory) / 2**20),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "load_before": os.getloadavg()[0],
-        "threads": {key: os.environ[key] for key in ("OMP_NUM_THREADS",) if key in os.environ},
-    }
-
-
-def _proc_lines(path: str) -> dict[str, str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in reversed(lines) if ":" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def write(
-    path: Path, title: str, columns: Sequence[str], before: Mapping[str, Any], rows: Sequence[Comparison]
-) -> None:
-    """Write the record of a run.
-
-    Args:
-        path: the JSON file.
-        title: one line for people.
-        columns: what the first and the second side are called.
-        before: ``hardware()`` as it was before the measurement.
-        rows: the comparisons.
-    """
-    record = {
-        "title": title,
-        "columns": list(columns),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(),
-        "hardware": before,
-        "versions": versions(),
-        "rows": [asdict(row) for row in rows],
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _command() -> str:
-    """The command that measures this again."""
-    arguments = [arg for arg in sys.argv[1:] if arg != "--measure"]
-    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *arguments])
-
-
-def show(record: Mapping[str, Any]) -> None:
-    """Print what :func:`write` wrote as a table."""
-    first, second = record["columns"]
-    table = Table(title=record["title"])
-    for label in record["rows"][0]["labels"]:
-        table.add_column(label)
-    for heading in (f"{first}, ms", f"{second}, ms", "ratio", "95 %", "pairs × steps"):
-        table.add_column(heading, justify="right")
-    for row in record["rows"]:
-        table.add_row(*row["labels"].values(), *cells(row))
-    Console(width=120).print(table)
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a row's numbers as text."""
-    return [
-        f"{row['first_ms']:.3f}",
-        f"{row['second_ms']:.3f}",
-        f"{row['ratio']:.3f}",
-        f"{row['low']:.3f}-{row['high']:.3f}",
-        f"{row['pairs']} × {row['steps_per_turn']}",
-    ]

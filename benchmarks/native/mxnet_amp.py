@@ -6,9 +6,10 @@ loop, what it changed is put in before each turn and taken out after it, off the
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import mxnet as mx
@@ -52,18 +53,43 @@ def around() -> Iterator[None]:
             setattr(module, key, value)
 
 
-scope = around
 tensor = mx.nd.array
+finish = mx.nd.waitall
+
+
+def gpu() -> None:
+    """The published wheels' GPU code ends at compute capability 8.6: what runs here is the CPU's."""
+
+
+def low() -> str:
+    return "mixed_bfloat16"
+
+
+def scope(policy: str = "") -> AbstractContextManager[None]:
+    """float32 needs nothing; ``amp.init`` has to come before the model."""
+    return nullcontext() if policy == "float32" else around()
 
 
 def begin() -> None:
     """Nothing is kept between rows."""
 
 
-finish = mx.nd.waitall
+def clear() -> None:
+    gc.collect()
 
 
-def train_step(model: Any, trainer: Any, loss_fn: Any, scaled: bool, compiled: bool) -> Callable[..., Any]:
+def number(loss: Any) -> float:
+    return float(loss.asnumpy().ravel()[0])
+
+
+def memory(run: Callable[[], Any]) -> dict[str, int]:
+    return {}
+
+
+def train_step(
+    model: Any, trainer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+) -> Callable[..., Any]:
+    """``compiled=True`` is ``hybridize``."""
     if compiled:
         model.hybridize(static_alloc=True, static_shape=True)
     if scaled:

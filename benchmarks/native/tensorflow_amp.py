@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from record import driver
 
 keras = tf.keras
+GPUS = tf.config.list_physical_devices("GPU")
+for _gpu in GPUS:
+    tf.config.experimental.set_memory_growth(_gpu, True)
+
 around = nullcontext
 tensor = tf.constant
 
 
+def gpu() -> dict[str, Any] | None:
+    if not GPUS:
+        return None
+    facts, built = tf.config.experimental.get_device_details(GPUS[0]), tf.sysconfig.get_build_info()
+    return {
+        "name": facts.get("device_name", "?"),
+        "compute_capability": ".".join(map(str, facts.get("compute_capability", "?"))),
+        "driver": driver(),
+        "built_for_cuda": built.get("cuda_version", "?"),
+        "built_for_cudnn": built.get("cudnn_version", "?"),
+    }
+
+
+def low() -> str:
+    return "mixed_float16" if GPUS else "mixed_bfloat16"
+
+
 @contextmanager
-def scope() -> Iterator[None]:
+def scope(policy: str = "") -> Iterator[None]:
     """Make layers under the policy; layers keep it afterwards."""
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.set_dtype_policy(policy or low())
     try:
         yield
     finally:
@@ -28,11 +51,29 @@ def begin() -> None:
     """Nothing is kept between rows."""
 
 
+def clear() -> None:
+    gc.collect()
+
+
 def finish() -> None:
     """CPU steps are done when they return."""
+    if GPUS:
+        tf.test.experimental.sync_devices()
 
 
-def train_step(model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool) -> Callable[..., Any]:
+def number(loss: Any) -> float:
+    return float(loss)
+
+
+def memory(run: Callable[[], Any]) -> dict[str, int]:
+    """TensorFlow gives nothing back, and tells what it has handed out alone."""
+    return {"peak": tf.config.experimental.get_memory_info("GPU:0")["peak"]} if GPUS else {}
+
+
+def train_step(
+    model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+) -> Callable[..., Any]:
+    """``compiled=True`` is ``tf.function``, "xla" the same by XLA; layers keep the policy that they were made under."""
     weights = model.trainable_variables
     optimizer.build(weights)
 
@@ -42,10 +83,9 @@ def train_step(model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled:
         optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
-    if not scaled:
-        return tf.function(plain) if compiled else plain
-    scaler = keras.optimizers.LossScaleOptimizer(optimizer)
-    scaler.build(weights)
+    scaler = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else None
+    if scaler is not None:
+        scaler.build(weights)
 
     def with_scale(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -54,4 +94,5 @@ def train_step(model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled:
         scaler.apply(tape.gradient(scaled_loss, weights), weights)
         return loss
 
-    return tf.function(with_scale) if compiled else with_scale
+    step = with_scale if scaled else plain
+    return tf.function(step, jit_compile=compiled == "xla" or None) if compiled else step

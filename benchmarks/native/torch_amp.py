@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from record import driver
 
-scope = around = nullcontext
-tensor = torch.from_numpy
+DTYPES = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+around = nullcontext
+
+
+def gpu() -> dict[str, Any] | None:
+    if DEVICE == "cpu":
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    return {
+        "name": facts.name,
+        "compute_capability": f"{facts.major}.{facts.minor}",
+        "memory_gib": round(facts.total_memory / 2**30),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def low() -> str:
+    return "mixed_float16" if DEVICE == "cuda" else "mixed_bfloat16"
+
+
+def scope(policy: str = "") -> AbstractContextManager[Any]:
+    """Make modules on the device; autocast needs nothing else of them."""
+    return torch.device(DEVICE) if DEVICE == "cuda" else nullcontext()
+
+
+def tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array).to(DEVICE)
 
 
 def begin() -> None:
@@ -17,24 +48,66 @@ def begin() -> None:
     torch._dynamo.reset()
 
 
+def clear() -> None:
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
 def finish() -> None:
     """CPU steps are done when they return."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
-def train_step(model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool) -> Callable[..., Any]:
+def number(loss: torch.Tensor) -> float:
+    return float(loss.detach())
+
+
+def memory(run: Callable[[], Any]) -> dict[str, int]:
+    """Held is what the allocator has reserved after some steps, the leftovers of compiling given back before."""
+    if DEVICE == "cpu":
+        return {}
+    peak = torch.cuda.max_memory_allocated()
+    clear()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return {"peak": max(peak, torch.cuda.max_memory_allocated()), "held": torch.cuda.max_memory_reserved()}
+
+
+def forward_of(model: Any, loss_fn: Any, policy: str) -> Callable[[Any, Any], torch.Tensor]:
+    """Return the loss of a batch under a policy."""
+    dtype = DTYPES.get(policy)
+
     def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_fn(model(x).float(), y)
+        return loss_fn(model(x), y)
+
+    def autocast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(DEVICE, dtype):
+            return loss_fn(model(x).float(), y)
+
+    return autocast if dtype else plain
+
+
+def train_step(
+    model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+) -> Callable[..., Any]:
+    """``compiled=True`` is ``torch.compile`` of the step; a mode of ``torch.compile`` compiles model and loss alone."""
+    forward = forward_of(model, loss_fn, policy or low())
+    if isinstance(compiled, str):
+        forward = torch.compile(forward, mode=compiled)
+
+    def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = forward(x, y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss
 
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler(DEVICE)
 
     def with_scale(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_fn(model(x).float(), y)
+        loss = forward(x, y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -42,4 +115,4 @@ def train_step(model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled:
         return loss
 
     step = with_scale if scaled else plain
-    return torch.compile(step) if compiled else step
+    return torch.compile(step) if compiled is True else step

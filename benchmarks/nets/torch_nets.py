@@ -1,0 +1,40 @@
+"""torch: the two models beside this file, and the optimizers of ``torch.optim``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from . import torch_gpt2, torch_resnet
+
+IMAGE_AXES = (0, 3, 1, 2)
+FORMS = {"fused": {"fused": True}, "foreach": {"foreach": True}}
+
+
+def make_model(recipe: Any) -> torch.nn.Module:
+    """Return the recipe's model; its first weights are always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if recipe.model == "gpt2":
+            size = torch_gpt2.TINY if recipe.tiny else torch_gpt2.SMALL
+            return torch_gpt2.Gpt2(recipe.classes, recipe.shape[0], **size)
+        return torch_resnet.ResNet(*(torch_resnet.TINY if recipe.tiny else torch_resnet.FULL), recipe.classes)
+
+
+def make_optimizer(model: torch.nn.Module, kind: str, form: str, rate: float, momentum: float) -> Any:
+    """Return SGD or AdamW, fused or for-each."""
+    if kind == "adamw":
+        return torch.optim.AdamW(model.parameters(), rate, **FORMS[form])
+    return torch.optim.SGD(model.parameters(), rate, momentum, **FORMS[form])
+
+
+def loss_fn(recipe: Any) -> Callable[[Any, Any], torch.Tensor]:
+    """Return the mean cross entropy, over all tokens for a language model."""
+
+    def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return of_tokens if recipe.model == "gpt2" else functional.cross_entropy

@@ -1,0 +1,81 @@
+"""ResNet-50 in torch, the variant with the stride in the bottleneck's 3x3 convolution ("v1.5").
+
+He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+EXPANSION = 4
+FULL = ((3, 4, 6, 3), 64)
+"""Blocks of each stage, and the width of the first."""
+TINY = ((1, 1), 8)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut.
+
+    Args:
+        inputs: channels that come in.
+        width: channels inside; ``EXPANSION`` times as many go out.
+        stride: of the 3x3 convolution.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * EXPANSION
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, inputs, h, w) → (n, 4 · width, h / stride, w / stride)."""
+        kept = x if self.shortcut is None else self.shortcut(x)
+        x = self.relu(self.norm1(self.conv1(x)))
+        x = self.relu(self.norm2(self.conv2(x)))
+        return self.relu(self.norm3(self.conv3(x)) + kept)
+
+
+class ResNet(nn.Module):
+    """Stem, stages of bottlenecks, mean over the image, one dense layer.
+
+    Args:
+        blocks: of each stage.
+        width: of the first stage; each later one has twice its predecessor's.
+        classes: outputs.
+    """
+
+    def __init__(self, blocks: Sequence[int], width: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, padding=1),
+        )
+        stages: list[nn.Module] = []
+        inputs = width
+        for stage, number in enumerate(blocks):
+            for block in range(number):
+                stages.append(Bottleneck(inputs, width << stage, 2 if stage and not block else 1))
+                inputs = (width << stage) * EXPANSION
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(inputs, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, 3, h, w) → (n, classes)."""
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))

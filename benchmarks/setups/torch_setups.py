@@ -1,0 +1,72 @@
+"""torch: float32 with and without TF32, autocast, and the best that is known of the framework alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from native import torch_amp as native
+from recipes import Parts, Recipe
+from turns import Loop
+
+from . import Setup, ours
+
+
+def setups(recipe: Recipe) -> dict[str, Setup]:
+    """Return what is compared on this device."""
+    return {**(_on_gpu(recipe) if native.DEVICE == "cuda" else _on_cpu()), **ours(native.low())}
+
+
+def _on_cpu() -> dict[str, Setup]:
+    low = native.low()
+    return {
+        "fp32 eager": Setup("float32", "float32", stays=True),
+        "fp32 + compile": Setup("torch.compile", "float32", "default", stays=True),
+        "native AMP": Setup("torch.autocast", low),
+        "best native": Setup("autocast, torch.compile", low, "default", stays=True),
+    }
+
+
+def _on_gpu(recipe: Recipe) -> dict[str, Setup]:
+    low, image = native.low(), recipe.model == "resnet50"
+    found = {
+        "strict fp32": Setup("allow_tf32=False", "float32", tf32=False, stays=True),
+        "TF32": Setup("allow_tf32=True", "float32", tf32=True, stays=True),
+        "native AMP": Setup("autocast float16, GradScaler", low, stays=True),
+        "best native": _best(recipe),
+        "fp32 + compile": Setup("allow_tf32=False, torch.compile", "float32", "default", tf32=False),
+        "TF32 + compile": Setup("allow_tf32=True, torch.compile", "float32", "default", tf32=True),
+    }
+    if image:
+        found["AMP + channels last"] = Setup("channels_last", low, channels_last=True)
+    if recipe.model == "gpt2":
+        found["AMP + compile"] = Setup("float16, torch.compile", low, "default")
+    else:
+        how = "float16, torch.compile(mode='reduce-overhead')"
+        found["AMP + reduce-overhead"] = Setup(how, low, "reduce-overhead", channels_last=image)
+    return found
+
+
+def _best(recipe: Recipe) -> Setup:
+    if recipe.model == "gpt2":
+        return Setup("bfloat16, torch.compile", "mixed_bfloat16", "default", stays=True)
+    if recipe.model == "resnet50":
+        how = "channels_last, torch.compile, cudnn.benchmark"
+        return Setup(how, native.low(), "default", channels_last=True, tuned=True, stays=True)
+    return Setup("float16, torch.compile", native.low(), "default", stays=True)
+
+
+def build(parts: Parts, setup: Setup) -> Loop:
+    """Return a hand-written loop."""
+    if setup.tf32 is not None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = setup.tf32
+    torch.backends.cudnn.benchmark = setup.tuned
+    with native.scope():
+        model = parts.model()
+        x, y = native.tensor(parts.images), native.tensor(parts.labels)
+        if setup.channels_last:
+            model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        optimizer = parts.optimizer(model)
+    scaled = setup.policy == "mixed_float16"
+    step: Any = native.train_step(model, optimizer, parts.loss_fn, scaled, setup.compiled, setup.policy)
+    return Loop(lambda: step(x, y), native.finish, native.around)
