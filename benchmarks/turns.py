@@ -16,9 +16,22 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from record import hardware, write, write_race
+from record import RESULTS, hardware, show, write, write_race
 
-__all__ = ["Comparison", "Loop", "Turns", "bootstrap", "compare", "hardware", "in_rounds", "say", "write", "write_race"]
+__all__ = [
+    "RESULTS",
+    "Comparison",
+    "Loop",
+    "Turns",
+    "bootstrap",
+    "compare",
+    "hardware",
+    "in_rounds",
+    "say",
+    "show",
+    "write",
+    "write_race",
+]
 
 TURN_SECONDS = 0.01
 """Of a turn on a CPU."""

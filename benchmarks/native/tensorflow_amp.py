@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ around = nullcontext
 tensor = tf.constant
 
 
+@functools.cache
 def gpu() -> dict[str, Any] | None:
     if not GPUS:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 around = nullcontext
 
 
+@functools.cache
 def gpu() -> dict[str, Any] | None:
     if DEVICE == "cpu":
         return None

@@ -18,9 +18,9 @@ def setups(recipe: Recipe) -> dict[str, Setup]:
     return {
         "fp32 eager": Setup("float32", "float32", stays=True),
         "fp32 + hybridize": Setup("hybridize(static_alloc, static_shape)", "float32", True, stays=True),
-        "native AMP": Setup("amp.init", low),
         "best native": Setup("amp.init, hybridize", low, True, stays=True),
         **ours(low),
+        "native AMP": Setup("amp.init", low),
     }
 
 

@@ -13,30 +13,39 @@ from . import Setup, ours
 
 
 def setups(recipe: Recipe) -> dict[str, Setup]:
-    """Return what is compared on this device."""
-    return {**(_on_gpu() if native.GPUS else _on_cpu()), **ours(native.low())}
+    """Return what is compared on this device: those to be held against, ours, and others."""
+    held, others = (_held_on_gpu(), _others_on_gpu()) if native.GPUS else (_held_on_cpu(), _others_on_cpu())
+    return {**held, **ours(native.low()), **others}
 
 
-def _on_cpu() -> dict[str, Setup]:
-    low = native.low()
+def _held_on_cpu() -> dict[str, Setup]:
     return {
         "fp32 eager": Setup("float32", "float32", stays=True),
         "fp32 + tf.function": Setup("tf.function", "float32", True, stays=True),
-        "fp32 + XLA": Setup("tf.function(jit_compile=True)", "float32", "xla"),
-        "native AMP": Setup("Keras policy, tf.function", low, True, stays=True),
-        "AMP + XLA": Setup("Keras policy, XLA", low, "xla"),
+        "native AMP": Setup("Keras policy, tf.function", native.low(), True, stays=True),
     }
 
 
-def _on_gpu() -> dict[str, Setup]:
-    low = native.low()
-    # Those that stay hold their memory; XLA's hold little.
+def _others_on_cpu() -> dict[str, Setup]:
+    return {
+        "fp32 + XLA": Setup("tf.function(jit_compile=True)", "float32", "xla"),
+        "AMP + XLA": Setup("Keras policy, XLA", native.low(), "xla"),
+    }
+
+
+def _held_on_gpu() -> dict[str, Setup]:
+    # What stays holds its memory; XLA's hold little.
     return {
         "strict fp32": Setup("TF32 off, tf.function", "float32", True, tf32=False, stays=True),
         "TF32 + XLA": Setup("tf.function(jit_compile=True)", "float32", "xla", tf32=True, stays=True),
-        "best native": Setup("Keras policy, LossScaleOptimizer, XLA", low, "xla", stays=True),
+        "best native": Setup("Keras policy, LossScaleOptimizer, XLA", native.low(), "xla", stays=True),
+    }
+
+
+def _others_on_gpu() -> dict[str, Setup]:
+    return {
         "TF32": Setup("tf.function", "float32", True, tf32=True),
-        "native AMP": Setup("Keras policy, LossScaleOptimizer, tf.function", low, True),
+        "native AMP": Setup("Keras policy, LossScaleOptimizer, tf.function", native.low(), True),
     }
 
 

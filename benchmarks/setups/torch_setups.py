@@ -11,39 +11,50 @@ from turns import Loop
 
 from . import Setup, ours
 
+LAUNCH_BOUND = 64
+"""Images with fewer pixels on a side leave a GPU waiting for the host, which torch's "reduce-overhead" is for."""
+
 
 def setups(recipe: Recipe) -> dict[str, Setup]:
-    """Return what is compared on this device."""
-    return {**(_on_gpu(recipe) if native.DEVICE == "cuda" else _on_cpu()), **ours(native.low())}
+    """Return what is compared on this device: those to be held against, ours, and others."""
+    on_gpu = native.DEVICE == "cuda"
+    held, others = (_held_on_gpu(recipe), _others_on_gpu(recipe)) if on_gpu else (_held_on_cpu(), _others_on_cpu())
+    return {**held, **ours(native.low()), **others}
 
 
-def _on_cpu() -> dict[str, Setup]:
-    low = native.low()
+def _held_on_cpu() -> dict[str, Setup]:
     return {
         "fp32 eager": Setup("float32", "float32", stays=True),
         "fp32 + compile": Setup("torch.compile", "float32", "default", stays=True),
-        "native AMP": Setup("torch.autocast", low),
-        "best native": Setup("autocast, torch.compile", low, "default", stays=True),
+        "best native": Setup("autocast, torch.compile", native.low(), "default", stays=True),
     }
 
 
-def _on_gpu(recipe: Recipe) -> dict[str, Setup]:
-    low, image = native.low(), recipe.model == "resnet50"
-    found = {
+def _others_on_cpu() -> dict[str, Setup]:
+    return {"native AMP": Setup("torch.autocast", native.low())}
+
+
+def _held_on_gpu(recipe: Recipe) -> dict[str, Setup]:
+    return {
         "strict fp32": Setup("allow_tf32=False", "float32", tf32=False, stays=True),
         "TF32": Setup("allow_tf32=True", "float32", tf32=True, stays=True),
-        "native AMP": Setup("autocast float16, GradScaler", low, stays=True),
+        "native AMP": Setup("autocast float16, GradScaler", native.low(), stays=True),
         "best native": _best(recipe),
-        "fp32 + compile": Setup("allow_tf32=False, torch.compile", "float32", "default", tf32=False),
-        "TF32 + compile": Setup("allow_tf32=True, torch.compile", "float32", "default", tf32=True),
     }
+
+
+def _others_on_gpu(recipe: Recipe) -> dict[str, Setup]:
+    low, image = native.low(), recipe.model == "resnet50"
+    found = {}
     if image:
         found["AMP + channels last"] = Setup("channels_last", low, channels_last=True)
     if recipe.model == "gpt2":
         found["AMP + compile"] = Setup("float16, torch.compile", low, "default")
-    else:
+    elif recipe.shape[0] < LAUNCH_BOUND:
         how = "float16, torch.compile(mode='reduce-overhead')"
         found["AMP + reduce-overhead"] = Setup(how, low, "reduce-overhead", channels_last=image)
+    found["fp32 + compile"] = Setup("allow_tf32=False, torch.compile", "float32", "default", tf32=False)
+    found["TF32 + compile"] = Setup("allow_tf32=True, torch.compile", "float32", "default", tf32=True)
     return found
 
 
