@@ -25,10 +25,13 @@ from unifiedamp.backend import (
 
 from . import facts, modes, ops, prepare
 from .autocast import Inference, Region
-from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
+from .bound import Bound
+from .checks import check_spec, not_in_trace, scalar_loss
 from .compile import CompiledStep
-from .gradients import Bound
+from .gradients import Gradients
+from .replicas import Alone, replicas_of
 from .scaler import DeviceScaler
+from .steps import Steps
 from .tapes import Tapes
 
 
@@ -37,6 +40,7 @@ class TensorFlowBackend(Backend):
 
     name: ClassVar[str] = "tensorflow"
     replays_traces: ClassVar[bool] = True
+    runs_replicas: ClassVar[bool] = True
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
@@ -45,13 +49,13 @@ class TensorFlowBackend(Backend):
         self.mode = modes.make_mode(spec, self.device)
         facts.warn_without_gain(spec, self.device)
         self.tapes = Tapes()
-        self.scaler = DeviceScaler(spec.loss_scale) if spec.loss_scale.enabled else None
+        self.scaler = DeviceScaler(spec.loss_scale, self.device.is_cpu) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
+        self.replicas = Alone()
+        self._steps = Steps(self.scaler)
         self._bounds: list[Bound] = []
         self._by_id: dict[int, Bound] = {}
         self._applied_before = 0
-        self._skipped: Bound | None = None
-        self._report: NonFiniteReport | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -83,14 +87,25 @@ class TensorFlowBackend(Backend):
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
         plan = prepare.plan_optimizers(models, optimizers, self._bounds)
+        self._place(replicas_of([v for _, named in plan for v in named.values()], optimizers))
         self.mode.attach(models)
-        outers = []
         for optimizer, named in plan:
-            bound = prepare.bind(optimizer, named, self.spec, self.scaler)
+            with self.replicas.scope():
+                bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
             self._bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
-            outers.append(bound.outer)
-        return list(models), outers
+        return list(models), [bound.outer for bound in self._bounds[len(self._bounds) - len(plan) :]]
+
+    def _place(self, replicas: Alone) -> None:
+        """Train where the model is."""
+        if self._bounds and replicas != self.replicas:
+            raise errors.PrepareError(
+                "amp.prepare: this model and those prepared before are not under one tf.distribute strategy; make "
+                "another Amp for it"
+            )
+        if replicas != self.replicas and self.scaler is not None:
+            self.scaler.move(replicas.scope())
+        self.replicas = replicas
 
     def close(self) -> None:
         """See ``Backend.close``."""
@@ -123,6 +138,7 @@ class TensorFlowBackend(Backend):
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
         """
+        self.replicas.check("amp.scale_loss")
         if tf.executing_eagerly():
             self.mode.on_eager_backward()
         variables = [variable for bound in bounds for variable in bound.variables]
@@ -137,15 +153,15 @@ class TensorFlowBackend(Backend):
             )
         left = iter(gradients or ())
         for bound in bounds:
-            bound.add([next(left) for _ in bound.variables], loss)
+            bound.window().add([next(left) for _ in bound.variables], loss)
 
     def unscale(self, optimizer: Any) -> None:
-        """See ``Backend.unscale``."""
-        self._by_id[id(optimizer)].unscale("unscale")
+        """See ``Backend.unscale``; gradients are summed over replicas first."""
+        self._window(optimizer, "unscale").unscale("unscale")
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend.clip_grad_norm``."""
-        gradients = self._by_id[id(optimizer)].gradients
+        gradients = self._window(optimizer, "clip_grad_norm").present
         if not gradients:
             return tf.constant(0.0)
         norm = tf.linalg.global_norm(list(gradients.values()))
@@ -155,29 +171,27 @@ class TensorFlowBackend(Backend):
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend.clip_grad_value``."""
-        gradients = self._by_id[id(optimizer)].gradients
+        gradients = self._window(optimizer, "clip_grad_value").present
         for name, gradient in gradients.items():
             gradients[name] = tf.clip_by_value(gradient, -clip_value, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """See ``Backend.gradients``; TensorFlow's tensors cannot be written to, so set the entries of this dict."""
-        return self._by_id[id(optimizer)].collect("gradients")
+        return self._window(optimizer, "gradients").collect("gradients")
+
+    def _window(self, optimizer: Any, call: str) -> Gradients:
+        """Return the window of the replica that calls."""
+        self.replicas.check(f"amp.{call}")
+        return self._by_id[id(optimizer)].window()
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend.step``."""
-        refuse_replicas("amp.step")
-        bound = self._by_id[id(optimizer)]
-        bound.unscale("step")
-        if not bound.collect("step"):
-            outcome = self._no_gradients(bound, update)
-        elif self.scaler is None:
-            bound.apply()
-            outcome = self._outcome(True, 1.0, 1.0)
-        elif tf.executing_eagerly():
-            outcome = self._step_now(bound, update)
+        window, bound = self._window(optimizer, "step"), self._by_id[id(optimizer)]
+        if window.collect("step"):
+            outcome = self._steps.end(bound, update=update, alone=len(self._bounds) == 1)
         else:
-            outcome = self._step_traced(bound, update)
-        bound.clear()
+            outcome = self._no_gradients(bound, update)
+        window.clear()
         if update:
             self.tapes.drop()
         return outcome
@@ -195,46 +209,14 @@ class TensorFlowBackend(Backend):
         scale = self.read_state().scale
         return StepResult.of(False, False, result.NO_GRADIENTS, scale, scale)
 
-    def _step_now(self, bound: Bound, update: bool) -> StepResult:
-        assert self.scaler is not None
-        flags = bound.flags.numpy()
-        finite = bool(flags.all())
-        if finite:
-            bound.apply()
-        else:
-            names = tuple(name for name, good in zip(bound.gradients, flags, strict=True) if not good)
-            self._report = NonFiniteReport(names, bool(tf.math.is_finite(bound.loss)))
-        return self._outcome(finite, *self.scaler.step_now(finite, update=update))
-
-    def _step_traced(self, bound: Bound, update: bool) -> StepResult:
-        assert self.scaler is not None
-        scaler = self.scaler
-
-        def skip() -> None:
-            bound.note_bad()
-            if bound.loss is not None:
-                scaler.loss_finite.assign(tf.math.is_finite(bound.loss))
-
-        alone = update and len(self._bounds) == 1
-        scaler.step(tf.reduce_all(bound.flags), bound.apply, skip, alone=alone)
-        if update and not alone:
-            scaler.update()
-        return not_in_trace()
-
-    @staticmethod
-    def _outcome(applied: bool, scale: float, after: float) -> StepResult:
-        if not tf.executing_eagerly():
-            return not_in_trace()
-        return StepResult.of(applied, not applied, result.APPLIED if applied else result.NON_FINITE, scale, after)
-
     def update(self) -> None:
         """See ``Backend.update``."""
         if self.scaler is not None and len(self._bounds) > 1:
-            self.scaler.update()
+            self.replicas.once(self.scaler.update)
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend.drop_gradients``."""
-        self._by_id[id(optimizer)].clear()
+        self._window(optimizer, "discard_step").clear()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -256,9 +238,9 @@ class TensorFlowBackend(Backend):
 
     def non_finite_report(self) -> NonFiniteReport:
         """See ``Backend.non_finite_report``."""
-        if self._report is not None or self.scaler is None:
-            return self._report or NonFiniteReport()
-        names = tuple(name for bound in self._bounds for name in bound.report(None).tensors)
+        if self._steps.last_report is not None or self.scaler is None:
+            return self._steps.last_report or NonFiniteReport()
+        names = tuple(name for bound in self._bounds for name in bound.bad_names())
         return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
 
     # -- tools ---------------------------------------------------------------------------------------------------
@@ -267,7 +249,13 @@ class TensorFlowBackend(Backend):
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""
         self.looking_is_free = False
         xla = bool(self.spec.options.get("xla", mode == "max"))
-        return CompiledStep(fn, window, self._bounds, self.tapes, xla, self.mode.around_call())
+        return CompiledStep(
+            fn, window, self._bounds, self.tapes, lambda: self.replicas, xla, self.mode.around_call()
+        )
+
+    def replica(self) -> int:
+        """See ``Backend.replica``."""
+        return self.replicas.here()
 
     def tracing(self) -> bool:
         """See ``Backend.tracing``."""

@@ -12,7 +12,8 @@ from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, errors
 
-from .gradients import Bound
+from .bound import Bound
+from .replicas import Alone
 from .tapes import Tapes
 
 
@@ -38,23 +39,28 @@ class CompiledStep:
         window: core's order of calls.
         bounds: the prepared optimizers' windows, read at each call.
         tapes: the session's tapes.
+        replicas: returns where the session's models train.
         xla: compile by XLA.
         around: makes a context for the traced call (graph rewrite), None without one.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], window: CallState, bounds: Sequence[Bound], tapes: Tapes, xla: bool,
-        around: Callable[[], AbstractContextManager[Any]] | None = None,
+        self, fn: Callable[..., Any], window: CallState, bounds: Sequence[Bound], tapes: Tapes,
+        replicas: Callable[[], Alone], xla: bool, around: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn if not isinstance(fn, tf.Module) else functools.partial(fn)
         self._window, self._bounds, self._tapes, self._xla = window, bounds, tapes, xla
+        self._replicas = replicas
+        self._across: CompiledStep | None = None
         self._around = around or nullcontext
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
+        if self._replicas().calling():
+            return self._replicas().together(self._over_replicas, args, kwargs)
         start = self._state()
         function = self._functions.get(start)
         if function is None:
@@ -72,6 +78,16 @@ class CompiledStep:
         self._restore(self._ends[end])
         return result
 
+    def _over_replicas(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step of all replicas in one trace: TensorFlow cannot sum over them from within separate ones."""
+        if self._across is None:
+            strategy = tf.distribute.get_strategy()
+            self._across = CompiledStep(
+                lambda *args, **kwargs: strategy.run(self._fn, args, kwargs),
+                self._window, self._bounds, self._tapes, self._replicas, self._xla, self._around,
+            )  # fmt: skip
+        return self._across(*args, **kwargs)
+
     def concrete(self, *args: Any, **kwargs: Any) -> Any:
         """Return the concrete function that a call with these arguments would run."""
         start = self._state()
@@ -82,6 +98,11 @@ class CompiledStep:
             self._restore(start)
 
     def _traced(self) -> Any:
+        if self._xla and self._replicas().count > 1:
+            raise errors.UnsupportedError(
+                f"amp.compile: XLA compiles for one device, and this step spans {self._replicas().count} replicas: each "
+                "would need the others' variables; use compile='default' (tf.function) and leave out xla"
+            )
         converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
 
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
