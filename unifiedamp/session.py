@@ -75,7 +75,9 @@ class Amp:
         )
         self.backend: Backend = resolved.backend_class(spec)
         self._window: Window | ReplicaWindows = (
-            ReplicaWindows(accumulate_steps, self.backend.replica) if self.backend.runs_replicas else Window(accumulate_steps)
+            ReplicaWindows(accumulate_steps, self.backend.replica)
+            if self.backend.runs_replicas
+            else Window(accumulate_steps)
         )
         self._scaling = resolved.loss_scale.enabled
         self._watch = Watch(self.backend, resolved.loss_scale)

@@ -249,9 +249,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""
         self.looking_is_free = False
         xla = bool(self.spec.options.get("xla", mode == "max"))
-        return CompiledStep(
-            fn, window, self._bounds, self.tapes, lambda: self.replicas, xla, self.mode.around_call()
-        )
+        return CompiledStep(fn, window, self._bounds, self.tapes, lambda: self.replicas, xla, self.mode.around_call())
 
     def replica(self) -> int:
         """See ``Backend.replica``."""

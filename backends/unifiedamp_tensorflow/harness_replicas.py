@@ -67,4 +67,3 @@ def _step(strategy: Any, gradients: Sequence[float], loss_scale: LossScale, comp
     run(strategy.experimental_distribute_values_from_function(lambda replica: rows[replica.replica_id_in_sync_group]))
     weights = strategy.experimental_local_results(native(model.weights[0]))
     return [(float(weight.numpy().item()), backend.read_state().skipped_steps) for weight in weights]
-

@@ -12,11 +12,11 @@ import warnings
 
 import numpy as np
 import tensorflow as tf
+
+import unifiedamp as ua
 from unifiedamp_tensorflow.harness import Probe
 from unifiedamp_tensorflow.harness_replicas import two_devices
 from unifiedamp_tensorflow.layers import native
-
-import unifiedamp as ua
 
 keras = tf.keras
 STRATEGY = two_devices()
@@ -50,7 +50,9 @@ def batch(values):
 
 
 def copies(variable):
-    return [round(float(copy.numpy().reshape(-1)[0]), 6) for copy in STRATEGY.experimental_local_results(native(variable))]
+    return [
+        round(float(copy.numpy().reshape(-1)[0]), 6) for copy in STRATEGY.experimental_local_results(native(variable))
+    ]
 
 
 def fed(form, pairs, clip=None, **options):
@@ -216,7 +218,9 @@ def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32"):
     for row in bad:
         x[row] = np.inf
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    both = [[np.asarray(copy).tolist() for copy in STRATEGY.experimental_local_results(native(w))] for w in model.weights]
+    both = [
+        [np.asarray(copy).tolist() for copy in STRATEGY.experimental_local_results(native(w))] for w in model.weights
+    ]
     return [both, amp.applied_steps, amp.skipped_steps, amp.loss_scale]
 
 
