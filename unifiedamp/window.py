@@ -149,11 +149,7 @@ class Window:
 
     def idle(self) -> bool:
         """Whether nothing has been done since the last iteration."""
-        return not (
-            self.in_region
-            or self.any_scaled
-            or any(slot.scaled or slot.stepped or slot.micro for slot in self.slots.values())
-        )
+        return not (self.in_region or self.any_scaled)
 
     def reset(self) -> None:
         """Forget all that has been done since the last iteration."""
@@ -207,7 +203,7 @@ class ReplicaWindows:
 
     def snapshot(self) -> tuple[Any, ...]:
         """See :class:`Window`; replicas that stand between two iterations are left out."""
-        return tuple((replica, window.snapshot()) for replica, window in self._windows.items() if not window.idle())
+        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.idle()])
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """See :class:`Window`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,9 +53,10 @@ class TensorFlowBackend(Backend):
         self.looking_is_free = self.device.is_cpu
         self.replicas = Alone()
         self._steps = Steps(self.scaler)
-        self._bounds: list[Bound] = []
+        self.bounds: list[Bound] = []
         self._by_id: dict[int, Bound] = {}
         self._applied_before = 0
+        self._compiling = 0
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -86,19 +87,19 @@ class TensorFlowBackend(Backend):
         """See ``Backend.prepare``."""
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
-        plan = prepare.plan_optimizers(models, optimizers, self._bounds)
+        plan = prepare.plan_optimizers(models, optimizers, self.bounds)
         self._place(replicas_of([v for _, named in plan for v in named.values()], optimizers))
         self.mode.attach(models)
         for optimizer, named in plan:
             with self.replicas.scope():
                 bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
-            self._bounds.append(bound)
+            self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
-        return list(models), [bound.outer for bound in self._bounds[len(self._bounds) - len(plan) :]]
+        return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
 
     def _place(self, replicas: Alone) -> None:
         """Train where the model is."""
-        if self._bounds and replicas != self.replicas:
+        if self.bounds and replicas != self.replicas:
             raise errors.PrepareError(
                 "amp.prepare: this model and those prepared before are not under one tf.distribute strategy; make "
                 "another Amp for it"
@@ -141,6 +142,11 @@ class TensorFlowBackend(Backend):
         self.replicas.check("amp.scale_loss")
         if tf.executing_eagerly():
             self.mode.on_eager_backward()
+        elif self.spec.accumulate_steps > 1 and not self._compiling:
+            raise errors.StepOrderError(
+                f"amp.scale_loss: accumulate_steps={self.spec.accumulate_steps} inside a tf.function of your own, whose "
+                "Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
+            )
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
@@ -188,7 +194,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.step``."""
         window, bound = self._window(optimizer, "step"), self._by_id[id(optimizer)]
         if window.collect("step"):
-            outcome = self._steps.end(bound, update=update, alone=len(self._bounds) == 1)
+            outcome = self._steps.end(bound, update=update, alone=len(self.bounds) == 1)
         else:
             outcome = self._no_gradients(bound, update)
         window.clear()
@@ -211,7 +217,7 @@ class TensorFlowBackend(Backend):
 
     def update(self) -> None:
         """See ``Backend.update``."""
-        if self.scaler is not None and len(self._bounds) > 1:
+        if self.scaler is not None and len(self.bounds) > 1:
             self.replicas.once(self.scaler.update)
 
     def drop_gradients(self, optimizer: Any) -> None:
@@ -224,7 +230,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.read_state``."""
         if self.scaler is not None:
             return self.scaler.read()
-        steps = sum(int(bound.inner.iterations.numpy()) - bound.steps_before for bound in self._bounds)
+        steps = sum(int(bound.inner.iterations.numpy()) - bound.steps_before for bound in self.bounds)
         return ScaleState(applied_steps=self._applied_before + steps)
 
     def write_state(self, state: ScaleState) -> None:
@@ -232,7 +238,7 @@ class TensorFlowBackend(Backend):
         if self.scaler is not None:
             self.scaler.write(state)
             return
-        for bound in self._bounds:
+        for bound in self.bounds:
             bound.steps_before = int(bound.inner.iterations.numpy())
         self._applied_before = state.applied_steps
 
@@ -240,16 +246,29 @@ class TensorFlowBackend(Backend):
         """See ``Backend.non_finite_report``."""
         if self._steps.last_report is not None or self.scaler is None:
             return self._steps.last_report or NonFiniteReport()
-        names = tuple(name for bound in self._bounds for name in bound.bad_names())
+        names = tuple(name for bound in self.bounds for name in bound.bad_names())
         return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
-        """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""
+        """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``.
+
+        Raises:
+            UnsupportedError: at the first call, where XLA cannot compile the step (several replicas, graph rewrite).
+        """
         self.looking_is_free = False
-        xla = bool(self.spec.options.get("xla", mode == "max"))
-        return CompiledStep(fn, window, self._bounds, self.tapes, lambda: self.replicas, xla, self.mode.around_call())
+        return CompiledStep(fn, window, self, bool(self.spec.options.get("xla", mode == "max")))
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Trace a compiled step inside; what was recorded is dropped."""
+        self._compiling += 1
+        try:
+            yield
+        finally:
+            self._compiling -= 1
+            self.tapes.drop()
 
     def replica(self) -> int:
         """See ``Backend.replica``."""

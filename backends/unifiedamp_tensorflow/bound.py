@@ -93,7 +93,7 @@ class Bound:
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return what a compiled call's Python leaves behind, hashable; empty windows are left out."""
-        return tuple((replica, window.snapshot()) for replica, window in self._windows.items() if not window.empty())
+        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.empty()])
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Put it back, after a call that may have replayed a trace."""

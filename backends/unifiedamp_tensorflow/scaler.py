@@ -76,8 +76,8 @@ class DeviceScaler:
 
     def read(self) -> ScaleState:
         """Return plain numbers; waits for the device."""
-        run, applied, skipped = (int(counter.numpy()) for counter in (self.run, self.applied, self.skipped))
-        return ScaleState(float(self.scale.numpy()), max(run, 0), max(-run, 0), applied, skipped)
+        run, applied, skipped = (int(counter.value()) for counter in (self.run, self.applied, self.skipped))
+        return ScaleState(float(self.scale.value()), max(run, 0), max(-run, 0), applied, skipped)
 
     def write(self, state: ScaleState) -> None:
         """Set scale and counters; forget what is pending."""
