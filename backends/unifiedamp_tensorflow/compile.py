@@ -54,7 +54,7 @@ class CompiledStep:
         self._traces = Traces(_name(fn), xla, lambda text: backend.spec.warn(text, errors.CompileWarning))
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
-        self._loosened = False
+        self._loosened = self._needs_sizes = False
         self._across: CompiledStep | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,8 @@ class CompiledStep:
         except Exception as error:
             self._restore(start)
             if self._loosened:
-                self._new_function(start, loosen=False)
+                self._loosened, self._needs_sizes = False, True
+                self._functions.clear()
                 return self(*args, **kwargs)
             ours = _ours(error)
             if ours is None or ours is error:
@@ -109,28 +110,27 @@ class CompiledStep:
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _new_function(self, start: Any, loosen: bool = True) -> Any:
+    def _new_function(self, start: Any) -> Any:
         if self._xla:
             self._check_xla()
-        self._loosened = False
+        reduce_retracing = not (self._xla or self._needs_sizes)
         converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
 
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             arguments = self._arguments(args, kwargs)
-            self._traces.note(start, arguments)
-            self._loosened = loosen and _open_shapes(arguments)
+            self._loosened = reduce_retracing and _open_shapes(arguments)
             with self._backend.compiling():
                 result = converted(*args, **kwargs)
             self._loosened = False
+            self._traces.note(start, arguments)
             return {self._end(): result}
 
         step.__name__ = _name(self._fn)
         if self._signature is not None:
             step.__signature__ = self._signature  # type: ignore[attr-defined]
-        function = tf.function(
-            step, autograph=False, jit_compile=self._xla or None, reduce_retracing=loosen and not self._xla
+        function = self._functions[start] = tf.function(
+            step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
         )
-        self._functions[start] = function
         return function
 
     def _check_xla(self) -> None:
