@@ -148,6 +148,8 @@ class Backend:
     looking_is_free: bool = True
     #: True when a compiled step runs its Python only while tracing: core then looks after each call of it.
     replays_traces: bool = False
+    #: True when one process may run a step's Python once for each of several replicas; :meth:`replica` tells them apart.
+    runs_replicas: ClassVar[bool] = False
     #: Set by core when the next skipped step should be looked into, for ``non_finite_report``.
     diagnosing: bool = False
 
@@ -299,6 +301,14 @@ class Backend:
                 that the trace ended in, after each call. A framework that runs the Python each time ignores it.
             mode: "default" or "max" of :data:`COMPILE_MODES`; core answers "off" itself.
         """
+
+    def replica(self) -> int:
+        """Return the index, within this process, of the replica that calls; 0 outside replicas.
+
+        Core keeps one order of calls for each, where the backend says that it ``runs_replicas``. The backend sees to it
+        that all replicas decide alike and that the scale moves once for all.
+        """
+        return 0
 
     def tracing(self) -> bool:
         """Tell whether the framework is tracing right now, so that values cannot be read."""

@@ -18,7 +18,7 @@ from .policy import Policy
 from .resolve import resolve
 from .result import StepResult
 from .watch import Watch
-from .window import Slot, Window
+from .window import ReplicaWindows, Slot, Window
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +74,11 @@ class Amp:
             self.compile_mode,
         )
         self.backend: Backend = resolved.backend_class(spec)
-        self._window = Window(accumulate_steps)
+        self._window: Window | ReplicaWindows = (
+            ReplicaWindows(accumulate_steps, self.backend.replica)
+            if self.backend.runs_replicas
+            else Window(accumulate_steps)
+        )
         self._scaling = resolved.loss_scale.enabled
         self._watch = Watch(self.backend, resolved.loss_scale)
         self._models: list[Any] = []
@@ -138,7 +142,7 @@ class Amp:
         """
         if isinstance(policy, str):
             policy = Policy.parse(policy)
-        self._window.in_region = True
+        self._window.enter_region()
         return self.backend.autocast(enabled, policy)
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
@@ -182,7 +186,7 @@ class Amp:
             The unscaled loss, native.
         """
         slots = self._slots(optimizers, "backward")
-        self._window.in_region = True
+        self._window.enter_region()
         if self._window.begin_scale(slots):
             self.backend.update()
         return self.backend.backward(closure, [slot.optimizer for slot in slots])
@@ -239,7 +243,7 @@ class Amp:
         window.end_step(slot, ends)
         if scheduler is not None:
             self._step_scheduler(scheduler, outcome)
-        if ends and self._scaling and not self.backend.tracing():
+        if ends and self._scaling and window.leads() and not self.backend.tracing():
             self._watch.after_step()
         return outcome
 

@@ -7,7 +7,7 @@ after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import StepOrderError, WrongObjectError
@@ -68,6 +68,14 @@ class Window:
                 "use the optimizer that amp.prepare(model, optimizer) returned"
             )
         return slot
+
+    def enter_region(self) -> None:
+        """Note that an autocast region was entered."""
+        self.in_region = True
+
+    def leads(self) -> bool:
+        """Whether what happens once for all replicas is to happen here."""
+        return True
 
     def accumulating(self, slot: Slot) -> bool:
         """Whether the current micro-batch is not the last of its window."""
@@ -139,6 +147,15 @@ class Window:
             slot.stepped = False
         self.in_region = self.any_scaled = False
 
+    def idle(self) -> bool:
+        """Whether nothing has been done since the last iteration."""
+        return not (self.in_region or self.any_scaled)
+
+    def reset(self) -> None:
+        """Forget all that has been done since the last iteration."""
+        for slot in self.slots.values():
+            self.end_step(slot, True)
+
     def snapshot(self) -> tuple[Any, ...]:
         """Return the whole state, hashable."""
         slots = tuple((s.scaled, s.unscaled, s.stepped, s.micro) for s in self.slots.values())
@@ -149,3 +166,50 @@ class Window:
         self.in_region, self.any_scaled, slots = snapshot
         for slot, values in zip(self.slots.values(), slots, strict=True):
             slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
+
+
+class ReplicaWindows:
+    """A window for each replica of a step that one process runs in turns; calls go to the one of the replica calling.
+
+    Args:
+        accumulate_steps: micro-batches per optimizer step.
+        replica: returns the index of the replica that calls; 0 outside and where there is one.
+    """
+
+    def __init__(self, accumulate_steps: int, replica: Callable[[], int]) -> None:
+        self._accumulate_steps = accumulate_steps
+        self._replica = replica
+        self._windows = {0: Window(accumulate_steps)}
+
+    def _here(self) -> Window:
+        replica = self._replica()
+        if replica not in self._windows:
+            window = self._windows[replica] = Window(self._accumulate_steps)
+            for slot in self._windows[0].slots.values():
+                window.bind(slot.optimizer)
+        return self._windows[replica]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._here(), name)
+
+    def bind(self, optimizer: Any) -> None:
+        """See :class:`Window`."""
+        for window in self._windows.values():
+            window.bind(optimizer)
+
+    def leads(self) -> bool:
+        """See :class:`Window`."""
+        return self._replica() == 0
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """See :class:`Window`; replicas that stand between two iterations are left out."""
+        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.idle()])
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """See :class:`Window`."""
+        busy = dict(snapshot)
+        for replica, window in self._windows.items():
+            if replica in busy:
+                window.restore(busy[replica])
+            elif not window.idle():
+                window.reset()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,10 +25,13 @@ from unifiedamp.backend import (
 
 from . import facts, modes, ops, prepare
 from .autocast import Inference, Region
-from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
+from .bound import Bound
+from .checks import check_spec, not_in_trace, scalar_loss
 from .compile import CompiledStep
-from .gradients import Bound
+from .gradients import Gradients
+from .replicas import Alone, replicas_of
 from .scaler import DeviceScaler
+from .steps import Steps
 from .tapes import Tapes
 
 
@@ -37,6 +40,7 @@ class TensorFlowBackend(Backend):
 
     name: ClassVar[str] = "tensorflow"
     replays_traces: ClassVar[bool] = True
+    runs_replicas: ClassVar[bool] = True
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
@@ -45,13 +49,14 @@ class TensorFlowBackend(Backend):
         self.mode = modes.make_mode(spec, self.device)
         facts.warn_without_gain(spec, self.device)
         self.tapes = Tapes()
-        self.scaler = DeviceScaler(spec.loss_scale) if spec.loss_scale.enabled else None
+        self.scaler = DeviceScaler(spec.loss_scale, self.device.is_cpu) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
-        self._bounds: list[Bound] = []
+        self.replicas = Alone()
+        self._steps = Steps(self.scaler)
+        self.bounds: list[Bound] = []
         self._by_id: dict[int, Bound] = {}
         self._applied_before = 0
-        self._skipped: Bound | None = None
-        self._report: NonFiniteReport | None = None
+        self._compiling = 0
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -82,15 +87,26 @@ class TensorFlowBackend(Backend):
         """See ``Backend.prepare``."""
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
-        plan = prepare.plan_optimizers(models, optimizers, self._bounds)
+        plan = prepare.plan_optimizers(models, optimizers, self.bounds)
+        self._place(replicas_of([v for _, named in plan for v in named.values()], optimizers))
         self.mode.attach(models)
-        outers = []
         for optimizer, named in plan:
-            bound = prepare.bind(optimizer, named, self.spec, self.scaler)
-            self._bounds.append(bound)
+            with self.replicas.scope():
+                bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
+            self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
-            outers.append(bound.outer)
-        return list(models), outers
+        return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
+
+    def _place(self, replicas: Alone) -> None:
+        """Train where the model is."""
+        if self.bounds and replicas != self.replicas:
+            raise errors.PrepareError(
+                "amp.prepare: this model and those prepared before are not under one tf.distribute strategy; make "
+                "another Amp for it"
+            )
+        if replicas != self.replicas and self.scaler is not None:
+            self.scaler.move(replicas.scope())
+        self.replicas = replicas
 
     def close(self) -> None:
         """See ``Backend.close``."""
@@ -123,8 +139,14 @@ class TensorFlowBackend(Backend):
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
         """
+        self.replicas.check("amp.scale_loss")
         if tf.executing_eagerly():
             self.mode.on_eager_backward()
+        elif self.spec.accumulate_steps > 1 and not self._compiling:
+            raise errors.StepOrderError(
+                f"amp.scale_loss: accumulate_steps={self.spec.accumulate_steps} inside a tf.function of your own, whose "
+                "Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
+            )
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
@@ -137,15 +159,15 @@ class TensorFlowBackend(Backend):
             )
         left = iter(gradients or ())
         for bound in bounds:
-            bound.add([next(left) for _ in bound.variables], loss)
+            bound.window().add([next(left) for _ in bound.variables], loss)
 
     def unscale(self, optimizer: Any) -> None:
-        """See ``Backend.unscale``."""
-        self._by_id[id(optimizer)].unscale("unscale")
+        """See ``Backend.unscale``; gradients are summed over replicas first."""
+        self._window(optimizer, "unscale").unscale("unscale")
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend.clip_grad_norm``."""
-        gradients = self._by_id[id(optimizer)].gradients
+        gradients = self._window(optimizer, "clip_grad_norm").present
         if not gradients:
             return tf.constant(0.0)
         norm = tf.linalg.global_norm(list(gradients.values()))
@@ -155,29 +177,27 @@ class TensorFlowBackend(Backend):
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend.clip_grad_value``."""
-        gradients = self._by_id[id(optimizer)].gradients
+        gradients = self._window(optimizer, "clip_grad_value").present
         for name, gradient in gradients.items():
             gradients[name] = tf.clip_by_value(gradient, -clip_value, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """See ``Backend.gradients``; TensorFlow's tensors cannot be written to, so set the entries of this dict."""
-        return self._by_id[id(optimizer)].collect("gradients")
+        return self._window(optimizer, "gradients").collect("gradients")
+
+    def _window(self, optimizer: Any, call: str) -> Gradients:
+        """Return the window of the replica that calls."""
+        self.replicas.check(f"amp.{call}")
+        return self._by_id[id(optimizer)].window()
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend.step``."""
-        refuse_replicas("amp.step")
-        bound = self._by_id[id(optimizer)]
-        bound.unscale("step")
-        if not bound.collect("step"):
-            outcome = self._no_gradients(bound, update)
-        elif self.scaler is None:
-            bound.apply()
-            outcome = self._outcome(True, 1.0, 1.0)
-        elif tf.executing_eagerly():
-            outcome = self._step_now(bound, update)
+        window, bound = self._window(optimizer, "step"), self._by_id[id(optimizer)]
+        if window.collect("step"):
+            outcome = self._steps.end(bound, update=update, alone=len(self.bounds) == 1)
         else:
-            outcome = self._step_traced(bound, update)
-        bound.clear()
+            outcome = self._no_gradients(bound, update)
+        window.clear()
         if update:
             self.tapes.drop()
         return outcome
@@ -195,46 +215,14 @@ class TensorFlowBackend(Backend):
         scale = self.read_state().scale
         return StepResult.of(False, False, result.NO_GRADIENTS, scale, scale)
 
-    def _step_now(self, bound: Bound, update: bool) -> StepResult:
-        assert self.scaler is not None
-        flags = bound.flags.numpy()
-        finite = bool(flags.all())
-        if finite:
-            bound.apply()
-        else:
-            names = tuple(name for name, good in zip(bound.gradients, flags, strict=True) if not good)
-            self._report = NonFiniteReport(names, bool(tf.math.is_finite(bound.loss)))
-        return self._outcome(finite, *self.scaler.step_now(finite, update=update))
-
-    def _step_traced(self, bound: Bound, update: bool) -> StepResult:
-        assert self.scaler is not None
-        scaler = self.scaler
-
-        def skip() -> None:
-            bound.note_bad()
-            if bound.loss is not None:
-                scaler.loss_finite.assign(tf.math.is_finite(bound.loss))
-
-        alone = update and len(self._bounds) == 1
-        scaler.step(tf.reduce_all(bound.flags), bound.apply, skip, alone=alone)
-        if update and not alone:
-            scaler.update()
-        return not_in_trace()
-
-    @staticmethod
-    def _outcome(applied: bool, scale: float, after: float) -> StepResult:
-        if not tf.executing_eagerly():
-            return not_in_trace()
-        return StepResult.of(applied, not applied, result.APPLIED if applied else result.NON_FINITE, scale, after)
-
     def update(self) -> None:
         """See ``Backend.update``."""
-        if self.scaler is not None and len(self._bounds) > 1:
-            self.scaler.update()
+        if self.scaler is not None and len(self.bounds) > 1:
+            self.replicas.once(self.scaler.update)
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend.drop_gradients``."""
-        self._by_id[id(optimizer)].clear()
+        self._window(optimizer, "discard_step").clear()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +230,7 @@ class TensorFlowBackend(Backend):
         """See ``Backend.read_state``."""
         if self.scaler is not None:
             return self.scaler.read()
-        steps = sum(int(bound.inner.iterations.numpy()) - bound.steps_before for bound in self._bounds)
+        steps = sum(int(bound.inner.iterations.numpy()) - bound.steps_before for bound in self.bounds)
         return ScaleState(applied_steps=self._applied_before + steps)
 
     def write_state(self, state: ScaleState) -> None:
@@ -250,24 +238,41 @@ class TensorFlowBackend(Backend):
         if self.scaler is not None:
             self.scaler.write(state)
             return
-        for bound in self._bounds:
+        for bound in self.bounds:
             bound.steps_before = int(bound.inner.iterations.numpy())
         self._applied_before = state.applied_steps
 
     def non_finite_report(self) -> NonFiniteReport:
         """See ``Backend.non_finite_report``."""
-        if self._report is not None or self.scaler is None:
-            return self._report or NonFiniteReport()
-        names = tuple(name for bound in self._bounds for name in bound.report(None).tensors)
+        if self._steps.last_report is not None or self.scaler is None:
+            return self._steps.last_report or NonFiniteReport()
+        names = tuple(name for bound in self.bounds for name in bound.bad_names())
         return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
-        """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""
+        """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``.
+
+        Raises:
+            UnsupportedError: at the first call, where XLA cannot compile the step (several replicas, graph rewrite).
+        """
         self.looking_is_free = False
-        xla = bool(self.spec.options.get("xla", mode == "max"))
-        return CompiledStep(fn, window, self._bounds, self.tapes, xla, self.mode.around_call())
+        return CompiledStep(fn, window, self, bool(self.spec.options.get("xla", mode == "max")))
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Trace a compiled step inside; what was recorded is dropped."""
+        self._compiling += 1
+        try:
+            yield
+        finally:
+            self._compiling -= 1
+            self.tapes.drop()
+
+    def replica(self) -> int:
+        """See ``Backend.replica``."""
+        return self.replicas.here()
 
     def tracing(self) -> bool:
         """See ``Backend.tracing``."""

@@ -55,17 +55,3 @@ def not_in_trace() -> StepResult:
         )
 
     return StepResult(read)
-
-
-def refuse_replicas(call: str) -> None:
-    """Refuse a step of several replicas.
-
-    Raises:
-        UnsupportedError: a ``tf.distribute`` strategy with more than one replica is active.
-    """
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1:
-        raise errors.UnsupportedError(
-            f"{call}: {type(strategy).__name__} runs {strategy.num_replicas_in_sync} replicas, which would decide "
-            "about inf and nan each for itself; use one replica per session, or Keras's own LossScaleOptimizer"
-        )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, errors
 
-from .gradients import Bound
-from .tapes import Tapes
+from .retraces import Traces
+
+if TYPE_CHECKING:
+    from .backend import TensorFlowBackend
 
 
 def _leave_unconverted() -> None:
@@ -33,66 +35,119 @@ class CompiledStep:
     its traces a ``tf.function`` replayed is told by its output structure, which costs nothing: results come back under
     a key that stands for the end state.
 
+    Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
+    step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
+
     Args:
         fn: the user's step.
         window: core's order of calls.
-        bounds: the prepared optimizers' windows, read at each call.
-        tapes: the session's tapes.
+        backend: the session's.
         xla: compile by XLA.
-        around: makes a context for the traced call (graph rewrite), None without one.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], window: CallState, bounds: Sequence[Bound], tapes: Tapes, xla: bool,
-        around: Callable[[], AbstractContextManager[Any]] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, fn: Callable[..., Any], window: CallState, backend: TensorFlowBackend, xla: bool) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn if not isinstance(fn, tf.Module) else functools.partial(fn)
-        self._window, self._bounds, self._tapes, self._xla = window, bounds, tapes, xla
-        self._around = around or nullcontext
+        self._window, self._backend, self._xla = window, backend, xla
+        self._around = backend.mode.around_call()
+        self._signature = _signature(self._fn)
+        self._traces = Traces(_name(fn), xla, lambda text: backend.spec.warn(text, errors.CompileWarning))
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
+        self._loosened = self._needs_sizes = False
+        self._across: CompiledStep | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        start = self._state()
-        function = self._functions.get(start)
-        if function is None:
-            function = self._functions[start] = self._traced()
+        replicas = self._backend.replicas
+        if replicas.calling():
+            return replicas.together(self._over_replicas, args, kwargs)
+        start, traced = self._state(), self._traces.count
+        function = self._functions.get(start) or self._new_function(start)
         try:
-            with self._around():
+            if self._around is None:
                 output = function(*args, **kwargs)
+            else:
+                with self._around():
+                    output = function(*args, **kwargs)
         except Exception as error:
             self._restore(start)
+            if self._loosened:
+                self._loosened, self._needs_sizes = False, True
+                self._functions.clear()
+                return self(*args, **kwargs)
             ours = _ours(error)
             if ours is None or ours is error:
                 raise
             raise ours from None
         ((end, result),) = output.items()
-        self._restore(self._ends[end])
+        ended = self._ends[end]
+        if ended != start or traced != self._traces.count:
+            self._restore(ended)
         return result
+
+    def _over_replicas(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step of all replicas in one trace: TensorFlow cannot sum over them from within separate ones."""
+        if self._across is None:
+            strategy = tf.distribute.get_strategy()
+
+            def whole(*args: Any, **kwargs: Any) -> Any:
+                return strategy.run(self._fn, args, kwargs)
+
+            whole.__name__ = _name(self._fn)
+            whole.__signature__ = self._signature  # type: ignore[attr-defined]
+            self._across = CompiledStep(whole, self._window, self._backend, self._xla)
+        return self._across(*args, **kwargs)
 
     def concrete(self, *args: Any, **kwargs: Any) -> Any:
         """Return the concrete function that a call with these arguments would run."""
         start = self._state()
-        function = self._functions.get(start) or self._functions.setdefault(start, self._traced())
+        function = self._functions.get(start) or self._new_function(start)
         try:
             return function.get_concrete_function(*args, **kwargs)
         finally:
             self._restore(start)
 
-    def _traced(self) -> Any:
+    # -- tracing -------------------------------------------------------------------------------------------------
+
+    def _new_function(self, start: Any) -> Any:
+        if self._xla:
+            self._check_xla()
+        reduce_retracing = not (self._xla or self._needs_sizes)
         converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
 
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
-            try:
+            arguments = self._arguments(args, kwargs)
+            self._loosened = reduce_retracing and _open_shapes(arguments)
+            with self._backend.compiling():
                 result = converted(*args, **kwargs)
-            finally:
-                self._tapes.drop()
+            self._loosened = False
+            self._traces.note(start, arguments)
             return {self._end(): result}
 
-        step.__name__ = getattr(self._fn, "__name__", "step")
-        return tf.function(step, autograph=False, jit_compile=self._xla or None)
+        step.__name__ = _name(self._fn)
+        if self._signature is not None:
+            step.__signature__ = self._signature  # type: ignore[attr-defined]
+        function = self._functions[start] = tf.function(
+            step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
+        )
+        return function
+
+    def _check_xla(self) -> None:
+        self._backend.mode.check_xla()
+        count = self._backend.replicas.count
+        if count > 1:
+            raise errors.UnsupportedError(
+                f"amp.compile: XLA compiles for one device, and this step spans {count} replicas, each of which would "
+                "need the others' variables; use compile='default' (tf.function) and leave out xla"
+            )
+
+    def _arguments(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
+        if self._signature is None:
+            return {**{f"argument {index}": value for index, value in enumerate(args)}, **kwargs}
+        return self._signature.bind(*args, **kwargs).arguments
+
+    # -- the order of calls --------------------------------------------------------------------------------------
 
     def _end(self) -> int:
         state = self._state()
@@ -101,12 +156,28 @@ class CompiledStep:
         return self._ends.index(state)
 
     def _state(self) -> tuple[Any, ...]:
-        return (self._window.snapshot(), tuple([bound.snapshot() for bound in self._bounds]))
+        return (self._window.snapshot(), *[bound.snapshot() for bound in self._backend.bounds])
 
     def _restore(self, state: tuple[Any, ...]) -> None:
         self._window.restore(state[0])
-        for bound, part in zip(self._bounds, state[1], strict=True):
+        for bound, part in zip(self._backend.bounds, state[1:], strict=True):
             bound.restore(part)
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__name__", "step")).strip("<>")
+
+
+def _open_shapes(arguments: Mapping[str, Any]) -> bool:
+    leaves = tf.nest.flatten(dict(arguments), expand_composites=True)
+    return any(isinstance(leaf, tf.Tensor) and not leaf.shape.is_fully_defined() for leaf in leaves)
 
 
 def _ours(error: BaseException | None) -> errors.AmpError | None:

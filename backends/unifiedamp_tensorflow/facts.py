@@ -136,9 +136,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
         "several_optimizers": GOOD,
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
-        "several_devices": Support(
-            False, "a step of several tf.distribute replicas is refused: each would decide about inf for itself"
-        ),
+        "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
     }
     return Capabilities(device.name, policy_support(device), features)

@@ -1,79 +1,81 @@
-"""One prepared optimizer, its parameters, and the gradients of its window."""
+"""The gradients of one optimizer's window, on one replica."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import NonFiniteReport, errors
+from unifiedamp.backend import errors
 
-from .scaler import DeviceScaler, finite_flags
 from .tapes import current_home
 
+if TYPE_CHECKING:
+    from .bound import Bound
 
-class Bound:
+
+class Gradients:
     """Gradients live in a dict while one call lasts, in accumulators when a window spans several calls.
 
     Args:
-        outer: the optimizer that users hold.
-        inner: the optimizer that is applied.
-        names, variables: its parameters, as ``tf.Variable``.
-        accumulate: whether a window has several micro-batches.
-        scaler: the session's, None without loss scaling.
+        bound: the optimizer they are for.
 
     Attributes:
-        gradients: name → gradient of the window, where there is one.
-        flags: bool vector over ``gradients``, set once they are unscaled.
+        present: name → gradient, where there is one.
+        flags: bool vector over ``present``, set once they are unscaled (where there is a scaler).
         loss: the last unscaled loss.
         lost: gradients were made in a compiled function that has ended.
-        bad: bool variable over ``names``: what was not finite at the last skipped step of a compiled function.
     """
 
-    def __init__(
-        self, outer: Any, inner: Any, names: Sequence[str], variables: Sequence[Any], accumulate: bool,
-        scaler: DeviceScaler | None,
-    ) -> None:  # fmt: skip
-        self.outer, self.inner = outer, inner
-        self.names, self.variables = list(names), list(variables)
-        self.scaler = scaler
-        self.gradients: dict[str, Any] = {}
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
+        self.present: dict[str, Any] = {}
         self.flags: Any = None
         self.loss: Any = None
         self.lost = False
-        self._by_name = dict(zip(self.names, self.variables, strict=True))
+        self._complete = False
         self._home: Any = None
-        self._accumulators = self._make_accumulators() if accumulate else None
         self._seen: tuple[str, ...] = ()
-        self.bad = tf.Variable([False] * len(self.names), trainable=False, name="unifiedamp/not_finite")
-        self.steps_before = int(inner.iterations.numpy())
-
-    def _make_accumulators(self) -> dict[str, Any]:
-        return {
-            name: tf.Variable(tf.zeros_like(variable), trainable=False, name="unifiedamp/accumulator")
-            for name, variable in self._by_name.items()
-        }
 
     # -- filling -------------------------------------------------------------------------------------------------
 
     def add(self, gradients: Sequence[Any], loss: Any) -> None:
-        """Add a backward's gradients, in the order of ``variables``; None where there is none."""
+        """Add a backward's gradients, in the order of the parameters; None where there is none."""
         home = current_home()
-        if self.gradients and self._home is not home:
-            self.gradients.clear()
+        if self.present and self._home is not home:
+            self.present.clear()
             self.lost = True
         self._home, self.loss = home, loss
-        for name, gradient in zip(self.names, gradients, strict=True):
+        for name, gradient in zip(self._bound.names, gradients, strict=True):
             if gradient is not None:
-                self.gradients[name] = self._sum(name, gradient)
+                self.present[name] = self._sum(name, gradient)
+
+    def take(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Take the (gradient, variable) pairs that Keras's ``fit`` made, in place of what there is.
+
+        Raises:
+            PrepareError: a variable that the optimizer was not prepared for.
+        """
+        self.forget()
+        self._home, self.lost = current_home(), False
+        for gradient, variable in pairs:
+            name = self._bound.name_of(variable)
+            if name is None:
+                raise errors.PrepareError(
+                    f"this {type(self._bound.inner).__name__} was not prepared for the variable {variable.name!r}; "
+                    "give amp.prepare all models that it trains, with their layers trainable"
+                )
+            if gradient is not None:
+                self.present[name] = gradient
 
     def _sum(self, name: str, gradient: Any) -> Any:
-        if self._accumulators is not None:
+        accumulators = self._bound.accumulators
+        if accumulators is not None:
             if name not in self._seen:
-                self._seen = tuple(known for known in self.names if known in self._seen or known == name)
-            return self._accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
-        present = self.gradients.get(name)
+                self._seen = tuple(known for known in self._bound.names if known in self._seen or known == name)
+            return accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
+        present = self.present.get(name)
         if present is None:
             return gradient
         return tf.convert_to_tensor(present) + tf.convert_to_tensor(gradient)
@@ -84,69 +86,64 @@ class Bound:
         Raises:
             StepOrderError: they were made in another compiled function.
         """
-        home = current_home()
-        if self._accumulators is not None and self._home is not home:
-            self.gradients = {name: self._accumulators[name].read_value() for name in self._seen}
+        home, accumulators = current_home(), self._bound.accumulators
+        if accumulators is not None and self._home is not home:
+            self.present = {name: accumulators[name].read_value() for name in self._seen}
             self._home, self.lost = home, False
-        if self.lost or (self.gradients and self._home is not home):
+        if self.lost or (self.present and self._home is not home):
             raise errors.StepOrderError(
-                f"amp.{call}: the gradients of this {type(self.outer).__name__} were made in another compiled "
+                f"amp.{call}: the gradients of this {type(self._bound.outer).__name__} were made in another compiled "
                 "function (or outside this one); put autocast, scale_loss and step into one function for amp.compile"
             )
-        return self.gradients
+        return self.present
+
+    # -- using ---------------------------------------------------------------------------------------------------
+
+    def unscale(self, call: str, scaled: bool = True) -> None:
+        """Sum over replicas, look for inf and nan on the raw gradients, then divide them by the scale; once."""
+        present = self.collect(call)
+        if self._complete or not present:
+            return
+        self._complete = True
+        scaler = self._bound.scaler
+        values = self._bound.replicas.sum(list(present.values()))
+        if scaler is not None:
+            self.flags = scaler.finite_flags(values)
+            values = scaler.unscale(values) if scaled else values
+        present.update(zip(present, values, strict=True))
+
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Return what an optimizer applies: (gradient, variable)."""
+        return [(gradient, self._bound.named[name]) for name, gradient in self.present.items()]
 
     # -- emptying ------------------------------------------------------------------------------------------------
 
-    def unscale(self, call: str) -> None:
-        """Look for inf and nan on the raw gradients, then divide them by the scale; once."""
-        gradients = self.collect(call)
-        if self.scaler is None or not gradients or self.flags is not None:
-            return
-        self.flags = finite_flags(list(gradients.values()))
-        gradients.update(zip(gradients, self.scaler.unscale(list(gradients.values())), strict=True))
-
     def clear(self) -> None:
         """Empty the window."""
-        if self._accumulators is not None:
-            for name in self._seen:
-                self._accumulators[name].assign(tf.zeros_like(self._accumulators[name]))
-            self._seen = ()
+        accumulators = self._bound.accumulators or {}
+        for name in self._seen:
+            accumulators[name].assign(tf.zeros_like(accumulators[name]))
+        self._seen = ()
         self.forget()
         self.lost = False
 
     def forget(self) -> None:
         """Drop what Python holds of the window; accumulators stay."""
-        self.gradients = {}
+        self.present = {}
         self.flags = self.loss = self._home = None
-
-    def apply(self) -> None:
-        """Let the optimizer apply the gradients that there are."""
-        pairs = [(gradient, self._by_name[name]) for name, gradient in self.gradients.items()]
-        self.inner.apply_gradients(pairs)
-
-    # -- reports -------------------------------------------------------------------------------------------------
-
-    def note_bad(self) -> None:
-        """Keep on the device which gradients were not finite (in the skip branch of a trace)."""
-        flags = tf.logical_not(self.flags)
-        if list(self.gradients) == self.names:
-            self.bad.assign(flags)
-            return
-        places = [[self.names.index(name)] for name in self.gradients]
-        self.bad.assign(tf.scatter_nd(places, tf.cast(flags, tf.int32), [len(self.names)]) > 0)
-
-    def report(self, loss_finite: bool | None) -> NonFiniteReport:
-        """Return what was noted at the last skipped step."""
-        bad = self.bad.numpy()
-        return NonFiniteReport(tuple(name for name, yes in zip(self.names, bad, strict=True) if yes), loss_finite)
+        self._complete = False
 
     # -- compiled calls ------------------------------------------------------------------------------------------
 
+    def empty(self) -> bool:
+        """Whether a compiled call would leave nothing behind."""
+        return not (self.present or self._seen or self.lost)
+
     def snapshot(self) -> tuple[Any, ...]:
         """Return what a compiled call's Python leaves behind, hashable."""
-        return (self._seen, self.lost or bool(self.gradients and self._accumulators is None))
+        return (self._seen, self.lost or bool(self.present and self._bound.accumulators is None))
 
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
+    def restore(self, seen: tuple[str, ...], lost: bool) -> None:
         """Put it back, after a call that may have replayed a trace."""
         self.forget()
-        self._seen, self.lost = snapshot
+        self._seen, self.lost = seen, lost

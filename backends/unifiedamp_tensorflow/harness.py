@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 from .keras_mode import set_policy
@@ -137,6 +138,12 @@ class TensorFlowHarness(Harness):
         """See ``Harness.global_state``."""
         policy = keras.mixed_precision.global_policy().name
         return (policy, keras.backend.floatx(), tuple(sorted(tf.config.optimizer.get_experimental_options().items())))
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness.device_run``."""
+        from .harness_replicas import run_on_replicas
+
+        return run_on_replicas(gradients, loss_scale)
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness.dtype_of``."""

@@ -154,6 +154,9 @@ class KerasMode:
         """Nothing is needed around a compiled call."""
         return
 
+    def check_xla(self) -> None:
+        """XLA sees the layers' casts."""
+
     def on_eager_backward(self) -> None:
         """Layers cast eagerly as well."""
 

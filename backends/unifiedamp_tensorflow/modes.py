@@ -34,6 +34,9 @@ class Mode(Protocol):
     def around_call(self) -> Callable[[], AbstractContextManager[Any]] | None:
         """Return what makes a context for each compiled call."""
 
+    def check_xla(self) -> None:
+        """Refuse XLA where it does not go with this mode."""
+
     def on_eager_backward(self) -> None:
         """A backward ran eagerly."""
 

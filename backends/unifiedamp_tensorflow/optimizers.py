@@ -7,13 +7,13 @@ ours is one. Keras 3 hands it scaled gradients, Keras 2 unscaled ones: two small
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from .checks import refuse_replicas
-from .scaler import DeviceScaler, finite_flags
+from .bound import Bound
+from .scaler import DeviceScaler
+from .steps import Steps
 
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
 SCALES_LOSS = hasattr(NATIVE, "scale_loss")
@@ -40,28 +40,9 @@ def scaled(loss: Any, scale: Any) -> Any:
     return tf.cast(loss, tf.float32) * scale
 
 
-def apply_checked(scaler: DeviceScaler, inner: Any, pairs: Sequence[tuple[Any, Any]], unscale: bool) -> None:
-    """One whole step on given gradients: look, apply or skip, move the scale."""
-    refuse_replicas("model.fit")
-    pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-    if not pairs:
-        return
-    gradients = [gradient for gradient, _ in pairs]
-    all_finite = tf.reduce_all(finite_flags(gradients))
-    if unscale:
-        gradients = scaler.unscale(gradients)
-    variables = [variable for _, variable in pairs]
-
-    def apply() -> None:
-        inner.apply_gradients(list(zip(gradients, variables, strict=True)))
-
-    if tf.executing_eagerly():
-        finite = bool(all_finite)
-        if finite:
-            apply()
-        scaler.step_now(finite, update=True)
-    else:
-        scaler.step(all_finite, apply, lambda: None, alone=True)
+def attach(outer: Any, bound: Bound, steps: Steps) -> None:
+    """Tell a prepared optimizer how its steps end."""
+    outer._amp_end = functools.partial(steps.end_fit, bound)
 
 
 @functools.cache
@@ -93,7 +74,7 @@ def _scaling_loss() -> type:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables
             if not self.built:
                 self.build(variables)
-            apply_checked(self._amp_scaler, self.inner_optimizer, list(zip(grads, variables, strict=True)), True)
+            self._amp_end(list(zip(grads, variables, strict=True)), True)
 
         def save_own_variables(self, store: Any) -> None:
             """Save in the layout of Keras's own LossScaleOptimizer."""
@@ -143,7 +124,7 @@ def _unscaling_gradients() -> type:
             pairs = list(grads_and_vars)
             with tf.init_scope():
                 self.build([variable for _, variable in pairs])
-            apply_checked(self._amp_scaler, self._optimizer, pairs, False)
+            self._amp_end(pairs, False)
 
         def get_config(self) -> dict[str, Any]:
             """Return the configuration of Keras's own LossScaleOptimizer."""

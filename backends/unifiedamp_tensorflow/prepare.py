@@ -10,8 +10,10 @@ import tensorflow as tf
 from unifiedamp.backend import SessionSpec, errors
 
 from . import layers, optimizers
-from .gradients import Bound
+from .bound import Bound
+from .replicas import Alone
 from .scaler import DeviceScaler
+from .steps import Steps
 
 Named = dict[str, Any]
 
@@ -127,20 +129,17 @@ def _check_dtypes(named: Named, spec: SessionSpec) -> None:
         )
 
 
-def bind(optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None) -> Bound:
+def bind(
+    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps
+) -> Bound:
     """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it bound."""
     keras_variables = list(named.values())
     if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
-    outer = optimizer
-    if scaler is not None or spec.policy.compute_dtype == "float16":
-        outer = _outer(optimizer, keras_variables, scaler)
-    return Bound(outer, optimizer, list(named), keras_variables, spec.accumulate_steps > 1, scaler)
-
-
-def _outer(optimizer: Any, variables: list[Any], scaler: DeviceScaler | None) -> Any:
     if scaler is None:
-        return optimizer
+        return Bound(optimizer, optimizer, named, spec.accumulate_steps > 1, None, replicas)
     outer = optimizers.prepared_class()(optimizer, scaler)
-    outer.build(variables)
-    return outer
+    outer.build(keras_variables)
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas)
+    optimizers.attach(outer, bound, steps)
+    return bound

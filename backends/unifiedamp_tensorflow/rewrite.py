@@ -118,11 +118,8 @@ class RewriteMode:
     def __init__(self, spec: SessionSpec, device: Device) -> None:
         self._spec, self._policy = spec, spec.policy
         self._switch = switch_for(spec.policy, device)
-        if spec.options.get("xla"):
-            raise errors.ConfigError(
-                "backend_options.tensorflow: mode='graph_rewrite' and xla=true exclude each other, XLA compiles the "
-                "function before the rewrite could see it; leave one out"
-            )
+        if spec.options.get("xla", spec.compile_mode == "max"):
+            self.check_xla()
         if spec.policy.layer_overrides:
             raise errors.UnsupportedError(
                 "layer_overrides: the graph rewrite sees operations, not layers; use op_overrides, or mode='keras'"
@@ -195,6 +192,17 @@ class RewriteMode:
 
     def _note(self, graphs: list[Any]) -> None:
         self._seen = Proof(self._policy.compute_dtype).add(graphs)
+
+    def check_xla(self) -> None:
+        """Refuse XLA.
+
+        Raises:
+            ConfigError: always; TensorFlow's graph passes leave alone what XLA compiles.
+        """
+        raise errors.ConfigError(
+            "mode='graph_rewrite' and XLA (compile='max', backend_options.tensorflow.xla) exclude each other: XLA "
+            "compiles the function as it is, and the rewrite never sees it; leave one out, or use mode='keras' with XLA"
+        )
 
     def on_eager_backward(self) -> None:
         """Warn that eager execution gains nothing."""

@@ -1,0 +1,102 @@
+"""One prepared optimizer: its parameters, and a window of gradients for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .gradients import Gradients
+from .layers import native
+from .replicas import Alone
+from .scaler import DeviceScaler
+
+
+class Bound:
+    """What a session keeps of a prepared optimizer.
+
+    Args:
+        outer: the optimizer that users hold.
+        inner: the optimizer that is applied.
+        named: name → parameter, as ``tf.Variable``.
+        accumulate: whether a window has several micro-batches.
+        scaler: the session's, None without loss scaling.
+        replicas: where the model trains.
+
+    Attributes:
+        accumulators: name → variable, for windows of several micro-batches; None for others.
+        bad: bool variable over the names: what was not finite at the last skipped step of a compiled function.
+    """
+
+    def __init__(
+        self, outer: Any, inner: Any, named: dict[str, Any], accumulate: bool, scaler: DeviceScaler | None,
+        replicas: Alone,
+    ) -> None:  # fmt: skip
+        self.outer, self.inner, self.named = outer, inner, named
+        self.names, self.variables = list(named), list(named.values())
+        self.scaler, self.replicas = scaler, replicas
+        self.accumulators = self._make_accumulators() if accumulate else None
+        self.bad = tf.Variable(
+            [False] * len(named), trainable=False, name="unifiedamp/not_finite",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )  # fmt: skip
+        self.steps_before = int(inner.iterations.numpy())
+        self._names = {id(variable): name for name, variable in named.items()}
+        self._windows = {0: Gradients(self)}
+
+    def _make_accumulators(self) -> dict[str, Any]:
+        return {
+            name: tf.Variable(
+                tf.zeros(variable.shape, variable.dtype), trainable=False, name="unifiedamp/accumulator",
+                synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM,
+            )
+            for name, variable in self.named.items()
+        }  # fmt: skip
+
+    def window(self) -> Gradients:
+        """Return the window of the replica that calls."""
+        replica = self.replicas.here()
+        if replica not in self._windows:
+            self._windows[replica] = Gradients(self)
+        return self._windows[replica]
+
+    def name_of(self, variable: Any) -> str | None:
+        """Return the name of a parameter; None for a stranger."""
+        return self._names.get(id(native(variable)))
+
+    # -- once for all replicas -----------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Let the optimizer apply the gradients that there are."""
+        self.replicas.apply(self.inner, lambda: self.window().pairs())
+
+    def loss_finite(self) -> Any:
+        """Return whether the unscaled losses are finite, a bool scalar; None where no loss is known."""
+        losses = [window.loss for window in self._windows.values() if window.loss is not None]
+        finite = [tf.math.is_finite(loss) for loss in losses]
+        return (finite[0] if len(finite) == 1 else tf.reduce_all(finite)) if finite else None
+
+    def note_bad(self, flags: Any, present: Sequence[str]) -> None:
+        """Keep on the device which gradients were not finite (in the skip branch of a trace)."""
+        bad = tf.logical_not(flags)
+        if list(present) != self.names:
+            places = [[self.names.index(name)] for name in present]
+            bad = tf.scatter_nd(places, tf.cast(bad, tf.int32), [len(self.names)]) > 0
+        self.bad.assign(bad)
+
+    def bad_names(self) -> list[str]:
+        """Return which gradients were not finite at the last skipped step of a compiled function."""
+        return [name for name, yes in zip(self.names, self.bad.numpy(), strict=True) if yes]
+
+    # -- compiled calls ------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return what a compiled call's Python leaves behind, hashable; empty windows are left out."""
+        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.empty()])
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Put it back, after a call that may have replayed a trace."""
+        full = dict(snapshot)
+        for replica, window in self._windows.items():
+            window.restore(*full.get(replica, ((), False)))

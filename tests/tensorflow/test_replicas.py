@@ -1,0 +1,175 @@
+"""Two replicas of a ``MirroredStrategy``: they sum their gradients, decide alike, and the scale moves once."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+
+pytest.importorskip("tensorflow")
+
+CASES = Path(__file__).with_name("replica_cases.py")
+FORMS = ("eager", "compiled", "inside")
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
+GOOD, INF, NAN = (0.5, 0.5), (0.5, float("inf")), (float("nan"), 0.5)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """All cases, run once in a process of their own: logical devices must be made before TensorFlow starts."""
+    path = tmp_path_factory.mktemp("replicas") / "results.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, str(CASES), str(path)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(path.read_text())
+
+
+def oracle(pairs, accumulate=1, settings=SCALE):
+    """Plain Python: the sum of both replicas' gradients, averaged over a window, SGD 0.1 from 1."""
+    state, weight, total, rows = settings.initial_state(), 1.0, 0.0, []
+    applied = skipped = 0
+    for index, pair in enumerate(pairs, 1):
+        scale, total = state.scale, total + sum(pair) / accumulate
+        if index % accumulate == 0:
+            finite = total - total == 0
+            state = settings.next_state(state, not finite)
+            weight -= 0.1 * total if finite else 0.0
+            applied, skipped, total = applied + finite, skipped + (not finite), 0.0
+        rows.append([scale, [pytest.approx(weight, abs=1e-5)] * 2, state.good_steps, applied, skipped])
+    return rows
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_trace(results, form):
+    assert results["trace"][form] == oracle([GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_accumulation(results, form):
+    assert results["accumulation"][form] == oracle([GOOD, (1.5, 0.5), GOOD, INF, GOOD, GOOD], accumulate=2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_scale(results, form):
+    assert results["no_scale"][form] == oracle([GOOD, (1.0, 2.0)], settings=ua.NoLossScale())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_clipping_acts_on_the_sum(results, form):
+    assert results["clip"][form] == [[4.0, [pytest.approx(0.9)] * 2, 1, 1, 0]]
+    assert results["clip_value_hides_no_inf"][form] == [[4.0, [1.0, 1.0], 0, 0, 1]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_discarded_window(results, form):
+    assert results["discard"][form] == [[pytest.approx(0.9)] * 2, 1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_optimizers_skip_each_by_itself_and_share_the_scale(results, form):
+    expected = [[4.0, 0.9, 0.9, 2, 0], [2.0, 0.9, 0.8, 3, 1], [2.0, 0.8, 0.7, 5, 1]]
+    for row, (scale, first, second, *counts) in zip(results["two_optimizers"][form], expected, strict=True):
+        assert row == [scale, [pytest.approx(first)] * 2, [pytest.approx(second)] * 2, *counts]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_exhaustion_is_told_once_and_names_the_tensors(results, form):
+    told = [[count, ["w0"], False] for count in (1, 2, 3)]
+    assert results["exhaustion"][form] == [3, ["w0"], False, told]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_an_embedding(results, form):
+    assert results["sparse_rows"][form] == [[0.5, 0.0, 1.0, 1.0, 0.5]] * 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_taken_over(results, form):
+    row = [[pytest.approx(0.9)] * 2, [32.0, 32.0], 1]
+    assert results["state_taken_over"][form] == [row, row]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_trace_serves_all_steps(results, form):
+    assert results["traces"][form] == {"eager": 6 * 2}.get(form, 2)
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_fit_trains_as_plain_keras_does(results, form):
+    (ours, applied, skipped, scale), (plain, *_) = results["fit"][form]
+    assert (applied, skipped, scale) == (4, 0, 8.0)
+    for weights, others in zip(ours, plain, strict=True):
+        assert weights[0] == weights[1]
+        np.testing.assert_allclose(weights, others, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_fit_skips_on_both_what_one_found(results, form):
+    weights, applied, skipped, scale = results["fit_skips"][form]
+    assert (applied, skipped, scale) == (3, 1, 2.0)
+    assert all(first == second for first, second in weights)
+    assert "nan" not in str(weights).lower()
+
+
+WORKER = """
+import json, math, os, sys
+rank, ports = int(sys.argv[1]), sys.argv[2:]
+cluster = {"worker": [f"localhost:{port}" for port in ports]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+import tensorflow as tf, unifiedamp as ua
+from unifiedamp_tensorflow.harness import Probe
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+amp = ua.Amp("tensorflow", "float32", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+with strategy.scope():
+    model, optimizer = Probe([1.0]), tf.keras.optimizers.SGD(0.1)
+model, optimizer = amp.prepare(model, optimizer)
+def step(x):
+    amp.backward(lambda: model(x), optimizer)
+    amp.step(optimizer)
+run = amp.compile(lambda x: strategy.run(step, (x,)))
+for pair in ((0.5, 0.5), (0.5, math.inf), (0.5, 0.5)):
+    run(tf.constant([pair[rank]]))
+weight = float(model.weights[0].numpy()[0])
+print(json.dumps([round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipped_steps]))
+"""
+
+
+def test_two_workers():
+    """``MultiWorkerMirroredStrategy``: one replica each in two processes."""
+    with socket.socket() as one, socket.socket() as two:
+        for place in (one, two):
+            place.bind(("localhost", 0))
+        ports = [str(place.getsockname()[1]) for place in (one, two)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), *ports], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    for worker in workers:
+        output, trouble = worker.communicate(timeout=300)
+        assert worker.returncode == 0, trouble[-4000:]
+        assert json.loads(output.splitlines()[-1]) == [0.8, 2.0, 2, 1]
+
+
+def test_refusals(results):
+    outside, step, strange, optimizer, model, both, later, xla, xla_inside = results["refusals"]["eager"]
+    assert outside.startswith("UnsupportedError: amp.scale_loss: the model is mirrored by a MirroredStrategy")
+    assert step.startswith("UnsupportedError: amp.step: the model is mirrored")
+    assert "MirroredStrategy runs 2 replicas, and the model was made outside its scope" in strange
+    assert "SGD was made under" in optimizer
+    assert "SGD was made under MirroredStrategy, and the model under no strategy" in model
+    assert "belong to 2 tf.distribute strategies" in both
+    assert "make another Amp" in later
+    for message in (xla, xla_inside):
+        assert message.startswith("UnsupportedError: amp.compile: XLA compiles for one device")
