@@ -61,7 +61,9 @@ def choose(model: torch.nn.Module, dtypes: Mapping[str, str]) -> dict[str, str]:
         model: the model.
         dtypes: layer path → dtype that ``layer_overrides`` gave it.
     """
-    return {path: why_not(path, module, dtypes) for path, module in _named(model) if isinstance(module, torch.nn.Linear)}
+    return {
+        path: why_not(path, module, dtypes) for path, module in _named(model) if isinstance(module, torch.nn.Linear)
+    }
 
 
 def why_not(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> str:
