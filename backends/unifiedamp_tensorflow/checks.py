@@ -27,7 +27,7 @@ def check_spec(spec: SessionSpec) -> None:
     emulate, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     if emulate and not float8:
         spec.warn(
-            f"backend_options.tensorflow.emulate has no effect under policy {str(spec.policy)!r}: it is for mixed_float8",
+            f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
             errors.PolicyWarning,
         )
     if float8 and spec.options.get("mode", "keras") != "keras":

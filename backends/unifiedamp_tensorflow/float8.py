@@ -1,7 +1,7 @@
 """Dense layers in float8, each operand scaled by its present largest magnitude; emulated on any device.
 
-Inputs and kernels are rounded to float8 e4m3 (finite maximum 448), gradients to e5m2 (57344), as in Micikevicius et al.,
-"FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale for each tensor, worked out anew each time::
+Inputs and kernels are rounded to float8 e4m3 (finite maximum 448), gradients to e5m2 (57344), as in Micikevicius et
+al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale for each tensor, worked out anew each time::
 
     scale = float8_max / amax(|tensor|)
     rounded = float32(round_to_float8(float32(tensor) * scale)) / scale
