@@ -176,7 +176,8 @@ def _triple(policy: Policy) -> tuple[str, str, str]:
 def _check_float8(policy: Policy) -> None:
     if policy.param_dtype != "float32":
         raise PolicyError(
-            f"compute_dtype float8 needs float32 parameters, but param_dtype is {policy.param_dtype}: use 'mixed_float8'"
+            f"compute_dtype float8 needs float32 parameters, but param_dtype is {policy.param_dtype}: "
+            "use 'mixed_float8'"
         )
     if policy.op_overrides.get("linear", "compute") != "compute":
         raise PolicyError(

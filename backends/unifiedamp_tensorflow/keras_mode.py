@@ -90,8 +90,8 @@ class KerasMode:
             )
         if policy.compute_dtype == float8.NAME != self._policy.compute_dtype:
             raise errors.UnsupportedError(
-                f"amp.autocast(policy={str(policy)!r}): layers are made ready for float8 by amp.prepare, so float8 is a "
-                "policy for the session"
+                f"amp.autocast(policy={str(policy)!r}): layers are made ready for float8 by amp.prepare, so float8 "
+                "is a policy for the session"
             )
         if self._plain and policy.compute_dtype != policy.param_dtype:
             raise errors.UnsupportedError(
@@ -129,7 +129,7 @@ class KerasMode:
         if self._policy.compute_dtype == float8.NAME and all(self._float8.values()):
             path, why = next(iter(self._float8.items()), ("", "there is no Dense or EinsumDense layer"))
             self._warn(
-                f"policy {str(self._policy)!r} runs no layer in float8: {path and path + ': '}{why}",
+                f"policy '{self._policy}' runs no layer in float8: {path and path + ': '}{why}",
                 errors.PolicyWarning,
             )
 

@@ -12,7 +12,6 @@ from unifiedamp.backend import PRESETS, Capabilities, PlanRow, Policy, SessionSp
 from . import device as devices
 from . import ops
 
-
 OPTIONS = ("cache_enabled", "emulate")
 
 
@@ -106,8 +105,8 @@ def check_region(session: Policy, region: Policy) -> None:
         )
     if kinds == {"float8", "bfloat16"}:
         raise errors.UnsupportedError(
-            f"amp.autocast(policy={str(region)!r}): a session of {session.name!r} cannot leave float8 for bfloat16 in a "
-            "region, as torch.compile would not see the difference; name the layers in layer_overrides, or use "
+            f"amp.autocast(policy={str(region)!r}): a session of {session.name!r} cannot leave float8 for bfloat16 in "
+            "a region, as torch.compile would not see the difference; name the layers in layer_overrides, or use "
             "amp.autocast(enabled=False)"
         )
 
@@ -117,7 +116,7 @@ def check_chosen(spec: SessionSpec, model: torch.nn.Module, chosen: Mapping[str,
     if all(chosen.values()):
         path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
         spec.warn(
-            f"policy {str(spec.policy)!r} runs nothing of {type(model).__name__} in float8: {path and path + ': '}{why}; "
+            f"policy '{spec.policy}' runs nothing of {type(model).__name__} in float8: {path and path + ': '}{why}; "
             "amp.explain() lists the layers",
             errors.PolicyWarning,
         )

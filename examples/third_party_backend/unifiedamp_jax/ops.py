@@ -17,9 +17,7 @@ NORMS = (
 
 NO_OP_OVERRIDES = "JAX has no dispatch by operation; Flax promotes dtypes layer by layer: use layer_overrides"
 
-NO_FLOAT8 = (
-    "this example casts whole layers, and a layer's parameters cannot be float8; the nearest is 'mixed_bfloat16'"
-)
+NO_FLOAT8 = "this example casts whole layers, and parameters cannot be float8; the nearest is 'mixed_bfloat16'"
 
 
 def check_policy(policy: Policy) -> None:
