@@ -65,10 +65,10 @@ def call(layer: Any, inputs: Any) -> Any:
     if thread.compute not in (None, NAME) or not isinstance(inputs, tf.Tensor) or not inputs.dtype.is_floating:
         return None
     kernel = tf.convert_to_tensor(layers.native(_variable(layer)))
-    product = _multiply(layer, operand(inputs), operand(kernel))
-    out = tf.cast(outcome(product), layer.compute_dtype)
+    out = outcome(_multiply(layer, operand(inputs), operand(kernel)))
     if layer.bias is not None:
-        out = out + tf.cast(layer.bias, out.dtype)
+        out = out + tf.cast(layer.bias, tf.float32)
+    out = tf.cast(out, layer.compute_dtype)
     return out if layer.activation is None else layer.activation(out)
 
 
