@@ -16,7 +16,7 @@ number, and its scales are trainable variables that an optimizer must know to ov
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -25,10 +25,21 @@ from unifiedamp.backend import PlanRow
 from . import layers
 from .autocast import thread
 
-E4M3, E5M2 = tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.float8_e5m2
+
+class Format(NamedTuple):
+    """A float8 format: bits after the binary point, lowest exponent of a normal number, largest number."""
+
+    bits: int
+    lowest_exponent: int
+    largest: float
+
+
+E4M3, E5M2 = Format(3, -6, 448.0), Format(2, -14, 57344.0)
 MULTIPLE = 16
 """What float8 hardware wants the sizes of a product to be multiples of; kept here, so that frameworks agree."""
 LARGEST_SCALE = 2.0**126
+EXPONENT_BITS = 0x7F800000
+"""Those bits of a float32 number alone are the power of two below it."""
 NAME = "float8"
 RULE = (
     f"Dense and EinsumDense layers whose inputs and outputs are multiples of {MULTIPLE}, "
@@ -37,11 +48,18 @@ RULE = (
 NATIVE = "float32 products of operands rounded to float8"
 
 
-def rounded(tensor: Any, dtype: Any) -> Any:
-    """Return float32 values of ``tensor`` rounded to float8."""
+def rounded(tensor: Any, kind: Format) -> Any:
+    """Return float32 values of ``tensor`` rounded to float8.
+
+    Arithmetic instead of casts: XLA of TensorFlow 2.15 rounds twice on the way to float8, and the graph optimizer of
+    2.21 reports an error for each graph that holds a float8 tensor.
+    """
     values = tf.cast(tensor, tf.float32)
-    scale = tf.minimum(float(dtype.max) / tf.reduce_max(tf.abs(values)), LARGEST_SCALE)
-    return tf.cast(tf.cast(values * scale, dtype), tf.float32) * tf.math.reciprocal(scale)
+    scale = tf.minimum(kind.largest / tf.reduce_max(tf.abs(values)), LARGEST_SCALE)
+    values = values * scale
+    exponent = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), EXPONENT_BITS), tf.float32)
+    step = tf.maximum(exponent, 2.0**kind.lowest_exponent) * 2.0**-kind.bits
+    return tf.round(values / step) * step * tf.math.reciprocal(scale)
 
 
 @tf.custom_gradient
