@@ -36,7 +36,7 @@ def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec
 
 def _check_not_quantized(model: Any) -> None:
     for path, layer in layers.walk(model):
-        if any(getattr(weight, "overwrite_with_gradient", False) for weight in layer.trainable_weights):
+        if getattr(layer.dtype_policy, "quantization_mode", None) == "float8":
             raise errors.PrepareError(
                 f"layer {path or model.name!r} was quantized by Keras ({layer.dtype_policy.name}): its scales are "
                 "trainable variables that the step would train as weights; leave model.quantize('float8') out and use "
