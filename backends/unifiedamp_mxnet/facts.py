@@ -53,7 +53,8 @@ def policy_support(policy: Policy, context: Any) -> Support:
         return gpu
     dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
     if "float8" in dtypes:
-        return Support(False, NO_FLOAT8.format(nearest="mixed_bfloat16" if on_cpu else "mixed_float16"))
+        on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
+        return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
     if on_cpu and "float16" in dtypes:
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
     if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
