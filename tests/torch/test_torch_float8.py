@@ -8,10 +8,10 @@ import torch
 from loops import session
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from unifiedamp_torch import device, float8
-from unifiedamp_torch.compile import ready_dynamo
 
 import unifiedamp as ua
+from unifiedamp_torch import device, float8
+from unifiedamp_torch.compile import ready_dynamo
 
 EMULATE = {"torch": {"emulate": True}}
 

@@ -34,7 +34,11 @@ class Run:
 
 
 def session(
-    harness: Any, form: str = "eager", policy: Any = "float32", settings: Mapping[str, Any] | None = None, **options: Any
+    harness: Any,
+    form: str = "eager",
+    policy: Any = "float32",
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> ua.Amp:
     """Return a session in the form's ``backend_options``, and in ``settings`` of the backend besides."""
     extra = {**harness.forms[form], **(settings or {})}

