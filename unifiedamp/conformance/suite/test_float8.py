@@ -107,15 +107,19 @@ def test_gradients_are_those_of_the_oracle(harness, form, settings, loss_scale):
     d_hidden, dw1, db1 = oracle.backward(hidden, w1, gradient)
     _, dw0, db0 = oracle.backward(x, w0, np.where(hidden > 0, d_hidden, 0))
     found = run.gradients(x)
+    # A compiler may leave roundings to bfloat16 out between layers, and the hardware sums in fewer bits; then some
+    # float8 numbers are neighbours of the oracle's.
+    limit = 0.005 if form == "eager" and settings else 0.06
     for expected in (dw1, db1, dw0, db0):
-        # A compiler may leave a rounding to bfloat16 out between layers, and then a few float8 numbers are neighbours.
-        atol = 0.05 * np.abs(expected).max()
-        np.testing.assert_allclose(of_shape(found, expected.shape), expected, rtol=0.02, atol=atol)
-    exact = x.astype(np.float64)
-    before = exact @ w0 + b0
-    exact_dw1 = np.maximum(before, 0).T @ ((np.maximum(before, 0) @ w1 + b1) * 2.0**-9)
-    close, far = (np.abs(of_shape(found, dw1.shape) - one).mean() for one in (dw1, exact_dw1))
-    assert close < 0.2 * far
+        assert distance(of_shape(found, expected.shape), expected) < limit
+    hidden = np.maximum(x.astype(np.float64) @ w0 + b0, 0)
+    exact = hidden.T @ ((hidden @ w1 + b1) * 2.0**-9)
+    assert distance(of_shape(found, dw1.shape), dw1) < 0.5 * distance(exact, dw1)
+
+
+def distance(found, expected):
+    """The root of the mean square of what they differ by, over that of ``expected``."""
+    return np.sqrt(np.square(found - expected).mean() / np.square(expected).mean())
 
 
 @pytest.mark.needs("float8")
