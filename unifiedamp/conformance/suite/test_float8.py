@@ -195,12 +195,12 @@ def test_which_layers_run_in_float8(harness, settings):
 
 
 @pytest.mark.needs("float8", "layer_overrides")
-def test_a_layer_taken_out_answers_as_under_bfloat16(harness, form, settings):
+def test_a_layer_taken_out_answers_as_under_bfloat16(harness, settings):
     weights = layers(48, 32)
     x = batch(16, 48)
     policy = POLICY.replace(layer_overrides={"layer0": "bfloat16"})
-    kept = Layers(harness, settings, [*weights, *layers(32, 16)], policy, form)
-    both = Layers(harness, settings, [*weights, *layers(32, 16)], form=form)
+    kept = Layers(harness, settings, [*weights, *layers(32, 16)], policy)
+    both = Layers(harness, settings, [*weights, *layers(32, 16)])
     hidden = np.maximum(Layers(harness, None, weights, "mixed_bfloat16").call(x), 0)
     expected = oracle.forward(hidden, *layers(32, 16)[0])
     np.testing.assert_allclose(kept.call(x), expected, rtol=2**-7, atol=1e-2)
