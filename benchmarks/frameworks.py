@@ -33,7 +33,7 @@ def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
         parts = Parts(backend, recipe)
         return importlib.import_module(f"setups.{backend}_setups").build(parts, setup), native
     config = {"backend": backend, "policy": setup.policy, "compile": setup.compiled}
-    return Loop(layered(ua.Amp.from_config(config), Parts(backend, recipe)), native.finish), native
+    return Loop(layered(ua.Amp(**config), Parts(backend, recipe)), native.finish), native
 
 
 def measure(backend: str, name: str, options: Any, limits: Limits) -> Iterator[Standing]:

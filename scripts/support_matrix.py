@@ -34,9 +34,16 @@ def table(title: str, rows: dict[str, str], columns: list[tuple[str, dict[str, A
     lines = [f"\n## {title}\n", "| | " + " | ".join(head for head, _ in columns) + " |"]
     lines.append("|---|" + "---|" * len(columns))
     for name, what in rows.items():
-        cells = ["yes" if backend[key].get(name, {}).get("ok") else "no" for _, backend in columns]
+        cells = [answer(backend[key].get(name)) for _, backend in columns]
         lines.append(f"| `{name}`{': ' + what if what else ''} | " + " | ".join(cells) + " |")
     return lines
+
+
+def answer(given: dict[str, Any] | None) -> str:
+    """Return a cell: "–" where the report is older than the question."""
+    if given is None:
+        return "–"
+    return "yes" if given["ok"] else "no"
 
 
 def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:

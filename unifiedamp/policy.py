@@ -18,6 +18,9 @@ DTYPES = {
     "bfloat16": "bfloat16", "bf16": "bfloat16",
 }  # fmt: skip
 
+COMPUTE_DTYPES = DTYPES | {"float8": "float8", "f8": "float8", "fp8": "float8"}
+"""What ``compute_dtype`` may be: any dtype above, or float8, which linear layers alone compute in."""
+
 OP_VOCABULARY = (
     "matmul", "linear", "conv", "conv_transpose", "attention", "embedding", "rnn",
     "softmax", "log_softmax", "layer_norm", "batch_norm", "group_norm",
@@ -61,7 +64,8 @@ class Policy:
 
     Args:
         param_dtype: dtype of the trainable parameters ("float32", "float16", "bfloat16").
-        compute_dtype: dtype that matrix products, convolutions and the like run in.
+        compute_dtype: dtype that matrix products, convolutions and the like run in. "float8" is for the products of
+            linear layers, forward and backward; whatever else would be cast then runs in bfloat16.
         output_dtype: dtype of a prepared model's outputs, and so of what the loss is computed from.
         loss_scale: a ``LossScale``, or None for the one that suits: dynamic where computations are float16 and
             parameters float32, none elsewhere. Numbers, names and mappings are read by ``parse_loss_scale``.
@@ -83,13 +87,16 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
-            object.__setattr__(self, name, canonical_dtype(getattr(self, name), name))
+            known = COMPUTE_DTYPES if name == "compute_dtype" else DTYPES
+            object.__setattr__(self, name, canonical_dtype(getattr(self, name), name, known))
         if self.loss_scale is not None:
             object.__setattr__(self, "loss_scale", parse_loss_scale(self.loss_scale))
         object.__setattr__(self, "op_overrides", _checked_ops(self.op_overrides))
         object.__setattr__(self, "layer_overrides", _checked_layers(self.layer_overrides))
         if not isinstance(self.keep_norm_float32, bool):
             raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
+        if self.compute_dtype == "float8":
+            _check_float8(self)
         if self.loss_scale is not None and self.loss_scale.enabled and self.param_dtype != "float32":
             raise PolicyError(
                 f"a loss scaler needs float32 parameters, but param_dtype is {self.param_dtype}: "
@@ -126,6 +133,11 @@ class Policy:
         """Whether computations run in another dtype than parameters have."""
         return self.param_dtype != self.compute_dtype
 
+    @property
+    def region_dtype(self) -> str:
+        """The dtype that an autocast region casts to: ``compute_dtype``, but bfloat16 around float8 linear layers."""
+        return "bfloat16" if self.compute_dtype == "float8" else self.compute_dtype
+
     def replace(self, **changes: Any) -> Policy:
         """Return a copy with some fields changed."""
         return replace(self, **changes)
@@ -136,20 +148,42 @@ class Policy:
         return policy_text(self)
 
 
-def canonical_dtype(value: object, where: str = "dtype") -> str:
+def canonical_dtype(value: object, where: str = "dtype", known: Mapping[str, str] = DTYPES) -> str:
     """Return the full name of a dtype that policies know.
+
+    Args:
+        value: what the user wrote.
+        where: what it is for, in the message.
+        known: spelling → name: :data:`DTYPES`, or :data:`COMPUTE_DTYPES` where float8 is one of them.
 
     Raises:
         PolicyError: not one of them.
     """
-    if isinstance(value, str) and value.strip().lower() in DTYPES:
-        return DTYPES[value.strip().lower()]
-    hint = nearest(str(value), DTYPES)
-    raise PolicyError(f"{where} must be 'float32', 'float16' or 'bfloat16', got {value!r}{hint}")
+    key = value.strip().lower() if isinstance(value, str) else ""
+    if key in known:
+        return known[key]
+    *names, last = (repr(name) for name in dict.fromkeys(known.values()))
+    hint = nearest(str(value), known)
+    if COMPUTE_DTYPES.get(key) == "float8":
+        hint = "; float8 is a compute_dtype alone, see policy 'mixed_float8'"
+    raise PolicyError(f"{where} must be {', '.join(names)} or {last}, got {value!r}{hint}")
 
 
 def _triple(policy: Policy) -> tuple[str, str, str]:
     return (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+
+
+def _check_float8(policy: Policy) -> None:
+    if policy.param_dtype != "float32":
+        raise PolicyError(
+            f"compute_dtype float8 needs float32 parameters, but param_dtype is {policy.param_dtype}: "
+            "use 'mixed_float8'"
+        )
+    if policy.op_overrides.get("linear", "compute") != "compute":
+        raise PolicyError(
+            f"op_overrides.linear is {policy.op_overrides['linear']!r}, so nothing is left to run in float8: use "
+            "'mixed_bfloat16', or layer_overrides to take single layers out"
+        )
 
 
 def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
@@ -172,6 +206,7 @@ PRESETS: dict[str, Policy] = {
     "float32": Policy(),
     "mixed_float16": Policy(compute_dtype="float16"),
     "mixed_bfloat16": Policy(compute_dtype="bfloat16"),
+    "mixed_float8": Policy(compute_dtype="float8"),
     "float16": Policy("float16", "float16", "float16", keep_norm_float32=False),
     "bfloat16": Policy("bfloat16", "bfloat16", "bfloat16", keep_norm_float32=False),
 }

@@ -12,13 +12,14 @@ from typing import Any
 
 from .errors import PolicyError, nearest
 from .loss_scale import parse_loss_scale
-from .policy import PRESETS, Policy, canonical_dtype
+from .policy import COMPUTE_DTYPES, DTYPES, PRESETS, Policy, canonical_dtype
 
 ALIASES = {
     "o0": "float32", "o1": "mixed_float16", "o2": "mixed_float16", "o3": "float16",  # Apex
     "32-true": "float32", "16-mixed": "mixed_float16", "bf16-mixed": "mixed_bfloat16",  # Lightning
     "16-true": "float16", "bf16-true": "bfloat16",
-    "no": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16",  # Accelerate
+    "no": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16", "fp8": "mixed_float8",  # Accelerate
+    "float8_from_mixed_bfloat16": "mixed_float8",  # Keras 3
 }  # fmt: skip
 """Names from elsewhere → the preset that does there what the name does. Apex's O1 and O2 differ in how they cast, not
 in what trains: float32 master weights, float16 computations, float32 batch norm, dynamic loss scale."""
@@ -26,6 +27,9 @@ in what trains: float32 master weights, float16 computations, float32 batch norm
 AMBIGUOUS = {
     "16": "mixed_float16", "half": "mixed_float16", "mixed": "mixed_float16", "amp": "mixed_float16",
     "16bit": "mixed_float16", "mixed_precision": "mixed_float16", "mixed_half": "mixed_float16",
+    "8": "mixed_float8", "8bit": "mixed_float8", "float8": "mixed_float8", "8-mixed": "mixed_float8",
+    # Lightning's keep the parameters in bfloat16 or float16, and scale by the history of maxima.
+    "transformer-engine": "mixed_float8", "transformer-engine-float16": "mixed_float8",
     "32": "float32", "full": "float32", "float": "float32",
 }  # fmt: skip
 """Names that mean different things in different libraries → the likely meaning."""
@@ -73,7 +77,8 @@ def _parse_triple(text: str) -> Policy:
         name = _PARTS.get(key.strip().lower())
         if name is None:
             raise PolicyError(f"policy {text!r}: {key.strip()!r} is none of p, c, o (params, compute, output)")
-        parts[name] = canonical_dtype(value, f"policy {text!r}: {key.strip()}")
+        known = COMPUTE_DTYPES if name == "compute_dtype" else DTYPES
+        parts[name] = canonical_dtype(value, f"policy {text!r}: {key.strip()}", known)
     for part in ("param_dtype", "compute_dtype"):
         if part not in parts:
             raise PolicyError(f"policy {text!r} says nothing about {part}; write p=…,c=…,o=…")

@@ -17,6 +17,7 @@ from .ops import VOCABULARY, check_overrides, op_handle
 NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
+NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs"
 NO_HALF_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
 )
@@ -51,6 +52,9 @@ def policy_support(policy: Policy, context: Any) -> Support:
     if not on_cpu and not (gpu := gpu_support(context.device_id)):
         return gpu
     dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
+    if "float8" in dtypes:
+        on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
+        return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
     if on_cpu and "float16" in dtypes:
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
     if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
@@ -102,6 +106,7 @@ def default_policy(context: Any) -> tuple[str, str]:
 def capabilities(context: Any) -> Capabilities:
     """Return what this backend can do on the context."""
     features = dict.fromkeys(FEATURES, Support(True))
+    features["float8"] = Support(False, "MXNet has no float8 type")
     features["no_device_wait"] = Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
     )

@@ -67,7 +67,7 @@ class TensorFlowBackend(Backend):
 
     def capabilities(self) -> Capabilities:
         """See ``Backend.capabilities``."""
-        return facts.capabilities(self.device, self.mode.op_overrides())
+        return facts.capabilities(self.device, self.mode.op_overrides(), self.spec.options.get("emulate", False))
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend.explain``; under ``mode="graph_rewrite"`` a small graph is converted to see what happens."""

@@ -8,19 +8,38 @@ import tensorflow as tf
 
 from unifiedamp.backend import SessionSpec, StepResult, StepValues, errors
 
-OPTIONS = ("mode", "xla")
+OPTIONS = ("mode", "xla", "emulate")
+
+NO_FLOAT8 = "TensorFlow has no operation that multiplies float8 matrices"
 
 
 def check_spec(spec: SessionSpec) -> None:
-    """Check ``backend_options.tensorflow``.
+    """Check ``backend_options.tensorflow``, and that float8 was asked for as it can be had.
 
     Raises:
         ConfigError: an unknown key, or a value of the wrong type.
+        PolicyNotSupportedError: float8 without ``emulate``, or by the graph rewrite.
     """
     spec.check_options(OPTIONS, "tensorflow")
-    xla = spec.options.get("xla", False)
-    if not isinstance(xla, bool):
-        raise errors.ConfigError(f"backend_options.tensorflow.xla must be true or false, got {xla!r}")
+    for name in ("xla", "emulate"):
+        if not isinstance(value := spec.options.get(name, False), bool):
+            raise errors.ConfigError(f"backend_options.tensorflow.{name} must be true or false, got {value!r}")
+    emulate, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
+    if emulate and not float8:
+        spec.warn(
+            f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
+            errors.PolicyWarning,
+        )
+    if float8 and spec.options.get("mode", "keras") != "keras":
+        raise errors.PolicyNotSupportedError(
+            f"policy {str(spec.policy)!r}: TensorFlow's graph rewrite has no float8; nearest: 'mixed_bfloat16', or "
+            "mode='keras' with emulate=True"
+        )
+    if float8 and not emulate:
+        raise errors.PolicyNotSupportedError(
+            f"policy {str(spec.policy)!r} cannot run: {NO_FLOAT8}; nearest that does: 'mixed_bfloat16'; "
+            "backend_options={'tensorflow': {'emulate': True}} runs its numerics anywhere"
+        )
 
 
 def scalar_loss(loss: Any) -> Any:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
 
+from .checks import NO_FLOAT8
+
 GOOD = Support(True)
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 
@@ -100,11 +102,13 @@ def default_policy(device: Device) -> tuple[str, str]:
     return ("mixed_float16", float16.reason) if float16 else ("float32", helps.reason)
 
 
-def policy_support(device: Device) -> Mapping[str, Support]:
-    """Return preset → whether it runs, with what it gains."""
+def policy_support(device: Device, emulate: bool) -> Mapping[str, Support]:
+    """Return preset → whether it runs, with what it gains; float8 emulated or not."""
     reasons = {"float32": GOOD}
     for name, preset in PRESETS.items():
-        if preset.compute_dtype != "float32":
+        if preset.compute_dtype == "float8":
+            reasons[name] = _helps("float8", device) if emulate else Support(False, NO_FLOAT8)
+        elif preset.compute_dtype != "float32":
             helps = _helps(preset.compute_dtype, device)
             reasons[name] = Support(True, helps.reason if helps else f"runs, without gain: {helps.reason}")
     return reasons
@@ -123,11 +127,13 @@ def warn_without_gain(spec: SessionSpec, device: Device) -> None:
 
 
 def _helps(dtype: str, device: Device) -> Support:
+    if dtype == "float8":
+        return Support(True, "emulated, for its numerics alone")
     return float16_helps(device) if dtype == "float16" else bfloat16_helps(device)
 
 
-def capabilities(device: Device, op_overrides: Support) -> Capabilities:
-    """Return the answers for a device."""
+def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabilities:
+    """Return the answers for a device; ``emulate`` as in ``backend_options``."""
     features = {
         "context_form": GOOD,
         "compile": Support(True, "tf.function, by XLA with compile='max' or backend_options.tensorflow.xla"),
@@ -136,10 +142,11 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
         "several_optimizers": GOOD,
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
+        "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
     }
-    return Capabilities(device.name, policy_support(device), features)
+    return Capabilities(device.name, policy_support(device, emulate), features)
 
 
 def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
@@ -153,7 +160,7 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
     xla = bool(spec.options.get("xla", spec.compile_mode == "max"))
     rows.append(PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})"))
     dtype = spec.policy.compute_dtype
-    if dtype != "float32":
+    if dtype not in ("float32", "float8"):
         helps = _helps(dtype, device)
         rows.append(PlanRow("speed", dtype, device.tf_name, "native" if helps else "no effect", helps.reason))
     return rows

@@ -52,6 +52,7 @@ class TensorFlowHarness(Harness):
     overrides_reach_run_op = False
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
+    float8_emulation: Mapping[str, Any] = {"emulate": True}
 
     def probe(self, values: Sequence[float]) -> Any:
         """See ``Harness.probe``."""

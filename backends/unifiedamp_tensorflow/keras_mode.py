@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors, match_layers
 
-from . import layers
+from . import float8, layers
 from .autocast import DISABLED
 from .facts import Device
 from .ops import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
@@ -61,11 +61,13 @@ class KerasMode:
 
     def __init__(self, spec: SessionSpec, device: Device) -> None:
         self._policy = spec.policy
-        self._name = keras_policy(spec.policy.param_dtype, spec.policy.compute_dtype)
+        self._name = keras_policy(spec.policy.param_dtype, spec.policy.region_dtype)
         check_layer_ops(spec.policy.op_overrides)
         self._attached: list[Any] = []
         self._policies: list[tuple[Any, Any]] = []
         self._plain: list[str] = []
+        self._float8: dict[str, str] = {}
+        self._warn = spec.warn
 
     def scope(self) -> AbstractContextManager[None]:
         """Set the global dtype policy inside."""
@@ -86,6 +88,11 @@ class KerasMode:
                 f"amp.autocast(policy={str(policy)!r}): inside a region Keras layers can change their compute dtype "
                 "only; give overrides and param_dtype to the session"
             )
+        if policy.compute_dtype == float8.NAME != self._policy.compute_dtype:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): layers are made ready for float8 by amp.prepare, so float8 "
+                "is a policy for the session"
+            )
         if self._plain and policy.compute_dtype != policy.param_dtype:
             raise errors.UnsupportedError(
                 f"amp.autocast(policy={str(policy)!r}): this Keras made {errors.first_names(self._plain)} without "
@@ -105,16 +112,32 @@ class KerasMode:
     def attach(self, models: Sequence[Any]) -> None:
         """Set each layer's policy and let it follow regions."""
         for model in models:
-            for path, layer, wanted in self._wanted(model):
+            rows = self._wanted(model)
+            kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
+            for path, layer, wanted in rows:
                 if wanted != layer.dtype_policy.name:
                     self._policies.append((layer, layer.dtype_policy))
                     set_policy(layer, wanted)
                 plain = bool(layer.weights) and not _casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
-                layers.attach(layer, pinned=pinned, output_dtype=None if path else self._policy.output_dtype)
+                call = float8.call if self._in_float8(path or model.name, layer, kept.get(path)) else None
+                layers.attach(layer, pinned=pinned, output_dtype=None if path else self._policy.output_dtype, call=call)
                 self._attached.append(layer)
                 if plain:
                     self._plain.append(path or model.name)
+
+        if self._policy.compute_dtype == float8.NAME and all(self._float8.values()):
+            path, why = next(iter(self._float8.items()), ("", "there is no Dense or EinsumDense layer"))
+            self._warn(
+                f"policy '{self._policy}' runs no layer in float8: {path and path + ': '}{why}",
+                errors.PolicyWarning,
+            )
+
+    def _in_float8(self, path: str, layer: Any, kept: str | None) -> bool:
+        why = float8.why_not(layer, self._name, kept) if self._policy.compute_dtype == float8.NAME else None
+        if why is not None:
+            self._float8[path] = why
+        return why == ""
 
     def detach(self) -> None:
         """Give layers their classes and policies back."""
@@ -124,6 +147,7 @@ class KerasMode:
             set_policy(layer, policy)
         self._attached.clear()
         self._policies.clear()
+        self._float8.clear()
 
     def _wanted(self, model: Any) -> list[tuple[str, Any, str]]:
         """Return (path, layer, policy name) for the layers of ``model``.
@@ -139,7 +163,7 @@ class KerasMode:
             wanted = self._name if own == shared else own
             dtype = chosen.get(path) or layer_op(layer, self._policy.op_overrides)
             if dtype is not None:
-                dtype = self._policy.compute_dtype if dtype == "compute" else dtype
+                dtype = self._policy.region_dtype if dtype == "compute" else dtype
                 wanted = dtype if self._policy.param_dtype == dtype else f"mixed_{dtype}"
                 if self._policy.param_dtype != "float32":
                     wanted = dtype
@@ -182,7 +206,7 @@ class KerasMode:
             rows.append(PlanRow(f"op_overrides.{op}", choice, f"dtype policy of layers {kinds}", "emulated"))
         for glob, dtype in policy.layer_overrides.items():
             rows.append(PlanRow(f"layer_overrides.{glob}", dtype, f"layer.dtype_policy = {dtype!r} or its mixed form"))
-        return rows
+        return rows + (float8.rows(self._float8) if policy.compute_dtype == float8.NAME else [])
 
 
 def set_policy(layer: Any, policy: Any) -> None:

@@ -17,6 +17,7 @@ from .autocast import DISABLED, thread
 
 PINNED = "_unifiedamp_pinned"
 OUTPUT = "_unifiedamp_output"
+CALL = "_unifiedamp_call"
 FOLLOWING = ("float32", "float16", "bfloat16")
 """Compute dtypes that a region may replace; a layer that works in integers or float64 means it."""
 
@@ -69,25 +70,29 @@ def _free_name(taken: dict[str, Any], model: Any, path: str, weight: Any) -> str
     return unique
 
 
-def attach(layer: Any, *, pinned: bool, output_dtype: str | None) -> None:
+def attach(layer: Any, *, pinned: bool, output_dtype: str | None, call: Any = None) -> None:
     """Let ``layer`` follow regions.
 
     Args:
         layer: a Keras layer or model.
         pinned: it keeps its dtype in regions of another policy.
         output_dtype: for a model that users call, the dtype of its outputs; None for a layer.
+        call: stands before the layer's own ``call``: given the layer and its input, it returns the output, or None
+            to leave it to the layer.
     """
     object.__setattr__(layer, PINNED, pinned)
     if output_dtype is not None:
         object.__setattr__(layer, OUTPUT, output_dtype)
+    if call is not None:
+        object.__setattr__(layer, CALL, call)
     original = original_class(layer)
-    _set_class(layer, _following(original, OUTPUT in vars(layer)))
+    _set_class(layer, _following(original, OUTPUT in vars(layer), CALL in vars(layer)))
 
 
 def detach(layer: Any) -> None:
     """Give ``layer`` its class back."""
     _set_class(layer, original_class(layer))
-    for name in (PINNED, OUTPUT):
+    for name in (PINNED, OUTPUT, CALL):
         vars(layer).pop(name, None)
 
 
@@ -103,7 +108,7 @@ def original_class(layer: Any) -> type:
 
 
 @functools.cache
-def _following(original: type, is_model: bool) -> type:
+def _following(original: type, is_model: bool, own_call: bool) -> type:
     body: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -114,6 +119,8 @@ def _following(original: type, is_model: bool) -> type:
     }
     if not hasattr(original, "dtype_policy") or hasattr(original, "_set_dtype_policy"):
         body |= _cached_dtype(original)
+    if own_call:
+        body["call"] = _layer_call(original)
     if is_model:
         body["__call__"] = _model_call(original)
     return type(original)(original.__name__, (original,), body)
@@ -121,7 +128,7 @@ def _following(original: type, is_model: bool) -> type:
 
 def _compute_dtype(layer: Any, original: Any) -> str:
     own = original.compute_dtype.fget(layer)
-    forced = thread.compute
+    forced = "bfloat16" if thread.compute == "float8" else thread.compute
     if forced is None or own not in FOLLOWING:
         return own  # type: ignore[no-any-return]
     if forced == DISABLED:
@@ -143,6 +150,15 @@ def _cached_dtype(original: Any) -> dict[str, Any]:
         "_compute_dtype": property(lambda self: _compute_dtype(self, original)),
         "_compute_dtype_object": property(cached, store),
     }
+
+
+def _layer_call(original: Any) -> Any:
+    @functools.wraps(original.call)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = vars(self)[CALL](self, args[0]) if args else None
+        return original.call(self, *args, **kwargs) if outputs is None else outputs
+
+    return call
 
 
 def _model_call(original: Any) -> Any:

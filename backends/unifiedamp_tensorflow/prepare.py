@@ -32,7 +32,18 @@ def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec
                 f"model {model.name!r} has no variables yet, so an optimizer cannot be bound to them; give it an "
                 "input shape (keras.Input, model.build(...)) or call it once on a batch, inside 'with amp.scope():'"
             )
+        _check_not_quantized(model)
     _check_dtypes(layers.parameters(models), spec)
+
+
+def _check_not_quantized(model: Any) -> None:
+    for path, layer in layers.walk(model):
+        if getattr(layer.dtype_policy, "quantization_mode", None) == "float8":
+            raise errors.PrepareError(
+                f"layer {path or model.name!r} was quantized by Keras ({layer.dtype_policy.name}): its scales are "
+                "trainable variables that the step would train as weights; leave model.quantize('float8') out and use "
+                "policy 'mixed_float8'"
+            )
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report
+from . import arrays, binding, casts, custom, device, float8_layers, gradients, layers, ops, placement, plan, report
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
@@ -36,17 +37,17 @@ from .update import Updates
 class TorchBackend(Backend):
     """One session on torch.
 
-    ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region.
+    ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region;
+    ``emulate`` (default false) runs the numerics of float8 on any device.
     """
 
     name: ClassVar[str] = "torch"
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
-        spec.check_options(("cache_enabled",), self.name)
+        plan.check_options(spec)
         self._cache = spec.options.get("cache_enabled", True)
-        if not isinstance(self._cache, bool):
-            raise errors.ConfigError(f"backend_options.torch.cache_enabled must be true or false, got {self._cache!r}")
+        self._emulate = spec.options.get("emulate", False)
         self.device = device.pick_device(spec.device)
         self.looking_is_free = device.looking_is_free(self.device)
         plan.check_policy(spec, self.device)
@@ -55,6 +56,7 @@ class TorchBackend(Backend):
         self._regions: dict[tuple[bool, Policy | None], Region] = {}
         self._names = binding.Names()
         self._models: list[torch.nn.Module] = []
+        self._float8: list[dict[str, str]] = []
         self._optimizers: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._report = NonFiniteReport()
@@ -75,11 +77,14 @@ class TorchBackend(Backend):
 
     def capabilities(self) -> Capabilities:
         """See ``Backend``."""
-        return plan.capabilities(self.device)
+        return plan.capabilities(self.device, self._emulate)
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
-        return plan.rows(self.spec, self.device, self._cache, self._optimizers)
+        rows = plan.rows(self.spec, self.device, self._cache, self._optimizers)
+        if self.spec.policy.compute_dtype == "float8":
+            rows += float8_layers.rows(self._float8, self._emulate)
+        return rows
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -128,9 +133,17 @@ class TorchBackend(Backend):
             cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
             self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
+        if policy.compute_dtype == "float8":
+            self._attach_float8(model, dtypes)
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
         return changed
+
+    def _attach_float8(self, model: torch.nn.Module, dtypes: dict[str, str]) -> None:
+        chosen = float8_layers.choose(model, dtypes)
+        plan.check_chosen(self.spec, model, chosen)
+        self._float8.append(chosen)
+        self._undo += float8_layers.wrap(model, chosen, self.device.type, self._emulate)
 
     def _hold_ops(self, policy: Policy) -> None:
         if policy.op_overrides:
@@ -156,7 +169,8 @@ class TorchBackend(Backend):
 
     def _add_region(self, enabled: bool, policy: Policy | None) -> Region:
         if policy is not None and policy != self.spec.policy:
-            plan.check_policy(SessionSpec(policy, self.spec.loss_scale, strict=self.spec.strict), self.device)
+            plan.check_region(self.spec.policy, policy)
+            plan.check_policy(replace(self.spec, policy=policy), self.device)
             self._hold_ops(policy)
         region = self._regions[enabled, policy] = self._make_region(enabled, policy or self.spec.policy, self._cache)
         return region
@@ -169,7 +183,7 @@ class TorchBackend(Backend):
                 f"autocast to float32; use policy 'mixed_{params}' for the session"
             )
         low = enabled and policy.compute_dtype != params
-        return Region(self.device.type, casts.DTYPES[policy.compute_dtype] if low else None, cache, policy.op_overrides)
+        return Region(self.device.type, casts.DTYPES[policy.region_dtype] if low else None, cache, policy.op_overrides)
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend``."""

@@ -43,8 +43,18 @@ def looking_is_free(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def dtype_support(device: torch.device, dtype: str) -> tuple[Support, Support]:
-    """Return whether ``dtype`` computations run on the device, and whether they are faster than float32 there."""
+def dtype_support(device: torch.device, dtype: str, emulate: bool = False) -> tuple[Support, Support]:
+    """Return whether ``dtype`` computations run on the device, and whether they are faster than float32 there.
+
+    Args:
+        device: where.
+        dtype: as policies name it.
+        emulate: float8 is asked for with ``backend_options.torch.emulate``.
+    """
+    if dtype == "float8":
+        native = float8_support(device)
+        chosen = Support(True, "emulated, for its numerics alone") if emulate else native
+        return chosen, chosen
     if dtype == "float32":
         return Support(True, "runs everywhere"), Support(True, "the reference")
     if device.type == "cuda":
@@ -64,6 +74,21 @@ def _cuda_support(device: torch.device, dtype: str) -> tuple[Support, Support]:
         return Support(False, reason), Support(False, reason)
     helps = major >= 7
     return Support(True, said), Support(helps, f"{said}: {'Tensor Cores' if helps else 'no Tensor Cores'}")
+
+
+def float8_support(device: torch.device) -> Support:
+    """Return whether the device multiplies float8 matrices."""
+    if device.type != "cuda":
+        return Support(False, f"float8 products need a GPU of compute capability 8.9 or newer, not {device.type}")
+    if torch.version.hip is not None:
+        return Support(False, "float8 products have not been tried on ROCm")
+    if torch.__version__ < (2, 5):
+        return Support(False, f"float8 products need torch 2.5 or newer, this is {torch.__version__}")
+    major, minor = torch.cuda.get_device_capability(device)
+    said = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    if (major, minor) < (8, 9):
+        return Support(False, f"{said}: float8 products need 8.9 or newer")
+    return Support(True, f"{said}: float8 Tensor Cores")
 
 
 #: The instruction set that makes a dtype fast on x86: what /proc/cpuinfo calls it, what people call it.
@@ -110,11 +135,11 @@ def default_policy(wanted: str | None) -> tuple[str, str]:
     return "float32", dtype_support(device, "bfloat16")[1].reason
 
 
-def policy_support(device: torch.device) -> dict[str, Support]:
-    """Return preset → whether it runs on the device, and whether it helps."""
+def policy_support(device: torch.device, emulate: bool) -> dict[str, Support]:
+    """Return preset → whether it runs on the device, and whether it helps; float8 emulated or not."""
     answers = {}
     for name, preset in PRESETS.items():
-        runs, helps = dtype_support(device, preset.compute_dtype)
+        runs, helps = dtype_support(device, preset.compute_dtype, emulate)
         note = helps.reason if helps else f"runs but cannot help: {helps.reason}"
         answers[name] = Support(True, note) if runs else runs
     return answers

@@ -73,6 +73,7 @@ class TorchHarness(Harness):
         "eager": {}, "compiled": {}, **({"max": {}} if ON_GPU else {}),
     }  # fmt: skip
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
+    float8_emulation: Mapping[str, Any] = {"emulate": True}
 
     def probe(self, values: Sequence[float]) -> nn.Module:
         """See ``Harness``."""

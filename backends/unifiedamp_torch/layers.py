@@ -22,8 +22,38 @@ _NORMS: tuple[type, ...] = tuple(
 )  # fmt: skip
 
 
-class LayerForward:
-    """A module's ``forward`` inside a region of its own, with inputs and outputs cast. Models stay picklable.
+class Forward:
+    """A module's ``forward``, replaced on the instance until :meth:`remove`. Models stay picklable.
+
+    Args:
+        module: whose forward is replaced.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._before = module.__dict__.get("forward")
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        return self.plain(*args, **kwargs)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward."""
+        if self._before is not None:
+            return self._before(*args, **kwargs)
+        return type(self._module).forward(self._module, *args, **kwargs)
+
+    def remove(self) -> None:
+        """Put the module's own forward back."""
+        if self._before is not None:
+            self._module.forward = self._before
+        else:
+            del self._module.forward
+
+
+class LayerForward(Forward):
+    """A module's ``forward`` inside a region of its own, with inputs and outputs cast.
 
     Args:
         module: whose forward is replaced on the instance; :meth:`remove` puts it back.
@@ -40,35 +70,22 @@ class LayerForward:
         outputs: torch.dtype | None,
         always: bool,
     ) -> None:
-        self._module = module
-        self._before = module.__dict__.get("forward")
+        super().__init__(module)
         self._region = region
+        self._device = region.device
         self._inputs = inputs
         self._outputs = outputs
         self._always = always
-        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if not self._always and not torch.is_autocast_enabled(self._region.device):
-            return self._plain(*args, **kwargs)
+        if not self._always and not torch.is_autocast_enabled(self._device):
+            return self.plain(*args, **kwargs)
         if self._inputs is not None:
             args, kwargs = cast(args, self._inputs), cast(kwargs, self._inputs)
         with self._region:
-            output = self._plain(*args, **kwargs)
+            output = self.plain(*args, **kwargs)
         return output if self._outputs is None else cast(output, self._outputs)
-
-    def _plain(self, *args: Any, **kwargs: Any) -> Any:
-        if self._before is not None:
-            return self._before(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
-
-    def remove(self) -> None:
-        """Put the module's own forward back."""
-        if self._before is not None:
-            self._module.forward = self._before
-        else:
-            del self._module.forward
 
 
 def layer_dtypes(model: torch.nn.Module, policy: Policy) -> dict[str, str]:
@@ -113,7 +130,7 @@ def cast_parameters(model: torch.nn.Module, dtypes: Mapping[str, str], policy: P
     narrowed = frozenset(DTYPES.values())
     changed = False
     for path, module in model.named_modules():
-        dtype = DTYPES[_dtype_at(path.replace("_orig_mod.", ""), dtypes) or policy.param_dtype]
+        dtype = DTYPES[dtype_at(path.replace("_orig_mod.", ""), dtypes) or policy.param_dtype]
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.dtype in narrowed and tensor.dtype is not dtype:
                 tensor.data = tensor.data.to(dtype)
@@ -121,7 +138,7 @@ def cast_parameters(model: torch.nn.Module, dtypes: Mapping[str, str], policy: P
     return changed
 
 
-def _dtype_at(path: str, dtypes: Mapping[str, str]) -> str | None:
+def dtype_at(path: str, dtypes: Mapping[str, str]) -> str | None:
     """Return the dtype of the nearest layer in ``dtypes`` that holds ``path`` (or is it)."""
     while path:
         if path in dtypes:

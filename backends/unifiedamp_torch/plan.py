@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
+from unifiedamp.backend import PRESETS, Capabilities, PlanRow, Policy, SessionSpec, Support, errors
 
 from . import device as devices
 from . import ops
 
+OPTIONS = ("cache_enabled", "emulate")
 
-def capabilities(device: torch.device) -> Capabilities:
+
+def check_options(spec: SessionSpec) -> None:
+    """Check ``backend_options.torch``.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not true or false.
+    """
+    spec.check_options(OPTIONS, "torch")
+    for name, value in spec.options.items():
+        if not isinstance(value, bool):
+            raise errors.ConfigError(f"backend_options.torch.{name} must be true or false, got {value!r}")
+    if spec.options.get("emulate") and spec.policy.compute_dtype != "float8":
+        spec.warn(
+            f"backend_options.torch.emulate has no effect under policy {str(spec.policy)!r}: it is for mixed_float8",
+            errors.PolicyWarning,
+        )
+
+
+def capabilities(device: torch.device, emulate: bool) -> Capabilities:
     """Return what torch can do on ``device``, with reasons."""
-    return Capabilities(str(device), devices.policy_support(device), _features(device))
+    return Capabilities(str(device), devices.policy_support(device, emulate), _features(device))
 
 
 def _features(device: torch.device) -> dict[str, Support]:
@@ -38,6 +57,7 @@ def _features(device: torch.device) -> dict[str, Support]:
         "several_optimizers": Support(True, "one scaler, each optimizer skips by itself"),
         "op_overrides": overrides,
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
+        "float8": Support(True, devices.float8_support(device).reason),
         "several_devices": ranks,
         "no_device_wait": waits,
     }
@@ -53,11 +73,11 @@ def check_policy(spec: SessionSpec, device: torch.device) -> None:
     policy = spec.policy
     _check_pair(policy)
     for dtype in {policy.compute_dtype, *policy.layer_overrides.values()}:
-        runs, helps = devices.dtype_support(device, dtype)
+        runs, helps = devices.dtype_support(device, dtype, spec.options.get("emulate", False))
         if not runs:
             raise errors.PolicyNotSupportedError(
                 f"policy {str(policy)!r}: {dtype} does not run here ({runs.reason}); nearest that does: "
-                f"{_nearest_running(device, dtype)!r}"
+                f"{_nearest_running(device, dtype)}"
             )
         if not helps:
             spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.NoGainWarning)
@@ -66,6 +86,38 @@ def check_policy(spec: SessionSpec, device: torch.device) -> None:
         spec.warn(
             f"op_overrides ({', '.join(policy.op_overrides)}) have no effect under policy {str(policy)!r}: they act in "
             "autocast, which only a mixed policy uses",
+            errors.PolicyWarning,
+        )
+
+
+def check_region(session: Policy, region: Policy) -> None:
+    """Refuse a region's policy that differs from the session's by float8 alone.
+
+    Raises:
+        UnsupportedError: torch.compile keys its graphs, and checkpointing its recomputing, by autocast's dtype, which
+            is bfloat16 in both.
+    """
+    kinds = {session.compute_dtype, region.compute_dtype}
+    if region.compute_dtype == "float8" != session.compute_dtype:
+        raise errors.UnsupportedError(
+            f"amp.autocast(policy={str(region)!r}): linear layers are made ready for float8 by amp.prepare, so float8 "
+            "is a policy for the session"
+        )
+    if kinds == {"float8", "bfloat16"}:
+        raise errors.UnsupportedError(
+            f"amp.autocast(policy={str(region)!r}): a session of {session.name!r} cannot leave float8 for bfloat16 in "
+            "a region, as torch.compile would not see the difference; name the layers in layer_overrides, or use "
+            "amp.autocast(enabled=False)"
+        )
+
+
+def check_chosen(spec: SessionSpec, model: torch.nn.Module, chosen: Mapping[str, str]) -> None:
+    """Warn of a model that has no layer for float8."""
+    if all(chosen.values()):
+        path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
+        spec.warn(
+            f"policy '{spec.policy}' runs nothing of {type(model).__name__} in float8: {path and path + ': '}{why}; "
+            "amp.explain() lists the layers",
             errors.PolicyWarning,
         )
 
@@ -80,15 +132,18 @@ def _check_pair(policy: Any) -> None:
 
 def _nearest_running(device: torch.device, dtype: str) -> str:
     other = "mixed_float16" if dtype == "bfloat16" else "mixed_bfloat16"
-    return other if devices.dtype_support(device, PRESETS[other].compute_dtype)[0] else "float32"
+    nearest = repr(other if devices.dtype_support(device, PRESETS[other].compute_dtype)[0] else "float32")
+    if dtype == "float8":
+        nearest += "; backend_options={'torch': {'emulate': True}} runs its numerics anywhere"
+    return nearest
 
 
 def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Sequence[Any]) -> list[PlanRow]:
     """Return the backend's rows of ``amp.explain()``."""
     policy = spec.policy
     low = policy.is_mixed
-    runs = f"dtype=torch.{policy.compute_dtype}, cache_enabled={cache}" if low else "enabled=False"
-    helps = devices.dtype_support(device, policy.compute_dtype)[1]
+    runs = f"dtype=torch.{policy.region_dtype}, cache_enabled={cache}" if low else "enabled=False"
+    helps = devices.dtype_support(device, policy.compute_dtype, spec.options.get("emulate", False))[1]
     plan = [
         PlanRow("device", str(device), f"model.to({str(device)!r}), torch.device({str(device)!r}) in scope()"),
         PlanRow(

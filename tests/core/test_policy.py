@@ -15,15 +15,17 @@ globs = st.text("abc.*?[]0123456789_-/: =", min_size=1, max_size=12).filter(lamb
 @st.composite
 def policies(draw):
     param = draw(dtypes)
+    ops = draw(st.dictionaries(st.sampled_from(OP_VOCABULARY), st.sampled_from(OP_CHOICES), max_size=3))
+    float8 = param == "float32" and ops.get("linear", "compute") == "compute"
     scale = draw(st.sampled_from([None, NoLossScale(), StaticLossScale(128.0), DynamicLossScale(initial_scale=8.0)]))
     if param != "float32" and scale is not None and scale.enabled:
         scale = None
     return Policy(
         param,
-        draw(dtypes),
+        draw(dtypes | st.just("float8")) if float8 else draw(dtypes),
         draw(dtypes),
         scale,
-        draw(st.dictionaries(st.sampled_from(OP_VOCABULARY), st.sampled_from(OP_CHOICES), max_size=3)),
+        ops,
         draw(st.dictionaries(globs, dtypes, max_size=3)),
         draw(st.booleans()),
     )
@@ -49,16 +51,17 @@ def test_presets_print_their_name(name):
         ("16-true", "float16"), ("bf16-true", "bfloat16"),
         ("no", "float32"), ("fp16", "mixed_float16"), ("bf16", "mixed_bfloat16"),
         ("p=f32,c=f16,o=f32", "mixed_float16"), ("params=float32,compute=bfloat16,output=float32", "mixed_bfloat16"),
-        ("p=f32,c=bf16", "mixed_bfloat16"),
+        ("p=f32,c=bf16", "mixed_bfloat16"), ("fp8", "mixed_float8"), ("p=f32,c=f8,o=f32", "mixed_float8"),
+        ("float8_from_mixed_bfloat16", "mixed_float8"),
     ],
 )  # fmt: skip
 def test_names_from_elsewhere(alias, preset):
     assert Policy.parse(alias).replace(keep_norm_float32=True) == PRESETS[preset].replace(keep_norm_float32=True)
 
 
-@pytest.mark.parametrize("name", ["16", "half", "full", "amp", "32"])
+@pytest.mark.parametrize("name", ["16", "half", "full", "amp", "32", "8bit", "float8", "transformer-engine"])
 def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
-    with pytest.raises(PolicyError, match="ambiguous.*write '(mixed_float16|float32)'"):
+    with pytest.raises(PolicyError, match="ambiguous.*write '(mixed_float16|float32|mixed_float8)'"):
         Policy.parse(name)
 
 
@@ -66,7 +69,12 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
     ("text", "message"),
     [
         ("mixed_flot16", "did you mean 'mixed_float16'"),
-        ("p=f32,c=f8,o=f32", "must be 'float32', 'float16' or 'bfloat16', got 'f8'"),
+        ("p=f8,c=f8,o=f32", "must be 'float32', 'float16' or 'bfloat16', got 'f8'.*see policy 'mixed_float8'"),
+        ("p=f32,c=f8,o=float8", "output_dtype|: o must be .*float8 is a compute_dtype alone"),
+        ("p=f32,c=f4,o=f32", "must be 'float32', 'float16', 'bfloat16' or 'float8', got 'f4'"),
+        ("p=bf16,c=f8", "compute_dtype float8 needs float32 parameters, but param_dtype is bfloat16"),
+        ("mixed_float8;ops=linear:float32", "nothing is left to run in float8"),
+        ("mixed_float8;layers=head:float8", r"layer_overrides\['head'\] must be .*float8 is a compute_dtype alone"),
         ("p=f32,o=f32", "says nothing about compute_dtype"),
         ("p=f32,x=f16", "is none of p, c, o"),
         ("float32;ops=softmx:float32", "did you mean 'softmax'"),
@@ -84,8 +92,15 @@ def test_malformed_text_is_refused(text, message):
 
 def test_default_loss_scales():
     assert PRESETS["mixed_float16"].resolved_loss_scale == DynamicLossScale()
-    for name in ("float32", "mixed_bfloat16", "bfloat16", "float16"):
+    for name in ("float32", "mixed_bfloat16", "mixed_float8", "bfloat16", "float16"):
         assert PRESETS[name].resolved_loss_scale == NoLossScale()
+
+
+def test_float8_runs_in_a_region_of_bfloat16():
+    assert PRESETS["mixed_float8"].region_dtype == "bfloat16"
+    assert PRESETS["mixed_float16"].region_dtype == "float16"
+    assert PRESETS["mixed_float8"].replace(loss_scale="dynamic").resolved_loss_scale == DynamicLossScale()
+    assert PRESETS["mixed_float8"].replace(op_overrides={"linear": "compute"}).is_mixed
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

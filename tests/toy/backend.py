@@ -36,6 +36,9 @@ class Scaled:
             self._backend.checked.pop(id(optimizer), None)
 
 
+NO_FLOAT8 = "no linear layer has three products to run in float8"
+
+
 class ToyBackend(Backend):
     """One session over the toy framework."""
 
@@ -44,6 +47,8 @@ class ToyBackend(Backend):
     def __init__(self, spec):
         super().__init__(spec)
         spec.check_options([], self.name)
+        if spec.policy.compute_dtype == "float8":
+            raise errors.PolicyNotSupportedError(f"toy: {NO_FLOAT8} ('{spec.policy}'); nearest: 'mixed_bfloat16'")
         if spec.policy.op_overrides:
             raise errors.UnsupportedError(f"toy has no op_overrides ({', '.join(spec.policy.op_overrides)})")
         self.state = spec.loss_scale.initial_state()
@@ -63,9 +68,12 @@ class ToyBackend(Backend):
         missing = {
             "compile": "numpy has nothing to compile with",
             "op_overrides": "no list of operations",
+            "float8": NO_FLOAT8,
         }
         features = {name: Support(name not in missing, missing.get(name, "")) for name in FEATURES}
-        return Capabilities("cpu", {name: Support(True, "emulated by rounding") for name in PRESETS}, features)
+        policies = {name: Support(True, "emulated by rounding") for name in PRESETS}
+        policies["mixed_float8"] = Support(False, NO_FLOAT8)
+        return Capabilities("cpu", policies, features)
 
     def explain(self):
         return [PlanRow("autocast", self.spec.policy.compute_dtype, "toy.autograd.state.autocast", "emulated")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +33,15 @@ class Run:
         return [float(value[0]) for value in self.harness.parameters(self.model).values()]
 
 
-def session(harness: Any, form: str = "eager", policy: Any = "float32", **options: Any) -> ua.Amp:
-    """Return a session in the form's ``backend_options``."""
-    extra = dict(harness.forms[form])
+def session(
+    harness: Any,
+    form: str = "eager",
+    policy: Any = "float32",
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ua.Amp:
+    """Return a session in the form's ``backend_options``, and in ``settings`` of the backend besides."""
+    extra = {**harness.forms[form], **(settings or {})}
     return ua.Amp(harness.backend, policy, backend_options={harness.backend: extra} if extra else None, **options)
 
 

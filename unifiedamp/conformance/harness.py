@@ -44,12 +44,15 @@ class Harness:
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
         overrides_reach_run_op: whether op overrides act on whatever runs in a region; False where they act on the
             layers of prepared models alone.
+        float8_emulation: ``backend_options`` under which ``mixed_float8`` runs on any device, for a backend that
+            declares the feature ``float8``.
         low_precision_op: an operation that :meth:`run_op` knows and that mixed policies run in their compute dtype.
     """
 
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+    float8_emulation: Mapping[str, Any] = {}
     low_precision_op: ClassVar[str] = "matmul"
     overrides_reach_run_op: ClassVar[bool] = True
 

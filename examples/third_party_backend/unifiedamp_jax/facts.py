@@ -13,6 +13,7 @@ from . import ops
 MISSING = {
     "context_form": "JAX differentiates functions, not values",
     "op_overrides": ops.NO_OP_OVERRIDES,
+    "float8": ops.NO_FLOAT8,
 }
 
 
@@ -75,6 +76,7 @@ def capabilities(device: jax.Device) -> Capabilities:
     """Return the answers for one device."""
     features = {name: Support(name not in MISSING, MISSING.get(name, "")) for name in FEATURES}
     policies = {name: Support(True, "XLA compiles every dtype on every device") for name in PRESETS}
+    policies["mixed_float8"] = Support(False, ops.NO_FLOAT8)
     return Capabilities(f"{device.platform}:{device.id}", policies, features)
 
 

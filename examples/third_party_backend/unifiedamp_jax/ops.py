@@ -17,13 +17,18 @@ NORMS = (
 
 NO_OP_OVERRIDES = "JAX has no dispatch by operation; Flax promotes dtypes layer by layer: use layer_overrides"
 
+NO_FLOAT8 = "this example casts whole layers, and parameters cannot be float8; the nearest is 'mixed_bfloat16'"
+
 
 def check_policy(policy: Policy) -> None:
     """Refuse what cannot be had here.
 
     Raises:
+        PolicyNotSupportedError: the policy computes in float8.
         UnsupportedError: the policy names single operations.
     """
+    if policy.compute_dtype == "float8":
+        raise errors.PolicyNotSupportedError(f"policy '{policy}': {NO_FLOAT8}")
     if policy.op_overrides:
         raise errors.UnsupportedError(f"op_overrides ({', '.join(policy.op_overrides)}): {NO_OP_OVERRIDES}")
 

@@ -1,0 +1,94 @@
+"""A stack of transformer blocks over tokens of a Markov chain: what the float8 benchmark trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a stack and its batch."""
+
+    width: int = 4096
+    heads: int = 32
+    blocks: int = 4
+    length: int = 2048
+    batch: int = 4
+    tokens: int = 512
+
+
+SMOKE = Sizes(width=64, heads=4, blocks=2, length=32, batch=4, tokens=32)
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward net of four times the width, each behind a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length, width) to the same."""
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Stack(nn.Module):
+    """Embedding, blocks and head; gives logits of the next token."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(sizes.tokens, sizes.width)
+        self.place = nn.Embedding(sizes.length, sizes.width)
+        self.blocks = nn.Sequential(*[Block(sizes.width, sizes.heads) for _ in range(sizes.blocks)])
+        self.norm = nn.LayerNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.tokens)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map (batch, length) tokens to (batch, length, tokens) logits."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.norm(self.blocks(self.embed(tokens) + self.place(places))))
+
+
+def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of the next token."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Chain:
+    """A Markov chain in which each token has four successors, equally likely: a loss of log 4 is the least there is.
+
+    Args:
+        sizes: of the batches.
+        seed: of the successors and of all batches.
+    """
+
+    def __init__(self, sizes: Sizes, seed: int = 0) -> None:
+        self._sizes, self._rng = sizes, np.random.default_rng(seed)
+        self._successors = self._rng.integers(0, sizes.tokens, (sizes.tokens, 4))
+
+    def batch(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return (batch, length) tokens and what follows each."""
+        sizes = self._sizes
+        found = np.empty((sizes.batch, sizes.length + 1), np.int64)
+        found[:, 0] = self._rng.integers(0, sizes.tokens, sizes.batch)
+        choices = self._rng.integers(0, 4, (sizes.length, sizes.batch))
+        for place, choice in enumerate(choices):
+            found[:, place + 1] = self._successors[found[:, place], choice]
+        return np.ascontiguousarray(found[:, :-1]), np.ascontiguousarray(found[:, 1:])

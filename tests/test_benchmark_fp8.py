@@ -1,0 +1,26 @@
+"""The float8 benchmark at its smallest: it runs anywhere, and float8 learns what bfloat16 learns."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "fp8.py"
+
+
+def test_a_small_transformer_learns_as_well(tmp_path):
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--smoke", "--loss-steps", "80", "--out", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "fp8-torch.json").read_text(encoding="utf-8"))
+    assert record["columns"] == ["mixed_float8", "mixed_bfloat16"]
+    (row,) = record["rows"]
+    assert row["labels"]["amp.compile"] == "off"
+    low, mixed, ratio = (float(part) for part in row["labels"]["loss after 80 steps"].replace("=", "/").split("/"))
+    assert math.log(4) < mixed < 0.8 * math.log(32)
+    assert ratio == pytest.approx(low / mixed, rel=1e-3)
+    assert ratio < 1.02
