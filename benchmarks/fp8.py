@@ -1,7 +1,7 @@
 """What mixed_float8 gains over mixed_bfloat16 on a stack of transformer blocks, and what it costs in loss.
 
 `python benchmarks/fp8.py --loss-steps 500` needs torch and a GPU with float8; it prints a table and writes
-`benchmarks/results/fp8-torch.json`. `--smoke` runs small sizes with float8 emulated, on any machine.
+`benchmarks/results/fp8-torch.json`. `--smoke --out FOLDER` runs small sizes with float8 emulated, on any machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from blocks import SMOKE, Chain, Sizes, Stack, loss_fn
-from turns import RESULTS, Comparison, Loop, compare, hardware, show, write
+from native.torch_amp import gpu
+from record import RESULTS, hardware, show, write
+from turns import Comparison, Loop, compare
 
 import unifiedamp as ua
 
@@ -125,6 +127,8 @@ def parse() -> Any:
         parser.add_argument(f"--{name}", type=int, help=f"(default: {value})")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file (default: %(default)s)")
     options = parser.parse_args()
+    if options.smoke and options.out == RESULTS:
+        parser.error("--smoke writes figures that mean nothing: give --out")
     base = vars(SMOKE if options.smoke else Sizes())
     options.sizes = Sizes(**{name: getattr(options, name) or value for name, value in base.items()})
     options.pairs = options.pairs or (2 if options.smoke else 30)
@@ -136,14 +140,14 @@ def parse() -> Any:
 def main() -> None:
     """Measure and write."""
     options = parse()
-    before = hardware()
-    if torch.cuda.is_available():
-        before["gpu"] = {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    rows = [measure(form, options) for form in options.forms]
+    before = hardware(gpu())
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "fp8-torch.json"
-    how = "emulated, not to be compared" if options.smoke else before.get("gpu", {}).get("name", "")
-    write(path, f"torch: step time, mixed_float8 over mixed_bfloat16 ({how})", POLICIES, before, rows)
+    how = "emulated, not to be compared" if options.smoke else (gpu() or {}).get("name", "cpu")
+    rows: list[Comparison] = []
+    for form in options.forms:
+        rows.append(measure(form, options))
+        write(path, f"torch: step time, mixed_float8 over mixed_bfloat16 ({how})", POLICIES, before, rows)
     show(json.loads(path.read_text(encoding="utf-8")))
     print(f"the least loss there is: {math.log(4):.4f}")
 
