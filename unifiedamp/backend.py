@@ -148,7 +148,7 @@ class Backend:
     looking_is_free: bool = True
     #: True when a compiled step runs its Python only while tracing: core then looks after each call of it.
     replays_traces: bool = False
-    #: True when one process may run a step's Python once for each of several replicas; :meth:`replica` tells them apart.
+    #: True when one process may run a step's Python for each of several replicas, which :meth:`replica` tells apart.
     runs_replicas: ClassVar[bool] = False
     #: Set by core when the next skipped step should be looked into, for ``non_finite_report``.
     diagnosing: bool = False

@@ -144,8 +144,8 @@ class TensorFlowBackend(Backend):
             self.mode.on_eager_backward()
         elif self.spec.accumulate_steps > 1 and not self._compiling:
             raise errors.StepOrderError(
-                f"amp.scale_loss: accumulate_steps={self.spec.accumulate_steps} inside a tf.function of your own, whose "
-                "Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
+                f"amp.scale_loss: accumulate_steps={self.spec.accumulate_steps} inside a tf.function of your own, "
+                "whose Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
             )
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()

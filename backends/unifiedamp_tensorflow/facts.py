@@ -158,7 +158,9 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
                     "kept on the device, so that micro-steps may be separate compiled calls")
         )  # fmt: skip
     xla = bool(spec.options.get("xla", spec.compile_mode == "max"))
-    rows.append(PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})"))
+    note = "each new shape is compiled anew" if xla else "a second shape is traced with its size left open"
+    rows.append(PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})", note=note))
+    rows.append(PlanRow("compile of model.fit", "Keras's own", "model.compile(..., jit_compile=True) for XLA"))
     dtype = spec.policy.compute_dtype
     if dtype not in ("float32", "float8"):
         helps = _helps(dtype, device)

@@ -50,8 +50,12 @@ class Steps:
 
     def _compiled(self, optimizer: Optimizer) -> CompiledUpdate | None:
         """Return the optimizer's compiled step where it is wanted; its first step makes its state, uncompiled."""
-        wanted = self._updates is not None and id(optimizer) in self._settled
-        return self._updates.of(optimizer) if self._updates and wanted else None
+        if self._updates is None or id(optimizer) not in self._settled:
+            return None
+        update = self._updates.of(optimizer)
+        if update is not None and self.capturing and not update.ran:
+            raise NotYet  # compiling asks for what a graph cannot hold
+        return update
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Return what was found in gradients so far in this iteration, by optimizer."""

@@ -54,10 +54,14 @@ class CompiledUpdate:
 
     Args:
         optimizer: a traceable one that has had a step, so that its state is there.
+
+    Attributes:
+        ran: it has been called, and so compiled.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        self.ran = False
         # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
         self._native = inspect.unwrap(type(optimizer).step)
         update = types.MethodType(_own(CompiledUpdate._update), self)
@@ -67,6 +71,7 @@ class CompiledUpdate:
         """Apply the step; with ``found`` (float32 scalar), only where it is 0."""
         with torch.no_grad():
             self._step(found)
+        self.ran = True
 
     def _update(self, found: torch.Tensor | None) -> None:
         if found is None:

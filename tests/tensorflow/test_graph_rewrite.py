@@ -9,6 +9,8 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
+from models import needs_bfloat16_pass  # noqa: E402
+
 keras = tf.keras
 
 REWRITE = {"tensorflow": {"mode": "graph_rewrite"}}
@@ -43,6 +45,7 @@ def process_state():
     return tf.config.optimizer.get_experimental_options(), lists, keras.mixed_precision.global_policy().name
 
 
+@needs_bfloat16_pass
 def test_the_compiled_step_computes_in_bfloat16_and_the_process_is_as_found():
     before = process_state()
     amp, plain = rewriting(), ua.Amp("tensorflow", "float32")
@@ -56,6 +59,7 @@ def test_the_compiled_step_computes_in_bfloat16_and_the_process_is_as_found():
     assert process_state() == before
 
 
+@needs_bfloat16_pass
 def test_explain_proves_on_a_small_graph_before_any_step():
     before = process_state()
     row = rewriting().explain().row("rewrite")
@@ -64,6 +68,7 @@ def test_explain_proves_on_a_small_graph_before_any_step():
     assert process_state() == before
 
 
+@needs_bfloat16_pass
 def test_lists_from_op_overrides_reach_the_pass():
     policy = ua.Policy.parse(MIXED).replace(op_overrides={"matmul": "float32"})
     plan = rewriting(policy).explain()
@@ -80,6 +85,7 @@ def test_our_loss_scale_goes_around_it():
     assert (amp.loss_scale, amp.applied_steps) == (16.0, 4)
 
 
+@needs_bfloat16_pass
 def test_fit_inside_the_scope_is_rewritten():
     from unifiedamp_tensorflow.proof import Proof, watching
 

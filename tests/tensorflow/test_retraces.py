@@ -86,7 +86,7 @@ def test_xla_compiles_for_each_shape_and_says_so():
     [
         (
             [tf.float32, tf.float64, tf.int32, tf.int64],
-            "extra changed from int32 (1,) to int64 (1,); give each argument",
+            "extra changed from int32 (1,) to int64 (1,); give each",
         ),
         ([None, 1, "a", b"b"], "extra changed from 'a' to b'b'"),
         ([[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]], "extra[3] changed from none to 4; pass the same arguments"),

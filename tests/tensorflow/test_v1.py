@@ -8,6 +8,8 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
+from models import needs_bfloat16_pass  # noqa: E402
+
 v1 = tf.compat.v1
 rewrite = pytest.importorskip("unifiedamp_tensorflow.v1")
 
@@ -52,6 +54,7 @@ def test_every_step_is_the_reference_transition():
     assert states[-1].skipped_steps == sum(map(math.isnan, gradients))
 
 
+@needs_bfloat16_pass
 def test_a_session_computes_in_bfloat16():
     with tf.Graph().as_default(), rewrite.SessionRewrite("mixed_bfloat16") as path:
         x = v1.placeholder(tf.float32, (32, 64))
