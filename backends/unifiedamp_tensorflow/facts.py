@@ -144,7 +144,9 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
-        "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
+        "no_device_wait": Support(
+            True, "steps compiled by XLA never wait; tf.function reads one flag for tf.cond, as an eager step does"
+        ),
     }
     return Capabilities(device.name, policy_support(device, emulate), features)
 
