@@ -65,7 +65,7 @@ def final_loss(run: tuple[ua.Amp, Callable[[Any, Any], Any]], options: Any) -> f
 
 
 def batches(amp: ua.Amp, options: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a batch for each step, none of them twice (a model this large learns them by heart), the same in each run."""
+    """Yield a batch for each step, none twice (a model this large learns them by heart); the same in each run."""
     chain = Chain(options.sizes)
     made = [[amp.to_native(part) for part in chain.batch()] for _ in range(options.loss_steps)]
     yield from ((tokens, targets) for tokens, targets in made)

@@ -56,8 +56,8 @@ SECTIONS = {
     "fp8": (
         "What float8 gains",
         "Blocks of a transformer under `mixed_float8` and under `mixed_bfloat16`. The losses of the run of 2026-11-21 "
-        "say nothing: it repeated 64 batches, which both models learnt by heart (the sequence itself allows no less than "
-        "1.3863). The script has drawn a fresh batch for each step since; that has not been run on a GPU.",
+        "say nothing: it repeated 64 batches, which both models learnt by heart (the sequence itself allows no less "
+        "than 1.3863). The script has drawn a fresh batch for each step since; that has not been run on a GPU.",
     ),
 }
 
