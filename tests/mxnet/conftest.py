@@ -5,32 +5,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from unifiedamp import PolicyNotSupportedError
-
 if importlib.util.find_spec("mxnet") is None:
     collect_ignore_glob = ["test_*.py"]
-
-
-def skip_what_is_refused_here():
-    """MXNet computes in bfloat16 on CPUs with AVX512 alone: elsewhere what needs it is skipped."""
-    from unifiedamp.conformance.plugin import refused_here
-
-    try:
-        return (yield)
-    except PolicyNotSupportedError as error:
-        if reason := refused_here(error, ["mxnet"]):
-            pytest.skip(reason)
-        raise
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    return (yield from skip_what_is_refused_here())
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    return (yield from skip_what_is_refused_here())
 
 
 @pytest.fixture
