@@ -55,6 +55,7 @@ FEATURES = {
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",
+    "recording": "amp.record: each layer's numbers, on the steps that are looked at",
     "shape_advice": "the sizes of a model's matrix products, by layer",
 }
 

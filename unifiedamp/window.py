@@ -42,9 +42,13 @@ class Window:
 
     Args:
         accumulate_steps: micro-batches per optimizer step.
+
+    Attributes:
+        ended: iterations ended since somebody set it to 0.
     """
 
     def __init__(self, accumulate_steps: int = 1) -> None:
+        self.ended = 0
         self.accumulate_steps = accumulate_steps
         self.slots: dict[int, Slot] = {}
         self.in_region = False
@@ -146,6 +150,7 @@ class Window:
         for slot in self.slots.values():
             slot.stepped = False
         self.in_region = self.any_scaled = False
+        self.ended += 1
 
     def idle(self) -> bool:
         """Whether nothing has been done since the last iteration."""
@@ -159,11 +164,11 @@ class Window:
     def snapshot(self) -> tuple[Any, ...]:
         """Return the whole state, hashable."""
         slots = tuple((s.scaled, s.unscaled, s.stepped, s.micro) for s in self.slots.values())
-        return (self.in_region, self.any_scaled, slots)
+        return (self.in_region, self.any_scaled, self.ended, slots)
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Put back a state that :meth:`snapshot` returned."""
-        self.in_region, self.any_scaled, slots = snapshot
+        self.in_region, self.any_scaled, self.ended, slots = snapshot
         for slot, values in zip(self.slots.values(), slots, strict=True):
             slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
 

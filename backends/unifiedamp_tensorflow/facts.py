@@ -145,6 +145,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
+        "recording": Support(True, "recorded steps of compiled loops have a trace of their own"),
         "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
     return Capabilities(device.name, policy_support(device, emulate), features)
