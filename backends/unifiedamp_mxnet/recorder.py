@@ -19,6 +19,7 @@ from .gradients import by_context, dense
 from .layers import walk
 from .native import NDArray, autograd, call, cast, dtype_name, gluon
 
+_WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -48,7 +49,10 @@ class Notes:
         self._scale = 1.0
         self._undo: list[Callable[[], None]] = []
         for index, model in enumerate(models if activations else ()):
-            for path, block in walk(model):
+            blocks = dict(walk(model))
+            for path, block in blocks.items():
+                if isinstance(blocks.get(path.rpartition(".")[0]), _WITH_ACTIVATION) and path:
+                    continue  # a Dense layer's own activation is part of it
                 self._watch(path if not index else f"model{index}.{path}".rstrip("."), block)
 
     def _watch(self, path: str, block: Any) -> None:
@@ -57,7 +61,7 @@ class Notes:
         def before(_: Any, args: Any) -> None:
             self._note(path, kind, "input", args)
 
-        def after(_: Any, args: Any, output: Any) -> None:
+        def after(_: Any, __: Any, output: Any) -> None:
             self._note(path, kind, "output", output)
 
         self._undo.append(block.register_forward_pre_hook(before).detach)
@@ -147,8 +151,8 @@ def _read(arrays: list[Any]) -> list[Any]:
 
 def _largest(array: Any) -> tuple[Any, Any]:
     with autograd.pause():
-        values = cast(array, "float32")
-        largest = call("max", [call("abs", [values])]).reshape((1,))
+        values = cast(array.reshape((-1,)), "float32")
+        largest = call("max", [call("abs", [values])], axis=0, keepdims=True)
         return largest, call("multi_all_finite", [values], num_arrays=1, init_output=True)
 
 

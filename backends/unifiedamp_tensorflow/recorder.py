@@ -10,6 +10,7 @@ import functools
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -110,16 +111,20 @@ class Notes:
 
     # -- traces --------------------------------------------------------------------------------------------------
 
-    def enter_trace(self) -> Page:
-        """A trace begins: what is noted from here is its own. Returns what to hand to :meth:`leave_trace`."""
-        outside, self._page = self._page, Page(current_home())
-        return outside
+    @contextmanager
+    def tracing(self, pages: list[Page]) -> Iterator[dict[int, Any]]:
+        """A context that a step is traced in: what is noted inside is the trace's own, and its page goes to ``pages``.
 
-    def leave_trace(self, outside: Page, pages: list[Page]) -> dict[int, Any]:
-        """The trace ends; keep its page in ``pages``, and return what its runs return for :meth:`take`."""
-        page, self._page = self._page, outside
-        pages.append(page)
-        return {len(pages) - 1: page.give_up_tensors()}
+        It yields a mapping that at the end holds what runs of the trace must return for :meth:`take`.
+        """
+        outside, self._page = self._page, Page(current_home())
+        noted: dict[int, Any] = {}
+        try:
+            yield noted
+            pages.append(self._page)
+            noted[len(pages) - 1] = self._page.give_up_tensors()
+        finally:
+            self._page = outside
 
     def take(self, noted: Mapping[int, Any], pages: Sequence[Page]) -> None:
         """Take what a run of a trace returned."""

@@ -63,7 +63,7 @@ class Notes:
             if _in_training(module):
                 self._note(path, kind, "input", (args, kwargs))
 
-        def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+        def after(module: torch.nn.Module, _: Any, output: Any) -> None:
             if _in_training(module):
                 self._note(path, kind, "output", output)
 

@@ -9,22 +9,29 @@ from typing import Any
 from .facts import Activation
 
 
-def layer_of(parameter: str) -> str:
-    """Return the path of the layer that a parameter belongs to; "" for one of the model itself."""
-    return parameter.rpartition(".")[0]
+def layer_of(name: str) -> str:
+    """Return the path of the layer that a parameter, or another layer, belongs to; "" for one of the model itself."""
+    return name.rpartition(".")[0]
 
 
 def first_activation(activations: Sequence[Activation]) -> dict[str, Any] | None:
     """Return where inf or nan first appeared in the forward pass, None where it did not.
 
-    An input that came out of no layer is the batch itself, or was made between the layer that ran before and this one.
+    Returns:
+        "layer" and its "kind"; "place": "output", "input" (the batch itself, on its way into the model), or "inside":
+        an operation that the layer runs itself, before its part "before" and after the layer "after".
     """
-    before = ""
+    kinds = {each.layer: each.kind for each in activations}
+    after = ""
     for each in activations:
         if not math.isfinite(each.largest):
-            return {"layer": each.layer, "kind": each.kind, "place": each.place, "after": before}
+            if each.place == "input" and each.layer:
+                layer = layer_of(each.layer)
+                about = {"layer": layer, "kind": kinds.get(layer, ""), "place": "inside"}
+                return {**about, "before": each.layer, "after": after}
+            return {"layer": each.layer, "kind": each.kind, "place": each.place, "before": "", "after": after}
         if each.place == "output":
-            before = each.layer
+            after = each.layer
     return None
 
 

@@ -46,7 +46,7 @@ class Distribution:
     def from_json(cls, saved: dict[str, Any]) -> Distribution:
         """Read what :meth:`to_json` gave."""
         exponents = {int(exponent): int(count) for exponent, count in saved["exponents"].items()}
-        return cls(*(int(saved[key]) for key in ("zero", "inf", "nan", "overflow")), exponents)
+        return cls(int(saved["zero"]), int(saved["inf"]), int(saved["nan"]), int(saved["overflow"]), exponents)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, with the counts that float16 decides."""

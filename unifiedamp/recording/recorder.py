@@ -86,14 +86,13 @@ class Recorder:
         if self.stopped or not count:
             return
         self.step += count
-        again = False
         if self.armed:
             self._record()
         elif self._skips:
-            again = True
+            self._look_again = True
             self._write(self._skip(self._skips, exact=True, report=self._backend.non_finite_report()))
         self._skips = 0
-        self._arm_next(again)
+        self._arm_next()
 
     def discarded(self) -> None:
         """The iteration in progress was dropped: what was noted of it goes, and the next one is recorded instead."""
@@ -103,11 +102,10 @@ class Recorder:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _arm_next(self, after_skip: bool) -> None:
-        following = self.step + 1
-        if following // self._every > self.step // self._every:
+    def _arm_next(self) -> None:
+        if (self.step + 1) % self._every == 0:
             self._arm("every")
-        elif after_skip or self._look_again:
+        elif self._look_again:
             self._arm("after a skip")
 
     def _arm(self, reason: str) -> None:
@@ -122,6 +120,7 @@ class Recorder:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not Distribution.of(counts.scaled).finite]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
+            self._look_again = bool(skipped)
             self._tell_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
             self._write(self._step_record(seen, state, bad, skipped))
             self.recorded += 1
@@ -130,7 +129,7 @@ class Recorder:
     def _tell_missed(self, missed: int, bad: Sequence[str]) -> None:
         """Skips between the last look and this step, which nobody saw: have the next step looked at as well."""
         if missed > 0 and not self._backend.looking_is_free:
-            self._look_again = not bad
+            self._look_again = True
             # What the backend reports is of the last skipped step, which may be this one.
             report = NonFiniteReport() if bad else self._backend.non_finite_report()
             self._write(self._skip(missed, exact=False, report=report))

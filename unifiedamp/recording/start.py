@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import plugins
 from ..errors import ConfigError, StepOrderError, UnsupportedError
+from .reading import FORMAT, VERSION
 from .recorder import Recorder
 from .sinks import open_sink
 
 if TYPE_CHECKING:
     from ..session import Amp
-
-FORMAT, VERSION = "unifiedamp-recording", 1
 
 
 def start_recording(
