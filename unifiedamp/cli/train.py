@@ -25,9 +25,7 @@ def train(
     restart_scale: Annotated[
         bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
     ] = False,
-    record: Annotated[
-        Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")
-    ] = None,
+    record: Annotated[Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")] = None,
     record_every: Annotated[int, typer.Option(help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
 ) -> None:

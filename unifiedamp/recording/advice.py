@@ -177,9 +177,7 @@ def _lost_epsilons(recording: Recording) -> Iterator[Finding]:
         if value <= smallest / 2:
             told += f" is 0 in {dtype}, which it is added in: use at least {normal:.2g}, or keep the layer in float32."
         elif value < normal:
-            told += (
-                f" is below {dtype}'s normal numbers ({normal:.2g}): it loses bits, or is flushed to 0."
-            )
+            told += f" is below {dtype}'s normal numbers ({normal:.2g}): it loses bits, or is flushed to 0."
         elif dtype == "bfloat16" and value <= SMALLEST_OF["float16"][0] / 2:
             told += " would be 0 in float16; in bfloat16, which it is added in now, it is not."
         else:
