@@ -297,7 +297,8 @@ class Amp:
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
         compiled = self.backend.compile(fn, self._window, mode)
-        return self._watched(compiled) if self.backend.replays_traces else compiled  # type: ignore[return-value]
+        replays = self.backend.replays_traces and not self.backend.is_model(compiled)
+        return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
 
     def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``compiled``, with a look at the scale after each call that replayed a trace."""

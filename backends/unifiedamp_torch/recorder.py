@@ -106,7 +106,7 @@ class Notes:
             self._counts.append(scaled)
             self._counts.append(scaled if inverse is None else count(values * inverse.to(values.device)))
         if scale is not None:
-            self._scalars["scale"] = scale
+            self._scalars["scale"] = scale.clone()  # the step moves it in place
         if loss is not None:
             self._scalars["loss"] = loss.detach()
         return list(gradients)

@@ -231,6 +231,7 @@ def test_an_inf_in_one_gradient_at_a_recorded_step_is_named(harness, form):
     assert [(record["step"], record["non_finite"]["gradients"], record["applied"]) for record in bad] == [
         (4, ["w2"], False)
     ]
+    assert (bad[0]["scale"], bad[0]["next_scale"], bad[0]["loss"]) == (8.0, 4.0, pytest.approx(0.7e38, rel=1e-5))
     assert kept.of("skip") == []
 
 
