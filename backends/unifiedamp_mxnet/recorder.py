@@ -7,30 +7,31 @@ since a graph calls no hooks. Nothing is read from the device before :meth:`Note
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from unifiedamp.backend import recording
 
 from .bound import Bound
-from .buckets import count
 from .gradients import by_context, dense
 from .layers import walk
-from .native import NDArray, autograd, call, cast, dtype_name, gluon
+from .native import NDArray, autograd, dtype_name, gluon
+from .reductions import count, largest, read
 
 _WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 class Noted(NamedTuple):
-    """One activation before it is read: ``seen`` holds its largest absolute value, and whether all were finite."""
+    """One activation before it is read."""
 
     layer: str
     kind: str
     place: str
     dtype: str
-    seen: tuple[Any, Any]
+    largest: Any
 
 
 class Notes:
@@ -44,7 +45,7 @@ class Notes:
     def __init__(self, models: Sequence[Any], activations: bool) -> None:
         self._activations: list[Noted] = []
         self._counts: list[tuple[str, Any, Any]] = []
-        self._known: dict[int, tuple[Any, tuple[Any, Any]]] = {}
+        self._known: dict[int, tuple[Any, Any]] = {}
         self._losses: list[Any] = []
         self._scale = 1.0
         self._undo: list[Callable[[], None]] = []
@@ -86,7 +87,8 @@ class Notes:
             known = self._known.get(id(array))
             if known is None:
                 # The array is kept, so that no other takes its id while the step lasts.
-                known = self._known[id(array)] = (array, _largest(array))
+                with autograd.pause():
+                    known = self._known[id(array)] = (array, largest(array))
             elif place == "input":
                 continue
             self._activations.append(Noted(layer, kind, place, dtype_name(array), known[1]))
@@ -111,49 +113,21 @@ class Notes:
 
     def read(self) -> recording.RecordedStep:
         """Return all that was noted; waits for the device."""
+        values = read([noted.largest for noted in self._activations])
         activations = [
-            recording.Activation(*noted[:4], largest)
-            for noted, largest in zip(self._activations, self._largest(), strict=True)
+            recording.Activation(*noted[:4], float(value[0]))
+            for noted, value in zip(self._activations, values, strict=True)
         ]
         loss = float(self._losses[-1].asnumpy().reshape(())) if self._losses else None
         return recording.RecordedStep(self._scale, loss, self._gradients(), activations)
 
-    def _largest(self) -> Iterator[float]:
-        found = {id(part): part for noted in self._activations for part in noted.seen}
-        values = dict(zip(found, _read(list(found.values())), strict=True))
-        for noted in self._activations:
-            largest, finite = (float(values[id(part)][0]) for part in noted.seen)
-            yield largest if finite else math.inf
-
     def _gradients(self) -> dict[str, recording.GradientCounts]:
-        found = {id(part): part for _, *parts in self._counts for part in parts}
-        values = dict(zip(found, _read(list(found.values())), strict=True))
-        sums: dict[str, recording.GradientCounts] = {}
-        for name, *parts in self._counts:
-            scaled, true = (values[id(part)].astype(int).tolist() for part in parts)
-            before = sums.get(name)
-            if before is not None:
-                scaled = [a + b for a, b in zip(before.scaled, scaled, strict=True)]
-                true = [a + b for a, b in zip(before.true, true, strict=True)]
-            sums[name] = recording.GradientCounts(scaled, true)
-        return sums
-
-
-def _read(arrays: list[Any]) -> list[Any]:
-    """Return one-dimensional arrays of one length as numpy, read in one go per context."""
-    values: dict[int, Any] = {}
-    for group in by_context(arrays):
-        joined = call("Concat", group, dim=0, num_args=len(group)) if len(group) > 1 else group[0]
-        rows = joined.asnumpy().reshape(len(group), -1)
-        values.update(zip(map(id, group), rows, strict=True))
-    return [values[id(array)] for array in arrays]
-
-
-def _largest(array: Any) -> tuple[Any, Any]:
-    with autograd.pause():
-        values = cast(array.reshape((-1,)), "float32")
-        largest = call("max", [call("abs", [values])], axis=0, keepdims=True)
-        return largest, call("multi_all_finite", [values], num_arrays=1, init_output=True)
+        names = [name for name, *_ in self._counts]
+        values = iter(read([part for _, *parts in self._counts for part in parts]))
+        sums: dict[str, Any] = {}
+        for name in names:
+            sums[name] = sums.get(name, 0) + np.stack([next(values), next(values)]).astype(np.int64)
+        return {name: recording.GradientCounts(*both.tolist()) for name, both in sums.items()}
 
 
 def _arrays(value: Any) -> Iterator[Any]:

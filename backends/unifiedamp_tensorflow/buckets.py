@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from unifiedamp.backend import recording
 
-FIRST_INF = 0x7F800000
-
 
 def count(values: Any) -> Any:
     """Return how many values fall into each of the recording's buckets, an int32 vector."""
     floats = tf.reshape(tf.cast(values, tf.float32), [-1])
     bits = tf.bitwise.bitwise_and(tf.bitcast(floats, tf.int32), 0x7FFFFFFF)
-    places = tf.searchsorted(tf.constant(recording.EDGE_BITS, tf.int32), bits, side="right")
+    above = [tf.cast(bits > edge, tf.int32) for edge in (recording.MAX_BITS, recording.INF_BITS)]
+    places = tf.bitwise.right_shift(bits, 23) + 1 + tf.add_n(above) - tf.cast(tf.equal(bits, 0), tf.int32)
+    # tf.math.bincount is not for XLA.
     return tf.math.unsorted_segment_sum(tf.ones_like(places), places, recording.BUCKETS)
 
 

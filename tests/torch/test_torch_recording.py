@@ -7,6 +7,7 @@ from test_torch_capture import STEPS, Trained
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+import unifiedamp as ua
 from unifiedamp_torch import stance
 
 nn = torch.nn
@@ -26,7 +27,7 @@ class Recorded(Trained):
         captured = super()._captured(step)
         if self.stage is None:
             return captured
-        captured._diagnosing = self.amp.backend._must_run
+        self.inner, captured._diagnosing = captured, self.amp.backend._must_run
         return self.amp._watched(captured)
 
 
@@ -38,6 +39,7 @@ def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
         recorder = run.amp.record(records.append, every=every) if every else None
         losses = [run.feed(seed, bad=seed == 14).item() for seed in range(STEPS)]
         ended.append((losses, run.amp.state_dict()["state"], [param.tolist() for param in run.model.parameters()]))
+        assert run.stage is None or any(entry.graph for entry in run.inner._entries.values())
     assert recorder.step == STEPS
     assert str(ended[0]) == str(ended[1])  # nan is no equal of itself
     assert [(record["step"], record["reason"]) for record in steps_of(records)] == [
@@ -119,8 +121,8 @@ class Block(nn.Module):
         return self.last(torch.exp(self.first(x)))
 
 
-def record_one(model, x, y, policy="float32", wrap=None):
-    amp = session(policy, loss_scale="dynamic")
+def record_one(model, x, y, policy="float32", wrap=None, loss_scale="dynamic"):
+    amp = session(policy, loss_scale=loss_scale)
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     records = []
     with amp.record(records.append):
@@ -157,6 +159,19 @@ def test_a_forward_that_is_recomputed_counts_once(reentrant):
     plain = record_one(mlp(), x, y)
     again = record_one(mlp(), x, y, wrap=lambda model: lambda x: checkpoint(model, x, use_reentrant=reentrant))
     assert again["activations"] == plain["activations"]
+
+
+def test_recomputed_parts_do_not_turn_the_order_of_layers_round():
+    def parts(model):
+        return lambda x: checkpoint(model[2:], checkpoint(model[:2], x, use_reentrant=True), use_reentrant=True)
+
+    x, y = batch()
+    x.requires_grad_(True)
+    highest = ua.DynamicLossScale(initial_scale=3e38, max_scale=3e38)
+    found = record_one(mlp(), x * 100, y, wrap=parts, loss_scale=highest)["non_finite"]
+    assert found["loss_was_finite"] is True
+    assert found["gradients"] == ["0.weight", "3.weight"]
+    assert found["first_gradient"] == "3.weight"
 
 
 def test_a_tensor_written_over_in_place_is_looked_at_again():

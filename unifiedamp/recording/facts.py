@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 FLOAT16_MAX = 65504.0
 """The largest finite float16."""
 
-_MAX_BITS = 0x477FE000  # of 65504.0 as float32
+MAX_BITS = 0x477FE000
+"""The bits of 65504.0 as a float32."""
+
+INF_BITS = 0x7F800000
+"""The bits of inf as a float32; those of nan are above."""
 
 EDGE_BITS: tuple[int, ...] = (
     1,
     *[field << 23 for field in range(1, 143)],
-    _MAX_BITS + 1,
+    MAX_BITS + 1,
     *[field << 23 for field in range(143, 256)],
-    (255 << 23) + 1,
+    INF_BITS + 1,
 )
 """Where the next bucket begins, as the bits of a float32 without its sign, ascending: a value is counted in the bucket
 whose number is the count of edges not above it. Such bits are ordered as the values are, nan last."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 9.0
+BFLOAT16 = (-126, 128)
 SHOWN = 60
 """Rows of the heat map and bars of activations; more would not be readable."""
 
@@ -67,9 +68,10 @@ def exponents(recording: Recording) -> Figure | None:
         places = list(range(low, high + 2))
         share = [counts.exponents.get(place, 0) / max(1, counts.there) for place in places]
         axes.step(places, share, where="post", color=color, label=f"{'before' if form == 'true' else 'after'} scaling")
-    axes.annotate(
-        "bfloat16 and float32: 2**-126 to 2**127", (0.5, 1.01), xycoords="axes fraction", ha="center", fontsize=8
-    )
+    # A strip along the top: all of it that is on the page.
+    strip = (max(low, BFLOAT16[0]), min(max(high + 1, 18), BFLOAT16[1]))
+    label = "bfloat16 (2**-126 to 2**128)"
+    axes.plot(strip, (1, 1), transform=axes.get_xaxis_transform(), color="#7b5ea7", linewidth=8, label=label)
     axes.set(xlabel="power of two", ylabel="share of values that are not zero", xlim=(low, max(high + 1, 18)))
     axes.legend(fontsize=7, loc="upper left")
     return figure
