@@ -301,17 +301,21 @@ class Amp:
         return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
 
     def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compiled``, with a look at the scale after each call that replayed a trace."""
+        """Return ``compiled``, with a look at the scale, and the recorder's, after each call that replayed a trace."""
+        window = self._window
+        ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
         def watched(*args: Any, **kwargs: Any) -> Any:
             recorder, counted = self._recorder, self._watch.steps
-            ended = None if recorder is None else recorder.step
-            self._window.ended = 0
+            recorded = None if recorder is None else recorder.step
+            entered, ended = window.snapshot(), window.ended
             output = compiled(*args, **kwargs)
+            if window.ended != ended:
+                ends.add(entered)
             # Where the call replayed a trace, amp.step did not run.
-            if recorder is not None and recorder.step == ended:
-                recorder.after_steps(self._window.ended)
+            if recorder is not None and recorder.step == recorded and entered in ends:
+                recorder.after_steps()
             if self._scaling and self._watch.steps == counted:
                 self._watch.after_step()
             return output

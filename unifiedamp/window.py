@@ -44,7 +44,7 @@ class Window:
         accumulate_steps: micro-batches per optimizer step.
 
     Attributes:
-        ended: iterations ended since somebody set it to 0.
+        ended: how many iterations this window's Python has ended; no part of the snapshot.
     """
 
     def __init__(self, accumulate_steps: int = 1) -> None:
@@ -164,11 +164,11 @@ class Window:
     def snapshot(self) -> tuple[Any, ...]:
         """Return the whole state, hashable."""
         slots = tuple((s.scaled, s.unscaled, s.stepped, s.micro) for s in self.slots.values())
-        return (self.in_region, self.any_scaled, self.ended, slots)
+        return (self.in_region, self.any_scaled, slots)
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Put back a state that :meth:`snapshot` returned."""
-        self.in_region, self.any_scaled, self.ended, slots = snapshot
+        self.in_region, self.any_scaled, slots = snapshot
         for slot, values in zip(self.slots.values(), slots, strict=True):
             slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
 

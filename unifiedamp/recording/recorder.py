@@ -20,7 +20,7 @@ class Recorder:
     """What ``amp.record`` returns: a context that records until it is left, or until :meth:`stop`.
 
     Args:
-        backend: the session's.
+        backend: the session's; it has begun to record.
         watch: the session's; asked to find out the tensors of every skipped step where that is free.
         sinks: where records go.
         every: steps from one recorded step to the next.
@@ -41,7 +41,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         self._backend, self._watch, self._sinks, self._every = backend, watch, sinks, every
         self._activations, self._scaling = activations, scaling
-        self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, False, False
+        self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, True, False
+        self._reason, self._look_again = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
         self._skips = 0
@@ -49,7 +50,6 @@ class Recorder:
         self._looked = self.step
         self._write(header)
         watch.curious = scaling
-        self._arm("first")
 
     def __enter__(self) -> Recorder:
         return self

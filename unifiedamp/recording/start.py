@@ -26,7 +26,12 @@ def start_recording(
     optimizers = max(1, len(amp._window.slots))
     first = (state.applied_steps + state.skipped_steps) // optimizers + 1
     header = _header(amp, every, first)
-    sinks = [open_sink(target) for target in targets]
+    amp.backend.begin_recording(activations)
+    try:
+        sinks = [open_sink(target) for target in targets]
+    except BaseException:
+        amp.backend.end_recording()
+        raise
     scaling = amp.loss_scale_settings.enabled
     return Recorder(amp.backend, amp._watch, sinks, every, first, activations, scaling, header)
 
