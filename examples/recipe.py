@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,10 @@ from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
 
-def train(settings: Settings, report: Report, *, resume: bool = False, restart_scale: bool = False) -> Run:
+def train(
+    settings: Settings, report: Report, *, resume: bool = False, restart_scale: bool = False,
+    record: Sequence[Any] = (), record_every: int = 100,
+) -> Run:  # fmt: skip
     """Train as ``settings`` say; leave ``checkpoint.npz``, ``log.json`` and ``curves.png`` in ``settings.out``.
 
     Args:
@@ -32,6 +36,8 @@ def train(settings: Settings, report: Report, *, resume: bool = False, restart_s
         report: shows the progress.
         resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it; start where there is none.
         restart_scale: resume a run that scaled no loss under a policy that does.
+        record: what ``amp.record`` takes (paths, sinks); nothing is recorded without any.
+        record_every: steps from one recorded step to the next.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the checkpoint is written.
@@ -59,9 +65,11 @@ def train(settings: Settings, report: Report, *, resume: bool = False, restart_s
 
     run = Run(settings, amp, kit, model, optimizer)
     run.begin(resume, restart_scale)
+    recorder = amp.record(*record, every=record_every) if record else nullcontext()
     report.begin(run)
     try:
-        fit(run, train_step, data, report)
+        with recorder:
+            fit(run, train_step, data, report)
     finally:
         report.picture(run)
     return run

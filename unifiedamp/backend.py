@@ -24,10 +24,11 @@ import pluggy
 
 from . import errors, result
 from .errors import AmpWarning
-from .facts import COMPILE_MODES, FEATURES, Capabilities, NonFiniteReport, PlanRow, Support
+from .facts import COMPILE_MODES, FEATURES, Capabilities, MatmulShape, NonFiniteReport, PlanRow, Support
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
+from .recording import facts as recording
 from .result import StepResult, StepValues
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +43,7 @@ __all__ = [
     "BackendPlugin",
     "Capabilities",
     "LossScale",
+    "MatmulShape",
     "NonFiniteReport",
     "PlanRow",
     "Policy",
@@ -55,6 +57,7 @@ __all__ = [
     "float32",
     "hookimpl",
     "match_layers",
+    "recording",
     "required",
     "result",
 ]
@@ -288,7 +291,47 @@ class Backend:
         """Return where the last non-finite step came from, as far as it is known."""
         return NonFiniteReport()
 
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    # Called where the capability ``recording`` is declared.
+
+    def begin_recording(self, activations: bool) -> None:
+        """Note the numbers of the steps from here to ``end_recording``; nothing may be left that costs afterwards.
+
+        Args:
+            activations: also the largest absolute value of each layer's output, and of each input that came out of no
+                layer, in the order in which they run. What runs in inference regions does not count.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
+
+    def note_gradients(self, optimizer: Any) -> Sequence[str]:
+        """Count the optimizer's raw gradients on the device, by ``recording.EDGE_BITS``, and note scale and loss.
+
+        Called between ``begin_recording`` and ``end_recording`` when a window is complete, before ``unscale``. In a
+        compiled step it runs while tracing; the trace then returns the counts, and another one is run on steps that
+        are not recorded.
+
+        Returns:
+            The names of the gradients, as ``gradients`` gives them.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
+
+    def end_recording(self) -> recording.RecordedStep:
+        """Look no more; return what was noted, read from the device in one go."""
+        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
+
+    def epsilons(self) -> list[recording.Epsilon]:
+        """Return the epsilons of the prepared models' layers and of the optimizers."""
+        return []
+
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """Return the sizes of the models' matrix products and convolutions, in the order of their layers.
+
+        Called where the capability ``shape_advice`` is declared.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not know the sizes of a model's matrix products")
 
     @required
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:

@@ -55,6 +55,8 @@ FEATURES = {
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",
+    "recording": "amp.record: each layer's numbers, on the steps that are looked at",
+    "shape_advice": "the sizes of a model's matrix products, by layer",
 }
 
 
@@ -75,6 +77,22 @@ class PlanRow:
     native: str
     effect: str = "native"
     note: str = ""
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """The sizes that one layer's matrix products or convolutions take from the model (not from the batch).
+
+    Attributes:
+        layer: the layer's path, as ``layer_overrides`` names it.
+        kind: "linear", "conv", "rnn" or "attention".
+        dimensions: what it is ("inputs", "outputs", "input channels", "head size") → size; per group in a grouped
+            convolution. Sizes that are not known before the first batch are left out.
+    """
+
+    layer: str
+    kind: str
+    dimensions: Mapping[str, int]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectEr
 from .loss_scale import LossScale
 from .plan import Plan
 from .policy import Policy
+from .recording.recorder import Recorder
+from .recording.start import start_recording
 from .resolve import resolve
 from .result import StepResult
 from .watch import Watch
@@ -81,6 +83,7 @@ class Amp:
         )
         self._scaling = resolved.loss_scale.enabled
         self._watch = Watch(self.backend, resolved.loss_scale)
+        self._recorder: Recorder | None = None
         self._models: list[Any] = []
 
     @classmethod
@@ -172,7 +175,7 @@ class Amp:
             )
         slots = self._slots(optimizers, "scale_loss")
         if self._window.begin_scale(slots):
-            self.backend.update()
+            self._end_open_iteration()
         return self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
 
     def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
@@ -188,7 +191,7 @@ class Amp:
         slots = self._slots(optimizers, "backward")
         self._window.enter_region()
         if self._window.begin_scale(slots):
-            self.backend.update()
+            self._end_open_iteration()
         return self.backend.backward(closure, [slot.optimizer for slot in slots])
 
     def unscale(self, optimizer: Any) -> None:
@@ -239,11 +242,18 @@ class Amp:
             window.end_micro_batch(slot)
             return StepResult(self._not_applied(result.ACCUMULATING))
         ends = window.ends_iteration(slot)
+        recorder = self._recorder
+        if recorder is not None and not slot.unscaled:
+            recorder.before_unscale(slot.optimizer, slot.index)
         outcome = self.backend.step(slot.optimizer, ends)
         window.end_step(slot, ends)
         if scheduler is not None:
             self._step_scheduler(scheduler, outcome)
-        if ends and self._scaling and window.leads() and not self.backend.tracing():
+        leads = window.leads() and not self.backend.tracing()
+        if recorder is not None and leads:
+            recorder.after_optimizer(outcome)
+            recorder.after_steps(int(ends))
+        if ends and self._scaling and leads:
             self._watch.after_step()
         return outcome
 
@@ -253,6 +263,8 @@ class Amp:
         ends = self._window.ends_iteration(slot)
         self.backend.drop_gradients(slot.optimizer)
         self._window.end_step(slot, ends)
+        if self._recorder is not None and not self.backend.tracing():
+            self._recorder.discarded()
         if ends:
             self.backend.update()
         return StepResult(self._not_applied(result.DISCARDED))
@@ -285,17 +297,26 @@ class Amp:
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
         compiled = self.backend.compile(fn, self._window, mode)
-        watch = self._scaling and self.backend.replays_traces
-        return self._watched(compiled) if watch else compiled  # type: ignore[return-value]
+        replays = self.backend.replays_traces and not self.backend.is_model(compiled)
+        return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
 
     def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compiled``, with a look at the scale after each call that replayed a trace."""
+        """Return ``compiled``, with a look at the scale, and the recorder's, after each call that replayed a trace."""
+        window = self._window
+        ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            counted = self._watch.steps
+            recorder, counted = self._recorder, self._watch.steps
+            recorded = None if recorder is None else recorder.step
+            entered, ended = window.snapshot(), window.ended
             output = compiled(*args, **kwargs)
-            if self._watch.steps == counted:  # the call replayed a trace, and amp.step did not run
+            if window.ended != ended:
+                ends.add(entered)
+            # Where the call replayed a trace, amp.step did not run.
+            if recorder is not None and recorder.step == recorded and entered in ends:
+                recorder.after_steps()
+            if self._scaling and self._watch.steps == counted:
                 self._watch.after_step()
             return output
 
@@ -356,6 +377,29 @@ class Amp:
         self._watch.hooks = plugins.add_observer(self._watch.hooks, observer)
         self._watch.expect(self.backend.read_state())
 
+    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+        """Record each layer's numbers, on the first step and on every ``every``-th.
+
+        On these steps alone something is computed and the device is waited for. A step that follows a skipped one
+        is recorded too.
+
+        Args:
+            *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
+                (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
+            every: steps from one recorded step to the next, at least 1.
+            activations: look at layers' outputs too; recorded steps of compiled loops may run uncompiled for it.
+
+        Returns:
+            The recorder, a context: recording ends when it is left, by its ``stop()``, or by ``amp.close()``.
+
+        Raises:
+            UnsupportedError: the backend cannot.
+            StepOrderError: nothing is prepared yet, or the session records already.
+            ConfigError: an argument is wrong, or a file cannot be written to.
+        """
+        self._recorder = start_recording(self, self._recorder, targets, every, activations)
+        return self._recorder
+
     def to_native(self, array: Any) -> Any:
         """Return a batch (numpy or DLPack) as a native tensor on the session's device."""
         return self.backend.to_native(array)
@@ -365,7 +409,9 @@ class Amp:
         return self.backend.to_numpy(tensor)
 
     def close(self) -> None:
-        """Take back what the session attached to models, optimizers and the framework."""
+        """Take back what the session attached to models, optimizers and the framework; end a recording."""
+        if self._recorder is not None:
+            self._recorder.stop()
         self.backend.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -380,12 +426,20 @@ class Amp:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
         return [self._window.slot(optimizer, call) for optimizer in many]
 
+    def _end_open_iteration(self) -> None:
+        """An optimizer that had its step gets a new loss, so the iteration before ends here."""
+        self.backend.update()
+        if self._recorder is not None and not self.backend.tracing():
+            self._recorder.after_steps()
+
     def _unscaled_slot(self, optimizer: Any, call: str) -> Slot | None:
         slot = self._window.slot(optimizer, call)
         self._window.check_step(slot, call)
         if self._window.accumulating(slot):
             return None
         if not slot.unscaled:
+            if self._recorder is not None:
+                self._recorder.before_unscale(slot.optimizer, slot.index)
             self.backend.unscale(slot.optimizer)
             slot.unscaled = True
         return slot

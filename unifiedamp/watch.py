@@ -22,6 +22,7 @@ class Watch:
 
     Attributes:
         steps: how many steps were counted.
+        hooks: calls the observers; None without any.
     """
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
@@ -30,13 +31,28 @@ class Watch:
         self._left = 0
         self.steps = 0
         self._last: ScaleState | None = None
+        self._near = self._curious = False
         self.hooks: Any = None
         self.expect(None)
 
     def expect(self, state: ScaleState | None) -> None:
         """Take ``state`` as what was last seen (after loading a checkpoint)."""
         self._last = state
-        self._backend.diagnosing = self._limit == 1
+        self._come_near(self._limit == 1)
+
+    @property
+    def curious(self) -> bool:
+        """Whether somebody wants to know the tensors of every skipped step; heard where looking is free."""
+        return self._curious
+
+    @curious.setter
+    def curious(self, wanted: bool) -> None:
+        self._curious = wanted and self._backend.looking_is_free
+        self._backend.diagnosing = self._near or self._curious
+
+    def _come_near(self, near: bool) -> None:
+        self._near = near
+        self._backend.diagnosing = near or self._curious
         self._left = self._interval()
 
     def after_step(self) -> None:
@@ -59,8 +75,7 @@ class Watch:
         if state.bad_steps >= self._limit and self._backend.diagnosing:
             self._stop(state)
         # One step more is needed to learn which tensors are to blame.
-        self._backend.diagnosing = state.bad_steps >= self._limit - 1
-        self._left = self._interval()
+        self._come_near(state.bad_steps >= self._limit - 1)
 
     def _interval(self) -> int:
         every_step = self._backend.looking_is_free or self._backend.diagnosing or self.hooks is not None

@@ -42,9 +42,13 @@ class Window:
 
     Args:
         accumulate_steps: micro-batches per optimizer step.
+
+    Attributes:
+        ended: how many iterations this window's Python has ended; no part of the snapshot.
     """
 
     def __init__(self, accumulate_steps: int = 1) -> None:
+        self.ended = 0
         self.accumulate_steps = accumulate_steps
         self.slots: dict[int, Slot] = {}
         self.in_region = False
@@ -146,6 +150,7 @@ class Window:
         for slot in self.slots.values():
             slot.stepped = False
         self.in_region = self.any_scaled = False
+        self.ended += 1
 
     def idle(self) -> bool:
         """Whether nothing has been done since the last iteration."""

@@ -10,6 +10,7 @@ from unifiedamp.backend import (
     Backend,
     CallState,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -17,10 +18,11 @@ from unifiedamp.backend import (
     SessionSpec,
     StepResult,
     errors,
+    recording,
     result,
 )
 
-from . import arrays, checks, devices, facts
+from . import arrays, checks, devices, epsilons, facts, shapes
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
@@ -28,6 +30,7 @@ from .compile import OPTIONS, Compiler
 from .custom import wrap_custom
 from .layers import Boundaries
 from .native import gluon, upstream
+from .recorder import Notes
 from .scaler import ScaledLosses, Scaler, read_losses
 from .scope import Scope
 
@@ -54,6 +57,7 @@ class MXNetBackend(Backend):
         self._names: dict[int, str] = {}
         self._make_tables()
         self._report = NonFiniteReport()
+        self._notes: Notes | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +237,35 @@ class MXNetBackend(Backend):
         """See ``Backend``."""
         return self._report
 
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def begin_recording(self, activations: bool) -> None:
+        """See ``Backend``; hybridized blocks run imperatively meanwhile, since a graph calls no hooks."""
+        self._notes = Notes(self._boundaries.models, activations)
+
+    def note_gradients(self, optimizer: Any) -> Sequence[str]:
+        """See ``Backend``; on several contexts, the values of all of them are counted, before they are summed."""
+        assert self._notes is not None
+        return self._notes.gradients(self._bound[id(optimizer)], self._scaler.state.scale)
+
+    def end_recording(self) -> recording.RecordedStep:
+        """See ``Backend``."""
+        notes, self._notes = self._notes, None
+        if notes is None:
+            return recording.RecordedStep()
+        notes.stop()
+        return notes.read()
+
+    def epsilons(self) -> list[recording.Epsilon]:
+        """See ``Backend``."""
+        trainers = [bound.trainer for bound in self._bound.values()]
+        return list(epsilons.epsilons(self._boundaries.models, trainers, self.spec.policy))
+
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""

@@ -154,14 +154,14 @@ class Window:
 
 def zero(arrays: list[Any]) -> None:
     """Fill arrays with zeros, those of each context in one call."""
-    for group in _by_context(arrays):
+    for group in by_context(arrays):
         call("reset_arrays", group, num_arrays=len(group))
 
 
 def all_finite(grads: Iterable[Any]) -> bool:
     """Tell whether every gradient on every context is finite. Waits for the devices."""
     flags = []
-    for group in _by_context(map(_values, grads)):
+    for group in by_context(map(dense, grads)):
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
             flags.append(call("multi_all_finite", chunk, num_arrays=len(chunk), init_output=True))
@@ -170,16 +170,18 @@ def all_finite(grads: Iterable[Any]) -> bool:
 
 def global_norm(entries: list[Entry]) -> Any:
     """Return the 2-norm over all gradients of one context, a native scalar."""
-    grads = [_values(entry.grad) for entry in entries]
+    grads = [dense(entry.grad) for entry in entries]
     squares = call("multi_sum_sq", grads, num_arrays=len(grads))
     return squares.sum() ** 0.5
 
 
-def _values(grad: Any) -> Any:
+def dense(grad: Any) -> Any:
+    """Return the array that holds a gradient's numbers (of a sparse one, its rows)."""
     return grad if grad.stype == "default" else grad.data
 
 
-def _by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
+def by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield the arrays of each context."""
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
         groups.setdefault(context_of(array), []).append(array)

@@ -57,6 +57,24 @@ class _Probe(gluon.HybridBlock):  # type: ignore[misc]
             return F.sum(joined * x)
 
 
+class _Ratio(gluon.HybridBlock):  # type: ignore[misc]
+    """Divides each row by the sum of its absolute values."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    if NUMPY_API:
+
+        def forward(self, x: Any) -> Any:
+            return x / (mx.np.abs(x).sum(-1, keepdims=True) + self.epsilon)
+
+    else:
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.broadcast_div(x, F.sum(F.abs(x), axis=-1, keepdims=True) + self.epsilon)
+
+
 class MXNetHarness(Harness):
     """See ``Harness``."""
 
@@ -84,6 +102,12 @@ class MXNetHarness(Harness):
         for layer in layers.values():
             layer.initialize(mx.init.Xavier())
         return _named(layers)
+
+    def ratio(self, epsilon: float) -> Any:
+        """See ``Harness``."""
+        dense = nn.Dense(4, in_units=4)
+        dense.initialize()
+        return _named({"dense": dense, "ratio": _Ratio(epsilon)})
 
     def image_batch(self, array: Array) -> Array:
         """See ``Harness``."""

@@ -13,6 +13,7 @@ from unifiedamp.backend import (
     Backend,
     CallState,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -20,15 +21,17 @@ from unifiedamp.backend import (
     SessionSpec,
     StepResult,
     errors,
+    recording,
     result,
 )
 
-from . import facts, modes, ops, prepare
+from . import epsilons, facts, modes, ops, prepare, shapes
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
 from .compile import CompiledStep
 from .gradients import Gradients
+from .recorder import Notes
 from .replicas import Alone, replicas_of
 from .scaler import DeviceScaler
 from .steps import Steps
@@ -57,6 +60,8 @@ class TensorFlowBackend(Backend):
         self._by_id: dict[int, Bound] = {}
         self._applied_before = 0
         self._compiling = 0
+        self._models: list[Any] = []
+        self.notes: Notes | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -95,6 +100,7 @@ class TensorFlowBackend(Backend):
                 bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
             self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
+        self._models += [model for model in models if not any(model is known for known in self._models)]
         return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
 
     def _place(self, replicas: Alone) -> None:
@@ -249,7 +255,46 @@ class TensorFlowBackend(Backend):
         names = tuple(name for bound in self.bounds for name in bound.bad_names())
         return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
 
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def begin_recording(self, activations: bool) -> None:
+        """See ``Backend.begin_recording``.
+
+        Raises:
+            UnsupportedError: the model is spread over several replicas.
+        """
+        if self.replicas.count > 1:
+            raise errors.UnsupportedError(
+                f"amp.record: the model is spread over {self.replicas.count} replicas of a tf.distribute strategy, and "
+                "what each notes cannot leave it; record a run on one device"
+            )
+        self.notes = Notes(self._models, activations)
+
+    def note_gradients(self, optimizer: Any) -> Sequence[str]:
+        """See ``Backend.note_gradients``."""
+        assert self.notes is not None
+        window = self._window(optimizer, "record")
+        scale = None if self.scaler is None else self.scaler.scale.read_value()
+        self.notes.gradients(window.collect("record"), scale, window.loss)
+        return list(window.present)
+
+    def end_recording(self) -> recording.RecordedStep:
+        """See ``Backend.end_recording``."""
+        notes, self.notes = self.notes, None
+        if notes is None:
+            return recording.RecordedStep()
+        notes.stop()
+        return notes.read()
+
+    def epsilons(self) -> list[recording.Epsilon]:
+        """See ``Backend.epsilons``."""
+        return list(epsilons.epsilons(self._models, [bound.inner for bound in self.bounds]))
+
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend.matmul_shapes``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, errors
 
+from .recorder import Page
 from .retraces import Traces
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class CompiledStep:
     Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
     step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
 
+    A call that is recorded has traces of its own, which return what they noted besides.
+
     Args:
         fn: the user's step.
         window: core's order of calls.
@@ -54,6 +58,7 @@ class CompiledStep:
         self._traces = Traces(_name(fn), xla, lambda text: backend.spec.warn(text, errors.CompileWarning))
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
+        self._pages: list[Page] = []
         self._loosened = self._needs_sizes = False
         self._across: CompiledStep | None = None
 
@@ -62,7 +67,7 @@ class CompiledStep:
         replicas = self._backend.replicas
         if replicas.calling():
             return replicas.together(self._over_replicas, args, kwargs)
-        start, traced = self._state(), self._traces.count
+        start, traced, notes = self._start(), self._traces.count, self._backend.notes
         function = self._functions.get(start) or self._new_function(start)
         try:
             if self._around is None:
@@ -71,7 +76,7 @@ class CompiledStep:
                 with self._around():
                     output = function(*args, **kwargs)
         except Exception as error:
-            self._restore(start)
+            self._restore(start[0])
             if self._loosened:
                 self._loosened, self._needs_sizes = False, True
                 self._functions.clear()
@@ -80,10 +85,12 @@ class CompiledStep:
             if ours is None or ours is error:
                 raise
             raise ours from None
-        ((end, result),) = output.items()
+        ((end, (result, noted)),) = output.items()
         ended = self._ends[end]
-        if ended != start or traced != self._traces.count:
+        if ended != start[0] or traced != self._traces.count:
             self._restore(ended)
+        if notes is not None:
+            notes.take(noted, self._pages)
         return result
 
     def _over_replicas(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,12 +108,12 @@ class CompiledStep:
 
     def concrete(self, *args: Any, **kwargs: Any) -> Any:
         """Return the concrete function that a call with these arguments would run."""
-        start = self._state()
+        start = self._start()
         function = self._functions.get(start) or self._new_function(start)
         try:
             return function.get_concrete_function(*args, **kwargs)
         finally:
-            self._restore(start)
+            self._restore(start[0])
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
@@ -119,11 +126,12 @@ class CompiledStep:
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             arguments = self._arguments(args, kwargs)
             self._loosened = reduce_retracing and _open_shapes(arguments)
-            with self._backend.compiling():
+            notes = self._backend.notes
+            with self._backend.compiling(), nullcontext() if notes is None else notes.tracing(self._pages) as noted:
                 result = converted(*args, **kwargs)
             self._loosened = False
             self._traces.note(start, arguments)
-            return {self._end(): result}
+            return {self._end(): (result, noted)}
 
         step.__name__ = _name(self._fn)
         if self._signature is not None:
@@ -148,6 +156,11 @@ class CompiledStep:
         return self._signature.bind(*args, **kwargs).arguments
 
     # -- the order of calls --------------------------------------------------------------------------------------
+
+    def _start(self) -> tuple[Any, ...]:
+        """Return what picks a trace: the order of calls, and what is noted."""
+        notes = self._backend.notes
+        return self._state(), notes is not None and notes.key
 
     def _end(self) -> int:
         state = self._state()

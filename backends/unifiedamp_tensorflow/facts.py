@@ -147,6 +147,8 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "no_device_wait": Support(
             True, "steps compiled by XLA never wait; tf.function reads one flag for tf.cond, as an eager step does"
         ),
+        "recording": Support(True, "recorded steps of compiled loops have a trace of their own"),
+        "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
     return Capabilities(device.name, policy_support(device, emulate), features)
 

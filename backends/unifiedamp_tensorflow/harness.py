@@ -35,6 +35,19 @@ class Probe(keras.Model):  # type: ignore[misc]
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
 
 
+class Ratio(keras.layers.Layer):  # type: ignore[misc]
+    """Divides each row by the sum of its absolute values."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__(name="ratio")
+        self.epsilon = epsilon
+
+    def call(self, x: Any) -> Any:
+        """Return rows of sum 1."""
+        total = tf.reduce_sum(tf.abs(x), -1, keepdims=True)
+        return x / (total + tf.cast(self.epsilon, x.dtype))
+
+
 @functools.cache
 def _following_dense() -> Any:
     """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
@@ -88,6 +101,10 @@ class TensorFlowHarness(Harness):
             fan_in = np.prod(kernel.shape[:-1])
             model.get_layer(name).set_weights([rng.normal(0, fan_in**-0.5, kernel.shape), np.zeros_like(bias)])
         return model
+
+    def ratio(self, epsilon: float) -> Any:
+        """See ``Harness.ratio``."""
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense"), Ratio(epsilon)])
 
     def image_batch(self, array: Array) -> Array:
         """See ``Harness.image_batch``."""

@@ -86,24 +86,29 @@ def attach(layer: Any, *, pinned: bool, output_dtype: str | None, call: Any = No
     if call is not None:
         object.__setattr__(layer, CALL, call)
     original = original_class(layer)
-    _set_class(layer, _following(original, OUTPUT in vars(layer), CALL in vars(layer)))
+    set_class(layer, _following(original, OUTPUT in vars(layer), CALL in vars(layer)))
 
 
 def detach(layer: Any) -> None:
     """Give ``layer`` its class back."""
-    _set_class(layer, original_class(layer))
+    set_class(layer, original_class(layer))
     for name in (PINNED, OUTPUT, CALL):
         vars(layer).pop(name, None)
 
 
-def _set_class(layer: Any, kind: type) -> None:
+def set_class(layer: Any, kind: type) -> None:
+    """Have ``layer`` be of another class of the same layout."""
     # Our subclasses show the original as __class__, so the assignment must go below that property.
     vars(object)["__class__"].__set__(layer, kind)
 
 
 def original_class(layer: Any) -> type:
     """Return the class that ``layer`` had before :func:`attach`."""
-    kind = type(layer)
+    return original_class_of(type(layer))
+
+
+def original_class_of(kind: type) -> type:
+    """Return the class that a following one stands for; any other as it is."""
     return getattr(kind, "_unifiedamp_original", kind)
 
 

@@ -13,6 +13,7 @@ import torch
 from unifiedamp.backend import (
     Backend,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -20,18 +21,39 @@ from unifiedamp.backend import (
     SessionSpec,
     StepResult,
     errors,
+    recording,
     result,
 )
 
-from . import arrays, binding, casts, custom, device, float8_layers, gradients, layers, ops, placement, plan, report
+from . import (
+    arrays,
+    binding,
+    casts,
+    custom,
+    device,
+    epsilons,
+    float8_layers,
+    gradients,
+    layers,
+    ops,
+    placement,
+    plan,
+    report,
+    shapes,
+)
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .handle import Handle, checked_loss
+from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler, world_size
 from .steps import PlainSteps
 from .update import Updates
+
+_UNCOMPILED = (
+    "step", "unscale", "clip_grad_norm", "clip_grad_value", "begin_recording", "note_gradients", "end_recording",
+)  # fmt: skip
 
 
 class TorchBackend(Backend):
@@ -61,6 +83,7 @@ class TorchBackend(Backend):
         self._undo: list[Callable[[], None]] = []
         self._report = NonFiniteReport()
         self._loss: torch.Tensor | None = None
+        self._notes: Notes | None = None
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
         self._ground: Ground | None = None
         self.replays_traces = self.device.type == "cuda"
@@ -192,6 +215,8 @@ class TorchBackend(Backend):
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
         value = checked_loss(loss)
+        if self._notes is not None:
+            self._loss = value.detach()
         if self.spec.loss_scale.enabled:
             self._loss = value.detach()
             value = self._steps.scaled(value)
@@ -267,7 +292,35 @@ class TorchBackend(Backend):
         if self.diagnosing and found.item():
             self._report = report.non_finite(self.gradients(optimizer), self._loss)
 
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def begin_recording(self, activations: bool) -> None:
+        """See ``Backend``; what is compiled runs uncompiled meanwhile, since a compiled graph holds no hooks."""
+        self._notes = Notes(self._models, activations)
+
+    def note_gradients(self, optimizer: Any) -> Sequence[str]:
+        """See ``Backend``."""
+        assert self._notes is not None
+        scaler = self._steps.scaler if isinstance(self._steps, ScaledSteps) else None
+        return self._notes.gradients(self.gradients(optimizer), scaler and scaler.scale_tensor, self._loss)
+
+    def end_recording(self) -> recording.RecordedStep:
+        """See ``Backend``."""
+        notes, self._notes = self._notes, None
+        if notes is None:
+            return recording.RecordedStep()
+        notes.stop()
+        return notes.read(self.device)
+
+    def epsilons(self) -> list[recording.Epsilon]:
+        """See ``Backend``."""
+        return list(epsilons.epsilons(self._models, self._optimizers, self.spec.policy))
+
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
         """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode
@@ -276,16 +329,23 @@ class TorchBackend(Backend):
         captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module) and world_size() == 1
         if captures and mode == "default":
             return self._captured(fn, window)
-        for name in ("step", "unscale", "clip_grad_norm", "clip_grad_value"):
+        for name in _UNCOMPILED:
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
-        compiled = compile_step(fn, self.spec.policy.op_overrides, static=captures)
+        compiled = compile_step(fn, self.spec.policy.op_overrides, self._looks_at_layers, static=captures)
         return self._captured(compiled, window, Updates()) if captures else compiled
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
             self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec)
-        return CapturedStep(fn, self._ground, window, lambda: self.diagnosing, updates)
+        return CapturedStep(fn, self._ground, window, self._must_run, updates)
+
+    def _must_run(self) -> bool:
+        """Tell whether the next step's Python must run: a replay looks into nothing and notes nothing."""
+        return self.diagnosing or self._notes is not None
+
+    def _looks_at_layers(self) -> bool:
+        return self._notes is not None and self._notes.activations
 
     def tracing(self) -> bool:
         """See ``Backend``: a step that is being captured has no values yet."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .autocast import entered
+from .stance import Uncompiled
 
 #: Python of the layer that dynamo must leave alone: its counters would be guarded on, and retraced at each step.
 #: What runs inside a model's forward (casts, layers, autocast regions) is traced with it.
@@ -18,6 +19,7 @@ _UNTRACED = (
     "unifiedamp.backend",
     "unifiedamp.loss_scale",
     "unifiedamp.plugins",
+    "unifiedamp.recording",
     "unifiedamp.result",
     "unifiedamp.session",
     "unifiedamp.watch",
@@ -25,9 +27,11 @@ _UNTRACED = (
     "unifiedamp_torch.backend",
     "unifiedamp_torch.gradients",
     "unifiedamp_torch.handle",
+    "unifiedamp_torch.recorder",
     "unifiedamp_torch.scale_state",
     "unifiedamp_torch.scaled_steps",
     "unifiedamp_torch.scaler",
+    "unifiedamp_torch.stance",
     "unifiedamp_torch.steps",
 )
 
@@ -45,12 +49,15 @@ def ready_dynamo() -> None:
         trace_rules.add(name)
 
 
-def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str], static: bool = False) -> Callable[..., Any]:
+def compile_step(
+    fn: Callable[..., Any], overrides: Mapping[str, str], uncompiled: Callable[[], bool], static: bool = False
+) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
     Args:
         fn: a step, or a module (which stays one).
         overrides: the session's op overrides.
+        uncompiled: asked at each call of a step whether this one is to run as plain Python.
         static: compile anew for each shape, as a step that is captured for each shape wants it.
     """
     ready_dynamo()
@@ -61,6 +68,9 @@ def compile_step(fn: Callable[..., Any], overrides: Mapping[str, str], static: b
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
+        if uncompiled():
+            with Uncompiled():
+                return fn(*args, **kwargs)
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
         entered.overrides, entered.in_compiled_step = overrides or None, True

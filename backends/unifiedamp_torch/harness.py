@@ -51,6 +51,18 @@ class Mlp(nn.Module):
         return x
 
 
+class Ratio(nn.Module):
+    """Divides each row by the sum of its absolute values."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rows of sum 1."""
+        return x / (x.abs().sum(-1, keepdim=True) + self.epsilon)
+
+
 class ConvNet(nn.Module):
     """Convolution, batch norm, ReLU, dense; for (batch, 1, 8, 8)."""
 
@@ -88,6 +100,13 @@ class TorchHarness(Harness):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return ConvNet()
+
+    def ratio(self, epsilon: float) -> nn.Module:
+        """See ``Harness``."""
+        model = nn.Sequential()
+        model.add_module("dense", nn.Linear(4, 4))
+        model.add_module("ratio", Ratio(epsilon))
+        return model
 
     def image_batch(self, array: Array) -> Array:
         """See ``Harness``."""

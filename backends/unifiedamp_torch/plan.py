@@ -60,6 +60,8 @@ def _features(device: torch.device) -> dict[str, Support]:
         "float8": Support(True, devices.float8_support(device).reason),
         "several_devices": ranks,
         "no_device_wait": waits,
+        "recording": Support(True, "forward hooks; on recorded steps, what is compiled runs uncompiled"),
+        "shape_advice": Support(True, "Linear, convolutions, RNNs, MultiheadAttention"),
     }
 
 

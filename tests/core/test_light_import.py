@@ -5,7 +5,19 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "tensorflow", "keras", "mxnet", "numpy", "pydantic", "rich", "typer", "click"]
+HEAVY = [
+    "torch",
+    "tensorflow",
+    "keras",
+    "mxnet",
+    "numpy",
+    "pydantic",
+    "matplotlib",
+    "tensorboardX",
+    "rich",
+    "typer",
+    "click",
+]
 
 
 def loaded_after(code: str) -> list[str]:

@@ -69,6 +69,8 @@ class ToyBackend(Backend):
             "compile": "numpy has nothing to compile with",
             "op_overrides": "no list of operations",
             "float8": NO_FLOAT8,
+            "recording": "a toy is looked at by hand",
+            "shape_advice": "numpy has no Tensor Cores",
         }
         features = {name: Support(name not in missing, missing.get(name, "")) for name in FEATURES}
         policies = {name: Support(True, "emulated by rounding") for name in PRESETS}

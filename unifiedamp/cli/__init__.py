@@ -6,6 +6,7 @@ import typer
 
 from .conformance import conformance
 from .errors import reports_errors
+from .report import EPILOG, report
 from .train import train
 
 app = typer.Typer(
@@ -15,4 +16,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(reports_errors(train))
+app.command("report", epilog=EPILOG)(reports_errors(report))
 app.command("conformance")(reports_errors(conformance))

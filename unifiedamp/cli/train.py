@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, nearest
+from ..recording import TensorBoard
 
 RECIPE = ("recipe", "report", "settings")
 
@@ -24,6 +25,9 @@ def train(
     restart_scale: Annotated[
         bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
     ] = False,
+    record: Annotated[Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")] = None,
+    record_every: Annotated[int, typer.Option(help="Steps from one recorded step to the next.")] = 100,
+    tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
 ) -> None:
     """Train the example recipe; options go before what the configuration says."""
     recipe, report, settings = (importlib.import_module(f"unifiedamp_examples.{name}") for name in RECIPE)
@@ -33,7 +37,10 @@ def train(
         amp={"backend": backend, "policy": policy},
         train={"data": data, "epochs": epochs},
     )
-    recipe.train(chosen, report.Report(), resume=resume, restart_scale=restart_scale)
+    targets = [*([record] if record else []), *([TensorBoard(tensorboard)] if tensorboard else [])]
+    recipe.train(
+        chosen, report.Report(), resume=resume, restart_scale=restart_scale, record=targets, record_every=record_every
+    )
 
 
 def _find(config: str, shipped: Path) -> Path:

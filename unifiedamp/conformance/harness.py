@@ -135,6 +135,12 @@ class Harness:
     def dtype_of(self, tensor: Any) -> str:
         """Return a native tensor's dtype name ("float32", "float16", "bfloat16")."""
 
+    def ratio(self, epsilon: float) -> Any:
+        """Return a model of one dense layer, named ``dense``, and after it a layer of your own named ``ratio``, which
+        divides by the sum of absolute values plus its attribute ``epsilon``. Needed where ``recording`` is declared.
+        """
+        raise NotImplementedError(f"the harness of {self.backend!r} declares recording but has no ratio")
+
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """Run one step on two devices (or ranks) that disagree. Needed where ``several_devices`` is declared.
 

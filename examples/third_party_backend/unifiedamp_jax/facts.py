@@ -14,6 +14,8 @@ MISSING = {
     "context_form": "JAX differentiates functions, not values",
     "op_overrides": ops.NO_OP_OVERRIDES,
     "float8": ops.NO_FLOAT8,
+    "recording": "nobody has written its watching of layers yet",
+    "shape_advice": "XLA pads matrix products by itself",
 }
 
 

@@ -1,0 +1,104 @@
+"""What a recorded step is boiled down to: counts by powers of two, and largest values.
+
+By numpy where the arrays lie on the host, which is ten times faster than MXNet's operators on a CPU; by operators on a
+device. No operator shows a number's bits, so the device works them out by a logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unifiedamp.backend import recording
+
+from .gradients import by_context
+from .native import call, cast, context_of
+
+BUCKETS = recording.BUCKETS
+
+
+def count(gradients: Sequence[Any], scale: float) -> list[Any]:
+    """Return two vectors of counts per gradient, of its values and of its values divided by ``scale``.
+
+    Args:
+        gradients: arrays of one context.
+        scale: the loss scale.
+    """
+    if _on_host(gradients[0]):
+        return count_on_host(gradients, scale)
+    return count_on_device(gradients, scale)
+
+
+def largest(array: Any) -> Any:
+    """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
+    values = cast(array.reshape((-1,)), "float32")
+    if _on_host(array):
+        there = values.asnumpy()
+        return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
+    return call("max", [call("abs", [values])], axis=0, keepdims=True)
+
+
+def read(arrays: Sequence[Any]) -> list[Any]:
+    """Return vectors of one length as numpy arrays; those that lie on a device are read in one go."""
+    values = {id(array): array for array in arrays if isinstance(array, np.ndarray)}
+    for group in by_context({id(array): array for array in arrays if id(array) not in values}.values()):
+        rows = _join(group).asnumpy().reshape(len(group), -1)
+        values.update(zip(map(id, group), rows, strict=True))
+    return [values[id(array)] for array in arrays]
+
+
+def _on_host(array: Any) -> bool:
+    return bool(context_of(array).device_type.startswith("cpu"))
+
+
+def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
+    """Return numpy arrays; see :func:`count`."""
+    counts = []
+    for gradient in gradients:
+        values = cast(gradient.reshape((-1,)), "float32").asnumpy()
+        counts += [_numpy_counts(values), _numpy_counts(values / np.float32(scale))]
+    return counts
+
+
+def _numpy_counts(values: Any) -> Any:
+    bits = values.view(np.int32) & 0x7FFFFFFF
+    above = (bits > recording.MAX_BITS).astype(np.int32) + (bits > recording.INF_BITS)
+    return np.bincount((bits >> 23) + 1 + above - (bits == 0), minlength=BUCKETS)
+
+
+def count_on_device(gradients: Sequence[Any], scale: float) -> list[Any]:
+    """Return MXNet arrays; see :func:`count`."""
+    flat = [cast(gradient.reshape((-1,)), "float32") for gradient in gradients]
+    joined = _join(flat)
+    scaled = _places(joined)
+    true = scaled if scale == 1.0 else _places(joined / scale)
+    counts, start = [], 0
+    for values in flat:
+        end = start + values.shape[0]
+        counts += [_histogram(places, start, end) for places in (scaled, true)]
+        start = end
+    return counts
+
+
+def _join(arrays: Sequence[Any]) -> Any:
+    return call("Concat", list(arrays), dim=0, num_args=len(arrays)) if len(arrays) > 1 else arrays[0]
+
+
+def _histogram(places: Any, start: int, end: int) -> Any:
+    part = call("slice", [places], begin=(start,), end=(end,))
+    return call("_histogram", [part], bin_cnt=BUCKETS, range=(0.0, float(BUCKETS)))[0]
+
+
+def _places(values: Any) -> Any:
+    """Return the number of each value's bucket, as ``recording.EDGE_BITS`` part them."""
+    size = call("abs", [values])
+    guess = call("clip", [call("floor", [call("log2", [size])])], a_min=-126.0, a_max=127.0)
+    power = call("_rpower_scalar", [guess], scalar=2.0)
+    # log2 rounds up just below a power of two; below 2**-126 the guess is one too high on purpose.
+    exponent = guess - call("_lesser", [size, power]) + call("_greater_equal", [size, power * 2.0])
+    places = exponent + 128.0 + call("_greater_scalar", [size], scalar=recording.FLOAT16_MAX)
+    places = places * call("_not_equal_scalar", [size], scalar=0.0)
+    nan = call("ones_like", [size]) * float(BUCKETS - 1)
+    return call("where", [call("_equal", [size, size]), places, nan])

@@ -1,0 +1,45 @@
+"""Counting and largest values: what a device does by operators is what numpy does on the host."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.recording.facts import EDGE_BITS
+from unifiedamp_mxnet import reductions
+from unifiedamp_mxnet.native import from_numpy, mx
+
+
+def values():
+    rng = np.random.default_rng(0)
+    powers = np.float32(2.0) ** np.arange(-110, 128, dtype=np.float32)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0, 65505.0, 65536.0, 3e38, -1.0]
+    spread = rng.standard_normal(5000) * 10.0 ** rng.uniform(-30, 30, 5000)
+    with np.errstate(over="ignore"):
+        return np.concatenate([special, powers, np.nextafter(powers[1:], np.float32(0)), spread]).astype(np.float32)
+
+
+def expected(array):
+    """By the definition: how many edges are not above a value's bits."""
+    bits = array.reshape(-1).view(np.int32) & 0x7FFFFFFF
+    return np.bincount(np.searchsorted(np.array(EDGE_BITS), bits, side="right"), minlength=len(EDGE_BITS) + 1)
+
+
+@pytest.mark.parametrize("count", [reductions.count_on_device, reductions.count_on_host])
+def test_counts(count):
+    ua.Amp("mxnet", "float32")
+    first, second = values(), np.float32([[4.0, 0.0], [np.nan, 2.0**-20]])
+    arrays = [from_numpy(array, mx.cpu()) for array in (first, second)]
+    with np.errstate(invalid="ignore"):
+        wanted = [array / np.float32(scale) for array in (first, second) for scale in (1, 1024)]
+    for told, array in zip(reductions.read(count(arrays, 1024.0)), wanted, strict=True):
+        np.testing.assert_array_equal(told, expected(array))
+
+
+@pytest.mark.parametrize(
+    ("array", "largest"), [([-3.0, 2.0], 3.0), ([1.0, -np.inf], np.inf), ([np.nan, np.inf], np.nan)]
+)
+@pytest.mark.parametrize("on_host", [True, False])
+def test_largest(monkeypatch, array, largest, on_host):
+    monkeypatch.setattr(reductions, "_on_host", lambda _: on_host)
+    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()))])
+    np.testing.assert_array_equal(told, [largest])

@@ -1,0 +1,57 @@
+"""``unifiedamp report``: what a recording says."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from ..recording import page as pages
+from ..recording.reading import read_recording
+
+EPILOG = (
+    "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
+)
+
+
+def report(
+    file: Annotated[Path, typer.Argument(help="A recording: what amp.record or train --record wrote.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here (one file).")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the pictures into this folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of sentences.")] = False,
+) -> None:
+    """Tell what precision did to each layer's numbers, and what to change.
+
+    Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
+    """
+    recording = read_recording(file)
+    written = [] if png is None else pages.save_pictures(recording, _writable(png))
+    if html is not None:
+        text = pages.page(recording)
+        try:
+            html.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--html {html}: {error.strerror}") from error
+        written.append(html)
+    report = pages.to_dict(recording)
+    if json:
+        print(json_format.dumps({**report, "written": [str(path) for path in written]}, indent=1))
+        return
+    print(f"{pages.title(recording)}: {pages.about(recording)}")
+    for found in report["findings"]:
+        print(f"- {found['text']}")
+    if not report["findings"]:
+        print("Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
+    for path in written:
+        print(f"written: {path}")
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--png {folder}: {error.strerror}") from error
+    return folder

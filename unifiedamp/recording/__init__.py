@@ -1,0 +1,10 @@
+"""The numerics recorder: what precision does to each layer's numbers, on the steps that are looked at.
+
+``amp.record(...)`` starts it. The rooms: ``facts`` (what a backend hands over), ``counts`` (what counts mean),
+``recorder`` (when to look), ``blame`` (where inf or nan came from), ``sinks`` (where records go), ``reading``,
+``advice``, ``pictures`` and ``page`` (the report).
+"""
+
+from .sinks import JsonLines, TensorBoard
+
+__all__ = ["JsonLines", "TensorBoard"]

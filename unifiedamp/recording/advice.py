@@ -1,0 +1,185 @@
+"""What a recording says, in sentences that name layers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .blame import layer_of
+from .counts import LARGEST, SMALLEST, Distribution
+from .facts import FLOAT16_MAX
+from .reading import Recording
+
+FLUSHED_TOO_MUCH = 0.5
+"""Share of a gradient below 2**-24 from which it is spoken of."""
+MAX_SCALE = 24
+"""The highest exponent of a loss scale that is advised; the default ``max_scale`` is 2**24."""
+
+SMALLEST_OF = {"float16": (2.0**-24, 2.0**-14), "bfloat16": (2.0**-133, 2.0**-126), "float32": (2.0**-149, 2.0**-126)}
+"""dtype → its smallest number and its smallest normal one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found.
+
+    Attributes:
+        kind: "non_finite", "activation", "underflow", "epsilon" or "input".
+        name: the layer, parameter or optimizer that it is about.
+        text: a sentence or two: what was seen, and what to do.
+    """
+
+    kind: str
+    name: str
+    text: str
+
+
+def findings(recording: Recording) -> list[Finding]:
+    """Return what there is to say, the gravest first; empty when all is well."""
+    return [
+        *_non_finite(recording),
+        *_large_activations(recording),
+        *_flushed_gradients(recording),
+        *_lost_epsilons(recording),
+    ]
+
+
+def culprit(record: dict[str, Any], usual: frozenset[str]) -> tuple[str, str] | None:
+    """Return ("forward", layer), ("input", layer) or ("gradient", parameter) of a record with inf or nan.
+
+    Args:
+        record: of a step, or of skipped steps.
+        usual: layers whose outputs are not finite on good steps as well (masks): they are not to blame.
+    """
+    found = record["non_finite"]
+    first = found["first_activation"]
+    if first is not None and first["layer"] not in usual:
+        return ("input" if _is_batch(first) else "forward"), first["layer"]
+    if found["first_gradient"] is not None:
+        return "gradient", found["first_gradient"]
+    return None
+
+
+def _is_batch(first: dict[str, Any]) -> bool:
+    return bool(first["place"] == "input")
+
+
+def _non_finite(recording: Recording) -> Iterator[Finding]:
+    bad = recording.bad_steps()
+    if not bad:
+        return
+    usual = frozenset(
+        row["layer"]
+        for step in recording.steps
+        if not step["non_finite"]
+        for row in step["activations"]
+        if not math.isfinite(float(row["largest"]))
+    )
+    total = sum(int(record.get("count", 1)) for record in bad)
+    blamed: Counter[tuple[str, str]] = Counter()
+    kinds: dict[tuple[str, str], str] = {}
+    for record in bad:
+        who = culprit(record, usual)
+        if who is not None:
+            blamed[who] += 1
+            kinds[who] = _where(record, who)
+    for who, count in blamed.most_common():
+        kind = "input" if who[0] == "input" else "non_finite"
+        yield Finding(kind, who[1], _blame_text(who, kinds[who], count, total))
+
+
+def _where(record: dict[str, Any], who: tuple[str, str]) -> str:
+    first = record["non_finite"]["first_activation"]
+    if who[0] != "forward":
+        return ""
+    layer = f"`{_shown(first['layer'])}` ({first['kind']})"
+    if first["place"] == "output":
+        return f"in the output of {layer}"
+    after = f"after `{first['after']}` and " if first["after"] else ""
+    return f"in an operation of {layer} {after}before `{first['before']}`"
+
+
+def _blame_text(who: tuple[str, str], where: str, count: int, total: int) -> str:
+    kind, name = who
+    steps = f"{count} of {total} skipped step{'s' if total > 1 else ''}"
+    if kind == "input":
+        return f"the batch itself held inf or nan in {steps}: look at the data; no precision mends that."
+    if kind == "forward":
+        return f"`{_shown(name)}` overflowed in {steps}: inf or nan first appeared {where}. {_keep(name)}"
+    text = f"the gradient of `{name}` was the first that was not finite in {steps}."
+    if total == 1:
+        return text + " One now and then is how a dynamic loss scale finds its height."
+    return f"{text} A loss scale that starts lower skips fewer; if it goes on: {_keep(layer_of(name)).lower()}"
+
+
+def _keep(layer: str) -> str:
+    if not layer:
+        return "Keep that part of the model in float32."
+    return f'Keep it in float32 with layer_overrides = {{"{layer}" = "float32"}}.'
+
+
+def _shown(layer: str) -> str:
+    return layer or "the model"
+
+
+def _large_activations(recording: Recording) -> Iterator[Finding]:
+    largest: dict[str, tuple[float, dict[str, Any]]] = {}
+    for step in recording.steps:
+        for row in step["activations"]:
+            value = float(row["largest"])
+            if row["place"] == "output" and math.isfinite(value) and value > largest.get(row["layer"], (0.0,))[0]:
+                largest[row["layer"]] = (value, row)
+    for layer, (value, row) in largest.items():
+        inside = (found for path, (found, _) in largest.items() if path.startswith(f"{layer}."))
+        if layer and value > FLOAT16_MAX and value not in inside:
+            told = f"`{layer}` ({row['kind']}) reached {value:.4g} in its output, computed in {row['dtype']}"
+            yield Finding("activation", layer, f"{told}; float16 ends at 65504. {_keep(layer)}")
+
+
+def _flushed_gradients(recording: Recording) -> Iterator[Finding]:
+    if not recording.steps:
+        return
+    totals = {name: recording.total(name, "true") for name in recording.gradients}
+    scale = float(recording.steps[-1]["scale"])
+    exponent = advised_exponent(totals)
+    for name, true in totals.items():
+        share = recording.total(name, "scaled")
+        flushed = share.share(share.flushed)
+        if flushed is None or flushed <= FLUSHED_TOO_MUCH:
+            continue
+        told = f"gradient of `{name}`: {flushed:.0%} of its values are below 2**-24 at loss scale {scale:g}"
+        left = _flushed_at(true, exponent)
+        if 2.0**exponent > scale and left < flushed / 2:
+            yield Finding("underflow", name, f"{told}: raise the initial scale to 2**{exponent} (then {left:.0%}).")
+        else:
+            why = f"2**{exponent}, the highest that overflows no other gradient, leaves {left:.0%}"
+            yield Finding("underflow", name, f"{told}; {why}. {_keep(layer_of(name))}")
+
+
+def advised_exponent(true: dict[str, Distribution]) -> int:
+    """Return the exponent of the highest loss scale that leaves every true gradient a factor of 2 below overflow."""
+    tops = [max(counts.exponents) for counts in true.values() if counts.exponents]
+    return min(MAX_SCALE, LARGEST - 1 - max(tops, default=0))
+
+
+def _flushed_at(true: Distribution, exponent: int) -> float:
+    return (true.between(-1000, SMALLEST - exponent) / true.there) if true.there else 0.0
+
+
+def _lost_epsilons(recording: Recording) -> Iterator[Finding]:
+    for row in recording.header["epsilons"]:
+        layer, name, value, dtype = _shown(row["layer"]), row["attribute"], float(row["value"]), row["dtype"]
+        smallest, normal = SMALLEST_OF.get(dtype, (0.0, 0.0))
+        told = f"{name} = {value:g} of `{layer}`"
+        if value <= smallest / 2:
+            told += f" is 0 in {dtype}, which it is added in: use at least {normal:.2g}, or keep the layer in float32."
+        elif value < normal:
+            told += f" is below {dtype}'s normal numbers ({normal:.2g}): it loses bits, or is flushed to 0."
+        elif dtype == "bfloat16" and value <= SMALLEST_OF["float16"][0] / 2:
+            told += " would be 0 in float16; in bfloat16, which it is added in now, it is not."
+        else:
+            continue
+        yield Finding("epsilon", row["layer"], told)

@@ -1,0 +1,95 @@
+"""What a backend hands over of one recorded step. Plain Python values; the counting is done on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+FLOAT16_MAX = 65504.0
+"""The largest finite float16."""
+
+MAX_BITS = 0x477FE000
+"""The bits of 65504.0 as a float32."""
+
+INF_BITS = 0x7F800000
+"""The bits of inf as a float32; those of nan are above."""
+
+EDGE_BITS: tuple[int, ...] = (
+    1,
+    *[field << 23 for field in range(1, 143)],
+    MAX_BITS + 1,
+    *[field << 23 for field in range(143, 256)],
+    INF_BITS + 1,
+)
+"""Where the next bucket begins, as the bits of a float32 without its sign, ascending: a value is counted in the bucket
+whose number is the count of edges not above it. Such bits are ordered as the values are, nan last."""
+
+BUCKETS = len(EDGE_BITS) + 1
+"""Counts per gradient: zeros; values below 2**-126; one bucket for each power of two (that of 2**15 parted after
+65504); infinite values; nan."""
+
+
+@dataclass(frozen=True)
+class GradientCounts:
+    """How the values of one gradient are distributed: two sequences of :data:`BUCKETS` counts.
+
+    Attributes:
+        scaled: the gradient as the backward pass left it.
+        true: the same divided by the loss scale.
+    """
+
+    scaled: Sequence[int]
+    true: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The largest absolute value of what went into a layer or came out of it.
+
+    Attributes:
+        layer: the layer's path, "" for the model itself.
+        kind: the layer's class.
+        place: "output"; "input" for a tensor that came out of no layer (the batch, or an operation between layers).
+        dtype: its dtype's name.
+        largest: inf or nan where it held such a value.
+    """
+
+    layer: str
+    kind: str
+    place: str
+    dtype: str
+    largest: float
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """What was seen of one step.
+
+    Attributes:
+        scale: the loss scale that its gradients carry.
+        loss: the unscaled loss (the last one, of several); None where none was seen.
+        gradients: parameter name → its counts.
+        activations: in the order in which the layers ran; a layer that ran twice is there twice.
+    """
+
+    scale: float = 1.0
+    loss: float | None = None
+    gradients: Mapping[str, GradientCounts] = field(default_factory=dict)
+    activations: Sequence[Activation] = ()
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """A small constant that keeps a division from failing.
+
+    Attributes:
+        layer: the layer's path, or the optimizer's class.
+        attribute: its name there ("eps").
+        value: as it was written.
+        dtype: what it is added in; where a kernel computes in float32 whatever its inputs are, that.
+    """
+
+    layer: str
+    attribute: str
+    value: float
+    dtype: str

@@ -1,0 +1,211 @@
+"""``Recorder``: decides which steps are looked at, and makes records of what a backend saw."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..backend import Backend, NonFiniteReport
+from ..result import NON_FINITE, StepResult
+from ..watch import Watch
+from .blame import first_activation, first_gradient, run_order
+from .counts import Distribution
+from .facts import Activation, RecordedStep
+from .sinks import Record, Sink, number
+
+
+class Recorder:
+    """What ``amp.record`` returns: a context that records until it is left, or until :meth:`stop`.
+
+    Args:
+        backend: the session's; it has begun to record.
+        watch: the session's; asked to find out the tensors of every skipped step where that is free.
+        sinks: where records go.
+        every: steps from one recorded step to the next.
+        first_step: the number of the step that comes next.
+        activations: also look at what goes into layers and comes out of them.
+        scaling: whether the session scales losses, and so skips steps.
+        header: the first record.
+
+    Attributes:
+        step: the number of the last step that ended.
+        recorded: how many steps were recorded.
+        armed: whether the step in progress (or the next) is recorded.
+    """
+
+    def __init__(
+        self, backend: Backend, watch: Watch, sinks: Sequence[Sink], every: int, first_step: int, activations: bool,
+        scaling: bool, header: Record,
+    ) -> None:  # fmt: skip
+        self._backend, self._watch, self._sinks, self._every = backend, watch, sinks, every
+        self._activations, self._scaling = activations, scaling
+        self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, True, False
+        self._reason, self._look_again = "first", False
+        self._owners: dict[str, int] = {}
+        self._order: list[str] = []
+        self._skips = 0
+        self._last = backend.read_state()
+        self._looked = self.step
+        self._write(header)
+        watch.curious = scaling
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Record no more, and close the files; again is harmless."""
+        if self.stopped:
+            return
+        self.stopped, self._watch.curious = True, False
+        if self.armed:
+            self.armed = False
+            self._backend.end_recording()
+        for sink in self._sinks:
+            sink.close()
+
+    # -- called by the session -----------------------------------------------------------------------------------
+
+    def before_unscale(self, optimizer: Any, index: int) -> None:
+        """The gradients of a window are complete, and still raw."""
+        if self.armed:
+            for name in self._backend.note_gradients(optimizer):
+                self._owners[name] = index
+
+    def after_optimizer(self, outcome: StepResult | None) -> None:
+        """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
+        if outcome is not None and self._backend.looking_is_free and outcome.reason == NON_FINITE:
+            self._skips += 1
+
+    def after_steps(self, count: int = 1) -> None:
+        """So many iterations have ended."""
+        if self.stopped or not count:
+            return
+        self.step += count
+        if self.armed:
+            self._record()
+        elif self._skips:
+            self._look_again = True
+            self._write(self._skip(self._skips, exact=True, report=self._backend.non_finite_report()))
+        self._skips = 0
+        self._arm_next()
+
+    def discarded(self) -> None:
+        """The iteration in progress was dropped: what was noted of it goes, and the next one is recorded instead."""
+        if self.armed:
+            self._backend.end_recording()
+            self._backend.begin_recording(self._activations)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _arm_next(self) -> None:
+        if (self.step + 1) % self._every == 0:
+            self._arm("every")
+        elif self._look_again:
+            self._arm("after a skip")
+
+    def _arm(self, reason: str) -> None:
+        self.armed, self._reason, self._look_again = True, reason, False
+        self._backend.begin_recording(self._activations)
+
+    def _record(self) -> None:
+        self.armed = False
+        seen = self._backend.end_recording()
+        state = self._backend.read_state()
+        if seen.gradients:
+            self._remember_order(seen)
+            bad = [name for name, counts in seen.gradients.items() if not Distribution.of(counts.scaled).finite]
+            skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
+            self._look_again = bool(skipped)
+            self._tell_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
+            self._write(self._step_record(seen, state, bad, skipped))
+            self.recorded += 1
+        self._last, self._looked = state, self.step
+
+    def _tell_missed(self, missed: int, bad: Sequence[str]) -> None:
+        """Skips between the last look and this step, which nobody saw: have the next step looked at as well."""
+        if missed > 0 and not self._backend.looking_is_free:
+            self._look_again = True
+            # What the backend reports is of the last skipped step, which may be this one.
+            report = NonFiniteReport() if bad else self._backend.non_finite_report()
+            self._write(self._skip(missed, exact=False, report=report))
+
+    def _remember_order(self, seen: RecordedStep) -> None:
+        last = {row.layer: place for place, row in enumerate(seen.activations) if row.place == "output"}
+        self._order = run_order(list(seen.gradients), sorted(last, key=last.__getitem__))
+
+    def _step_record(self, seen: RecordedStep, state: Any, bad: list[str], skipped: int) -> dict[str, Any]:
+        return {
+            "kind": "step",
+            "step": self.step,
+            "reason": self._reason,
+            "time": time.time(),
+            "scale": seen.scale,
+            "next_scale": state.scale,
+            "loss": number(seen.loss),
+            "applied": not skipped,
+            "applied_steps": state.applied_steps,
+            "skipped_steps": state.skipped_steps,
+            "gradients": {
+                name: {
+                    "scaled": Distribution.of(counts.scaled).to_json(),
+                    "true": Distribution.of(counts.true).to_json(),
+                }
+                for name, counts in seen.gradients.items()
+            },
+            "activations": _rows(seen.activations),
+            "non_finite": self._non_finite(seen, bad),
+        }
+
+    def _non_finite(self, seen: RecordedStep, bad: list[str]) -> dict[str, Any] | None:
+        forward = seen.loss is not None and not math.isfinite(seen.loss)
+        if not bad and not forward:
+            return None
+        return {
+            "loss_was_finite": None if seen.loss is None else not forward,
+            "first_activation": first_activation(seen.activations),
+            "first_gradient": None if forward else first_gradient(bad, self._order),
+            "gradients": bad,
+        }
+
+    def _skip(self, count: int, exact: bool, report: NonFiniteReport) -> dict[str, Any]:
+        """Return the record of skipped steps that were not recorded themselves; ``report`` is of the last of them."""
+        state = self._backend.read_state()
+        blamed = None if report.loss_was_finite is False else first_gradient(report.tensors, self._order)
+        return {
+            "kind": "skip",
+            "step": self.step,
+            "since": self.step - 1 if exact else self._looked,
+            "count": count,
+            "exact": exact,
+            "next_scale": state.scale,
+            "skipped_steps": state.skipped_steps,
+            "non_finite": {
+                "loss_was_finite": report.loss_was_finite,
+                "first_activation": None,
+                "first_gradient": blamed,
+                "gradients": list(report.tensors),
+            },
+        }
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.write(record)
+
+
+def _rows(activations: Sequence[Activation]) -> list[dict[str, Any]]:
+    """Return one row per layer and place, the largest value of all its runs, in the order of the first."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in activations:
+        row = rows.setdefault(
+            (each.layer, each.place),
+            {"layer": each.layer, "kind": each.kind, "place": each.place, "dtype": each.dtype, "largest": 0.0},
+        )
+        before = float(row["largest"])
+        if not before >= each.largest and not math.isnan(before):
+            row["largest"] = number(each.largest)
+    return list(rows.values())
