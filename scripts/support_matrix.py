@@ -34,9 +34,16 @@ def table(title: str, rows: dict[str, str], columns: list[tuple[str, dict[str, A
     lines = [f"\n## {title}\n", "| | " + " | ".join(head for head, _ in columns) + " |"]
     lines.append("|---|" + "---|" * len(columns))
     for name, what in rows.items():
-        cells = ["yes" if backend[key].get(name, {}).get("ok") else "no" for _, backend in columns]
+        cells = [answer(backend[key].get(name, {})) for _, backend in columns]
         lines.append(f"| `{name}`{': ' + what if what else ''} | " + " | ".join(cells) + " |")
     return lines
+
+
+def answer(given: dict[str, Any]) -> str:
+    """Return one answer as a word."""
+    if not given.get("ok"):
+        return "no"
+    return "without gain" if given.get("helps") is False else "yes"
 
 
 def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -44,9 +51,10 @@ def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = ["\n## Reasons\n"]
     for head, backend in columns:
         for key in ("features", "policies"):
-            for name, answer in backend[key].items():
-                if answer["reason"]:
-                    lines.append(f"- **{head}**, `{name}`: {'' if answer['ok'] else 'no: '}{answer['reason']}")
+            for name, given in backend[key].items():
+                if given["reason"]:
+                    word = {"yes": "", "no": "no: ", "without gain": "without gain: "}[answer(given)]
+                    lines.append(f"- **{head}**, `{name}`: {word}{given['reason']}")
     return lines
 
 

@@ -15,10 +15,18 @@ COMPILE_MODES = {
 
 @dataclass(frozen=True)
 class Support:
-    """An answer with its reason; true when the thing is there."""
+    """An answer with its reason; true when the thing is there.
+
+    Attributes:
+        ok: whether it is there.
+        reason: why, or why not, in a few words.
+        helps: of a policy that runs, whether the device computes faster in it than in float32; None where that is not
+            known, or no question (float32 itself).
+    """
 
     ok: bool
     reason: str = ""
+    helps: bool | None = None
 
     def __bool__(self) -> bool:
         return self.ok
@@ -30,7 +38,7 @@ class Capabilities:
 
     Attributes:
         device: the device that the answers are for ("cpu", "cuda:0").
-        policies: preset name → whether it runs here.
+        policies: preset name → whether it runs here, and whether it helps.
         features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
             missing counts as "no".
     """

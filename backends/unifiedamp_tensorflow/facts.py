@@ -101,12 +101,12 @@ def default_policy(device: Device) -> tuple[str, str]:
 
 
 def policy_support(device: Device) -> Mapping[str, Support]:
-    """Return preset → whether it runs, with what it gains."""
+    """Return preset → whether it runs, and whether it helps."""
     reasons = {"float32": GOOD}
     for name, preset in PRESETS.items():
         if preset.compute_dtype != "float32":
             helps = _helps(preset.compute_dtype, device)
-            reasons[name] = Support(True, helps.reason if helps else f"runs, without gain: {helps.reason}")
+            reasons[name] = Support(True, helps.reason, helps.ok)
     return reasons
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import typer
 
 from .conformance import conformance
-from .errors import reports_errors
+from .doctor import doctor
+from .errors import OneLineGroup, reports_errors
+from .explain import explain
 from .train import train
 
 app = typer.Typer(
     name="unifiedamp",
+    cls=OneLineGroup,
     help="One mixed-precision training loop for PyTorch, TensorFlow/Keras and MXNet.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("train")(reports_errors(train))
+app.command("doctor")(reports_errors(doctor))
+app.command("explain")(reports_errors(explain))
 app.command("conformance")(reports_errors(conformance))

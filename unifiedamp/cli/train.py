@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError, nearest
-
-RECIPE = ("recipe", "report", "settings")
+from ..recipes import find_config, recipe_module
 
 
 def train(
@@ -26,25 +23,11 @@ def train(
     ] = False,
 ) -> None:
     """Train the example recipe; options go before what the configuration says."""
-    recipe, report, settings = (importlib.import_module(f"unifiedamp_examples.{name}") for name in RECIPE)
+    recipe, report, settings = (recipe_module(name) for name in ("recipe", "report", "settings"))
     chosen = settings.read_settings(
-        _find(config, Path(str(settings.__file__)).parent / "configs"),
+        find_config(config),
         out,
         amp={"backend": backend, "policy": policy},
         train={"data": data, "epochs": epochs},
     )
     recipe.train(chosen, report.Report(), resume=resume, restart_scale=restart_scale)
-
-
-def _find(config: str, shipped: Path) -> Path:
-    """Return the file, or the shipped configuration of that name."""
-    path = Path(config)
-    if path.suffix or path.exists():
-        return path
-    names = sorted(file.stem for file in shipped.glob("*.toml"))
-    if config not in names:
-        raise ConfigError(
-            f"configuration {config!r} is neither a file nor one of the recipe's{nearest(config, names)} "
-            f"(they are: {', '.join(names)})"
-        )
-    return shipped / f"{config}.toml"
