@@ -24,7 +24,7 @@ import pluggy
 
 from . import errors, result
 from .errors import AmpWarning
-from .facts import COMPILE_MODES, FEATURES, Capabilities, NonFiniteReport, PlanRow, Support
+from .facts import COMPILE_MODES, FEATURES, Capabilities, MatmulShape, NonFiniteReport, PlanRow, Support
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
@@ -42,6 +42,7 @@ __all__ = [
     "BackendPlugin",
     "Capabilities",
     "LossScale",
+    "MatmulShape",
     "NonFiniteReport",
     "PlanRow",
     "Policy",
@@ -287,6 +288,13 @@ class Backend:
         return NonFiniteReport()
 
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """Return the sizes of the models' matrix products and convolutions, in the order of their layers.
+
+        Called where the capability ``shape_advice`` is declared.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not know the sizes of a model's matrix products")
 
     @required
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:

@@ -62,6 +62,7 @@ FEATURES = {
     "layer_overrides": "Policy.layer_overrides",
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",
+    "shape_advice": "the sizes of a model's matrix products, by layer",
 }
 
 
@@ -82,6 +83,22 @@ class PlanRow:
     native: str
     effect: str = "native"
     note: str = ""
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """The sizes that one layer's matrix products or convolutions take from the model (not from the batch).
+
+    Attributes:
+        layer: the layer's path, as ``layer_overrides`` names it.
+        kind: "linear", "conv", "rnn" or "attention".
+        dimensions: what it is ("inputs", "outputs", "input channels", "head size") → size; per group in a grouped
+            convolution. Sizes that are not known before the first batch are left out.
+    """
+
+    layer: str
+    kind: str
+    dimensions: Mapping[str, int]
 
 
 @dataclass(frozen=True)

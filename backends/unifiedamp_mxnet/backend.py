@@ -10,6 +10,7 @@ from unifiedamp.backend import (
     Backend,
     CallState,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -20,7 +21,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, facts
+from . import arrays, checks, devices, facts, shapes
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
@@ -234,6 +235,10 @@ class MXNetBackend(Backend):
         return self._report
 
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""

@@ -13,6 +13,7 @@ from unifiedamp.backend import (
     Backend,
     CallState,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -23,7 +24,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import facts, modes, ops, prepare
+from . import facts, modes, ops, prepare, shapes
 from .autocast import Inference, Region
 from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
 from .compile import CompiledStep
@@ -262,6 +263,10 @@ class TensorFlowBackend(Backend):
         return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
 
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend.matmul_shapes``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""

@@ -140,6 +140,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
             False, "a step of several tf.distribute replicas is refused: each would decide about inf for itself"
         ),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
+        "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
     return Capabilities(device.name, policy_support(device), features)
 

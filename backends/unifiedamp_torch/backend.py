@@ -12,6 +12,7 @@ import torch
 from unifiedamp.backend import (
     Backend,
     Capabilities,
+    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -22,7 +23,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report
+from . import arrays, binding, casts, custom, device, gradients, layers, ops, placement, plan, report, shapes
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
@@ -254,6 +255,10 @@ class TorchBackend(Backend):
             self._report = report.non_finite(self.gradients(optimizer), self._loss)
 
     # -- tools ---------------------------------------------------------------------------------------------------
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        """See ``Backend``."""
+        return list(shapes.matmul_shapes(models))
 
     def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
         """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode

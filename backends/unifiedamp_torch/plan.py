@@ -40,6 +40,7 @@ def _features(device: torch.device) -> dict[str, Support]:
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
         "several_devices": ranks,
         "no_device_wait": waits,
+        "shape_advice": Support(True, "Linear, convolutions, RNNs, MultiheadAttention"),
     }
 
 

@@ -13,6 +13,7 @@ from . import ops
 MISSING = {
     "context_form": "JAX differentiates functions, not values",
     "op_overrides": ops.NO_OP_OVERRIDES,
+    "shape_advice": "XLA pads matrix products by itself",
 }
 
 
