@@ -13,7 +13,6 @@ from unifiedamp import ConfigError
 from unifiedamp.config import read_config, read_file, validate
 from unifiedamp.errors import nearest
 
-
 TABLES = ("amp", "train", "evidence")
 """``[evidence]`` is what ``unifiedamp tune`` found its choices on; it is for people, and not read."""
 

@@ -94,11 +94,13 @@ class MatmulShape:
         kind: "linear", "conv", "rnn" or "attention".
         dimensions: what it is ("inputs", "outputs", "input channels", "head size") → size; per group in a grouped
             convolution. Sizes that are not known before the first batch are left out.
+        dtype: the dtype that it computes in, where the layer itself holds one; empty where the policy decides.
     """
 
     layer: str
     kind: str
     dimensions: Mapping[str, int]
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .workers import Handle, Tell
 TURN_SECONDS = 0.3
 ROUNDS = 5
 SIZES = {True: (256, 1024), False: (4096, 4096)}
-"""On the CPU? → (batch, width) of the three dense layers that are trained: products large enough to be all that counts."""
+"""On the CPU? → (batch, width) of the three dense layers that are trained: so large that only their products count."""
 
 
 def make(tell: Tell) -> Handle:

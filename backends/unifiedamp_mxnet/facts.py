@@ -75,8 +75,8 @@ def _gain(dtype: str, context: Any) -> Support:
     capability = compute_capability(context.device_id)
     if capability is None:
         return Support(True)
-    helps = capability >= TENSOR_CORES
-    return Support(True, f"{'' if helps else 'no '}Tensor Cores at compute capability {capability[0]}.{capability[1]}", helps)
+    helps, (major, minor) = capability >= TENSOR_CORES, capability
+    return Support(True, f"{'' if helps else 'no '}Tensor Cores at compute capability {major}.{minor}", helps)
 
 
 def check_policy(spec: SessionSpec, context: Any) -> None:

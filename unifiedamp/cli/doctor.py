@@ -51,9 +51,7 @@ def examine(measure: bool, progress: Console) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": asdict(machine.cpu()),
         "gpus": [{**asdict(gpu), "tensor_cores": gpu.tensor_cores} for gpu in machine.gpus()],
-        "backends": {
-            name: _backend(info, measure, progress) for name, info in plugins.available_backends().items()
-        },
+        "backends": {name: _backend(info, measure, progress) for name, info in plugins.available_backends().items()},
     }
 
 
@@ -111,7 +109,7 @@ def _gpu_line(gpu: dict[str, Any]) -> str:
 
 
 def _frameworks(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, one in found["backends"].items():
         state = f"failed: {one['failed']}" if one["failed"] else one["reason"] or "works"
         rows.append((name, one["framework"] or "-", one["version"] or "-", one.get("device", "-"), state))

@@ -38,12 +38,12 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 class OneLineGroup(TyperGroup):
     """The command's front: a wrong argument gets one line that says what to type instead, and exit code 2."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the command that the arguments name."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **kwargs)
+            return super().main(args, standalone_mode=False, **kwargs)
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(args, standalone_mode=False, **kwargs)
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:

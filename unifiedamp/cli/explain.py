@@ -16,12 +16,12 @@ from ..errors import AmpWarning
 from ..layers import match_layers
 from ..recipes import find_config, recipe_module
 from ..session import Amp
-#from ..shape_advice import advise
+from ..shape_advice import advise
 from .show import console, print_json, table
 
 
 def explain(
-    config: Annotated[str, typer.Argument(help="A .toml or .json file, or the name of one that comes with the recipe.")],
+    config: Annotated[str, typer.Argument(help="A .toml or .json file, or the name of one of the recipe's.")],
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
     recipe: Annotated[
@@ -73,7 +73,7 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     layers = [
         {"layer": one.layer, "kind": one.kind, "sizes": dict(one.dimensions), "dtype": dtype}
         for one in known
-        for dtype in [other.get(one.layer, amp.policy.compute_dtype)]
+        for dtype in [one.dtype or other.get(one.layer, amp.policy.compute_dtype)]
     ]
     advice = [asdict(one) for one in advise(amp.backend, [model], amp.policy.compute_dtype, batch_size)]
     low = {one["layer"] for one in layers if one["dtype"] != "float32"} | {"(batch)"}
