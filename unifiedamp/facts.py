@@ -63,6 +63,7 @@ FEATURES = {
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",
     "shape_advice": "the sizes of a model's matrix products, by layer",
+    "kernel_profile": "which kernels the device ran, and how long",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,38 @@ def _gpu(driver: Any, index: int) -> Gpu:
     for value, attribute in ((major, 75), (minor, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
     return Gpu(name.value.decode(errors="replace"), (major.value, minor.value), int(memory.value))
+
+
+def peak_process_memory() -> int | None:
+    """Return the most bytes that this process has held in memory so far; None where the system does not say."""
+    held = _proc_bytes("/proc/self/status", "VmHWM")
+    if held is not None:
+        return held
+    try:
+        import resource
+    except ImportError:
+        return None
+    # Kilobytes on the BSDs, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def available_memory() -> int | None:
+    """Return the bytes that a new process could have; None where the system does not say."""
+    return _proc_bytes("/proc/meminfo", "MemAvailable")
+
+
+def limit_memory(size: int) -> None:
+    """Let this process hold no more than ``size`` bytes of data, so that it gets an error instead of being killed."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _proc_bytes(path: str, key: str) -> int | None:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)

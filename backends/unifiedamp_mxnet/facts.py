@@ -120,6 +120,7 @@ def capabilities(context: Any) -> Capabilities:
     features["no_device_wait"] = Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
     )
+    features["kernel_profile"] = Support(False, "MXNet's profiler names operators, not the device's kernels")
     policies = {name: policy_support(preset, context) for name, preset in PRESETS.items()}
     return Capabilities(str(context), policies, features)
 

@@ -24,7 +24,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import facts, modes, ops, prepare, shapes
+from . import facts, modes, ops, prepare, shapes, usage
 from .autocast import Inference, Region
 from .checks import check_spec, not_in_trace, refuse_replicas, scalar_loss
 from .compile import CompiledStep
@@ -267,6 +267,18 @@ class TensorFlowBackend(Backend):
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
         """See ``Backend.matmul_shapes``."""
         return list(shapes.matmul_shapes(models))
+
+    def peak_memory(self) -> int | None:
+        """See ``Backend.peak_memory``."""
+        return usage.peak_memory(self.device)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """See ``Backend.out_of_memory``."""
+        return usage.out_of_memory(error)
+
+    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
+        """See ``Backend.kernel_times``."""
+        return usage.kernel_times(run)
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``."""

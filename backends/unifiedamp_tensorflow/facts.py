@@ -12,6 +12,7 @@ import tensorflow as tf
 from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
 
 GOOD = Support(True)
+NO_CORES = "there are no Tensor Cores on this device"
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 
 
@@ -140,6 +141,7 @@ def capabilities(device: Device, op_overrides: Support) -> Capabilities:
             False, "a step of several tf.distribute replicas is refused: each would decide about inf for itself"
         ),
         "no_device_wait": Support(True, "compiled steps never wait; an eager step reads one flag"),
+        "kernel_profile": Support(not device.is_cpu, NO_CORES if device.is_cpu else "tf.profiler"),
         "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
     return Capabilities(device.name, policy_support(device), features)

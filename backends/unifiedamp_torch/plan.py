@@ -40,8 +40,14 @@ def _features(device: torch.device) -> dict[str, Support]:
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
         "several_devices": ranks,
         "no_device_wait": waits,
+        "kernel_profile": _kernel_profile(device),
         "shape_advice": Support(True, "Linear, convolutions, RNNs, MultiheadAttention"),
     }
+
+
+def _kernel_profile(device: torch.device) -> Support:
+    on_gpu = device.type == "cuda"
+    return Support(on_gpu, "torch.profiler" if on_gpu else "there are no Tensor Cores on this device")
 
 
 def check_policy(spec: SessionSpec, device: torch.device) -> None:

@@ -64,6 +64,7 @@ class ToyBackend(Backend):
             "compile": "numpy has nothing to compile with",
             "op_overrides": "no list of operations",
             "shape_advice": "numpy has no Tensor Cores",
+            "kernel_profile": "numpy has no kernels",
         }
         features = {name: Support(name not in missing, missing.get(name, "")) for name in FEATURES}
         return Capabilities("cpu", {name: Support(True, "emulated by rounding") for name in PRESETS}, features)

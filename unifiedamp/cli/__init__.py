@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from .compare import compare
 from .conformance import conformance
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
@@ -20,4 +21,5 @@ app = typer.Typer(
 app.command("train")(reports_errors(train))
 app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))
+app.command("compare")(reports_errors(compare))
 app.command("conformance")(reports_errors(conformance))

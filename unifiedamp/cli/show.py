@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +16,7 @@ from rich.table import Table
 def console(stderr: bool = False) -> Console:
     """Return a console as wide as the terminal; output that goes elsewhere is not wrapped at 80 columns."""
     made = Console(highlight=False, stderr=stderr)
-    return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=160)
+    return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=190)
 
 
 def print_json(value: Any) -> None:
@@ -33,7 +34,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         rows: cells, as text.
         right: the columns of numbers.
     """
-    made = Table(title=title, title_justify="left", title_style="bold")
+    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
     for row in rows:

@@ -14,6 +14,7 @@ MISSING = {
     "context_form": "JAX differentiates functions, not values",
     "op_overrides": ops.NO_OP_OVERRIDES,
     "shape_advice": "XLA pads matrix products by itself",
+    "kernel_profile": "jax.profiler's traces are not read here",
 }
 
 
