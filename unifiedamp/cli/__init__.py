@@ -10,6 +10,7 @@ from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
 from .train import train
+from .tune import tune
 
 app = typer.Typer(
     name="unifiedamp",
@@ -22,4 +23,5 @@ app.command("train")(reports_errors(train))
 app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))
 app.command("compare")(reports_errors(compare))
+app.command("tune")(reports_errors(tune))
 app.command("conformance")(reports_errors(conformance))

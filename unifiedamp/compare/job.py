@@ -10,13 +10,13 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from .. import machine
-from ..errors import AmpWarning
+from ..errors import AmpWarning, LossScaleExhausted
 from ..recipes import recipe_module
 from ..workers import Handle, OutOfMemory, Tell
 from .scores import scores
@@ -136,6 +136,38 @@ class Job:
         self._advance(WARM_UP * self._run.window)
         return {"kernels": backend.kernel_times(lambda: self._advance(windows * self._run.window))}
 
+    def probe(self, steps: int, clean: int | None = None) -> dict[str, Any]:
+        """Train from where the model stands, on the first batches, and look after every step.
+
+        Args:
+            steps: optimizer steps at most.
+            clean: stop after so many applied steps in a row; None goes on.
+
+        Returns:
+            ``losses`` (of each step, None where not finite), ``skipped`` (steps skipped until then, after each step),
+            ``scale`` (at the end), ``stopped`` (why it ended early, or ""), ``layers`` (paths of those that multiply
+            matrices).
+        """
+        run, losses, skipped = self._run, list[float | None](), list[int]()
+        found = {"losses": losses, "skipped": skipped, "stopped": "", "layers": self._layers()}
+        train = run.settings.train
+        epochs = (self._data.batches(run.kit.IMAGE_AXES, train.batch_size, train.seed, n) for n in itertools.count())
+        self._batches = itertools.chain.from_iterable(epochs)
+        try:
+            while len(losses) < steps and not _clean(skipped, clean):
+                loss = self._advance(run.window)
+                losses.append(loss if math.isfinite(loss) else None)
+                skipped.append(run.amp.skipped_steps)
+        except LossScaleExhausted as error:
+            found["stopped"] = str(error)
+        return {**found, "scale": run.amp.loss_scale}
+
+    def _layers(self) -> list[str]:
+        backend = self._run.amp.backend
+        if not backend.capabilities().feature("shape_advice"):
+            return []
+        return [shape.layer for shape in backend.matmul_shapes([self._run.model])]
+
     def trace(self, steps: int, path: str) -> int:
         """Train ``steps`` optimizer steps from the first weights; write what each layer did to ``path``."""
         return int(recipe_module("trace").write_trace(self._run, self._step, self._data, steps, Path(path)))
@@ -146,12 +178,14 @@ class Job:
             return isinstance(error, MemoryError)
         return bool(self._run.amp.backend.out_of_memory(error))
 
-    def _advance(self, batches: int) -> None:
+    def _advance(self, batches: int) -> float:
         """Train, and wait for the last loss: from one wait to the next lie exactly ``batches`` whole steps."""
+        import numpy as np
+
         amp = self._run.amp
         for images, labels in itertools.islice(self._batches, batches):
             loss = self._step(amp.to_native(images), amp.to_native(labels))
-        amp.to_numpy(loss)
+        return float(np.ravel(amp.to_numpy(loss))[0])
 
     def _endless(self) -> Iterator[tuple[Any, Any]]:
         """Yield the batches of the epochs that follow the training's."""
@@ -171,6 +205,13 @@ def _repeated(data: Any, kit: Any, size: int) -> tuple[Any, Any]:
     import numpy as np
 
     return np.ascontiguousarray(data.train_images[:size].transpose(kit.IMAGE_AXES)), data.train_labels[:size]
+
+
+def _clean(skipped: Sequence[int], clean: int | None) -> bool:
+    """Tell whether the last ``clean`` steps were applied, given the steps skipped until each."""
+    if clean is None or len(skipped) < clean:
+        return False
+    return skipped[-1] == (skipped[-clean - 1] if len(skipped) > clean else 0)
 
 
 class _Telling:

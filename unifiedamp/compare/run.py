@@ -165,8 +165,8 @@ class _Group:
     def _turn_length(self, index: int) -> int:
         """Return how many windows take about ``TURN_SECONDS``; a few are run for that, and to warm up."""
         self._ask_turn(index, 3)
-        found = self._ask_turn(index, 3)
-        return max(1, round(3 * TURN_SECONDS / max(found["seconds"], 1e-6)))
+        seconds: float = max(self._ask_turn(index, 3)["seconds"], 1e-6)
+        return max(1, round(3 * TURN_SECONDS / seconds))
 
     def _rate(self, index: int, windows: int) -> float:
         found = self._ask_turn(index, windows)
