@@ -109,7 +109,7 @@ class Worker:
         return lines[-1][:300] if lines else ""
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; closing it again is harmless."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):

@@ -297,8 +297,8 @@ class TensorFlowBackend(Backend):
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend.to_numpy``."""
-        value = np.asarray(tensor)
-        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+        # numpy cannot take a bfloat16 scalar of TensorFlow's as it is.
+        return np.asarray(tf.cast(tensor, tf.float32) if getattr(tensor, "dtype", None) == "bfloat16" else tensor)
 
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:

@@ -20,7 +20,7 @@ from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
 from .parity import show_parity
-from .show import console, print_json, table
+from .show import console, print_json, say, table
 
 Words = list[str] | None
 
@@ -112,10 +112,10 @@ def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
     out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS))
     for line in notes(rows):
-        out.print(f"[dim]{line}[/dim]", soft_wrap=True)
+        say(out, line, "dim")
     for line in advise(rows):
-        out.print(f"[bold]{line}[/bold]", soft_wrap=True)
-    out.print(f"[dim]compare.md, compare.json and compare.html: {folder}[/dim]", soft_wrap=True)
+        say(out, line, "bold")
+    say(out, f"compare.md, compare.json and compare.html: {folder}", "dim")
 
 
 class Bars:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from .. import machine, plugins
+from .. import __version__, machine, plugins
 from ..probe import verdict
 from ..workers import Worker, WorkerError
 from .errors import NOT_ALL_WELL
-from .show import console, print_json, table
+from .show import console, print_json, say, table
+
+PROBE = "unifiedamp.probe:make"
 
 
 def doctor(
@@ -46,7 +47,7 @@ def _well(backends: Collection[dict[str, Any]]) -> bool:
 def examine(measure: bool, progress: Console) -> dict[str, Any]:
     """Return everything that ``doctor`` tells, as plain values."""
     return {
-        "unifiedamp": version("unifiedamp"),
+        "unifiedamp": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": asdict(machine.cpu()),
@@ -64,9 +65,9 @@ def _backend(info: plugins.BackendInfo, measure: bool, progress: Console) -> dic
         "failed": info.reason if info.plugin is None else "",
         "reason": info.reason,
     }
-    if not info.installed:
+    if not info.installed or info.plugin is None:
         return found
-    with progress.status(f"asking {info.name}") as status, Worker("unifiedamp.probe:make") as worker:
+    with progress.status(f"asking {info.name}") as status, Worker(PROBE, info.plugin.sharing) as worker:
         try:
             said = worker.ask(
                 {"backend": info.name, "measure": measure},
@@ -79,10 +80,10 @@ def _backend(info: plugins.BackendInfo, measure: bool, progress: Console) -> dic
 
 def _show(found: dict[str, Any]) -> None:
     out = console()
-    out.print(f"unifiedamp {found['unifiedamp']}, Python {found['python']}, {found['system']}", soft_wrap=True)
-    out.print(_cpu_line(found["cpu"]), soft_wrap=True)
+    say(out, f"unifiedamp {found['unifiedamp']}, Python {found['python']}, {found['system']}")
+    say(out, _cpu_line(found["cpu"]))
     for gpu in found["gpus"]:
-        out.print(_gpu_line(gpu), soft_wrap=True)
+        say(out, _gpu_line(gpu))
     if not found["gpus"]:
         out.print("GPU: the CUDA driver sees none")
     out.print(table("Frameworks", ("backend", "framework", "version", "device", "state"), _frameworks(found)))
@@ -92,9 +93,9 @@ def _show(found: dict[str, Any]) -> None:
         columns = ("backend", "policy", "verdict", "why") + (("ms per step", "against float32") if measured else ())
         out.print(table("Policies", columns, _policies(answered, measured), right=("ms per step",)))
         for name, one in answered.items():
-            out.print(f"{name} does {one['best']} best: {one['best_reason']}", soft_wrap=True)
+            say(out, f"{name} does {one['best']} best: {one['best_reason']}")
     else:
-        out.print("No framework answered. Install one: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)")
+        say(out, "No framework answered. Install one: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)")
 
 
 def _cpu_line(cpu: dict[str, Any]) -> str:

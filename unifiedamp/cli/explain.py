@@ -17,7 +17,7 @@ from ..layers import match_layers
 from ..recipes import find_config, recipe_module
 from ..session import Amp
 from ..shape_advice import advise
-from .show import console, print_json, table
+from .show import console, print_json, say, table
 
 
 def explain(
@@ -88,12 +88,12 @@ def _show(found: dict[str, Any]) -> None:
     if "layers" in found:
         _show_layers(out, found)
     for line in found["warnings"]:
-        out.print(f"[yellow]warning:[/yellow] {line}", soft_wrap=True)
+        say(out, f"warning: {line}", "yellow")
 
 
 def _show_layers(out: Console, found: dict[str, Any]) -> None:
     if "shapes_reason" in found:
-        out.print(f"No advice on shapes: {found['shapes_reason']}", soft_wrap=True)
+        say(out, f"No advice on shapes: {found['shapes_reason']}")
         return
     rows = [
         (one["layer"], one["kind"], ", ".join(f"{name} {size}" for name, size in one["sizes"].items()), one["dtype"])

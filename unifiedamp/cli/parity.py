@@ -13,7 +13,7 @@ from ..compare.run import Options
 from ..compare.write import dump, replace_file
 from ..errors import ConfigError
 from .errors import NOT_ALL_WELL
-from .show import console, print_json
+from .show import console, print_json, say
 
 
 def show_parity(
@@ -42,8 +42,8 @@ def show_parity(
     else:
         out = console()
         for row in rows:
-            out.print(sentence(row, steps), soft_wrap=True, markup=False)
-        out.print(f"parity.json: {folder}", style="dim", soft_wrap=True)
+            say(out, sentence(row, steps))
+        say(out, f"parity.json: {folder}", "dim")
     if any(row.get("failed") or row.get("parted") for row in rows):
         raise typer.Exit(NOT_ALL_WELL)
 

@@ -25,6 +25,11 @@ def print_json(value: Any) -> None:
     print()
 
 
+def say(out: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
+    out.print(text, style=style, markup=False, soft_wrap=True)
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
     """Return a table.
 

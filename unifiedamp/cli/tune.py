@@ -19,7 +19,7 @@ from ..tune.write import as_evidence, tuned
 from ..workers import Worker
 from . import choices
 from .about import about
-from .show import console, print_json, table
+from .show import console, print_json, say, table
 
 
 def tune(
@@ -108,8 +108,8 @@ def _show(findings: list[Finding], chosen: Finding, why: str, target: Path) -> N
                      ", ".join(one.float32_layers) or "-", _or_dash(one.samples_per_second, ".0f"), _speed(one),
                      verdict))  # fmt: skip
     out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32")))
-    out.print(f"[bold]{chosen.policy}[/bold]: {why}", soft_wrap=True)
-    out.print(f"written to {target}", soft_wrap=True)
+    say(out, f"{chosen.policy}: {why}", "bold")
+    say(out, f"written to {target}")
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -23,8 +23,8 @@ from .scores import scores
 
 WARM_UP = 3
 """Windows trained before the clock starts, beyond the training that came before."""
-TRIED = 2
-"""Windows that a batch size must survive: the optimizer makes its state in the first."""
+TRIED = 3
+"""Windows that a batch size must survive: the optimizer makes its state in the first, memory is laid out anew later."""
 
 
 def make(tell: Tell) -> Handle:

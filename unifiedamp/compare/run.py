@@ -22,6 +22,8 @@ JOB = "unifiedamp.compare.job:make"
 TURN_SECONDS = 0.5
 FIRST = 64
 """The batch size that doubling starts from."""
+SMALLER = 4
+"""How often a batch size that was found is made smaller by a sixteenth, should a whole training not fit after all."""
 GRAIN = 8
 """How close to the largest batch size that fits is close enough; Tensor Cores like multiples of it."""
 MEMORY_SHARE = 0.7
@@ -107,21 +109,35 @@ class _Group:
         self._save()
 
     def _train(self, index: int, row: Row) -> None:
-        self._progress.begin(str(row.task))
         try:
             row.batch_size = row.task.batch_size or self._find_batch_size(row.task)
-            worker = self._workers[index] = self._start(row.task, row.batch_size, row)
+            self._train_as_large(index, row)
         except WorkerError as error:
-            self._fail(row, error, "refused" if error.kind == "refused" else "failed")
+            # A session that is refused was never there; what is refused later (an exhausted scale) has failed.
+            self._fail(row, error, "refused" if error.kind == "refused" and index not in self._workers else "failed")
+
+    def _train_as_large(self, index: int, row: Row) -> None:
+        """Train; where the largest batch size was looked for, and a whole training needs more memory, try smaller ones.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        for left in range(0 if row.task.batch_size else SMALLER, -1, -1):
+            self._progress.begin(f"{row.task} {row.batch_size}")
+            worker = self._start(row.task, row.batch_size, row)
+            self._workers[index] = worker
+            try:
+                found = worker.ask({"do": "train"}, lambda told: self._progress.at(*told))
+            except WorkerError as error:
+                if error.kind not in ("memory", "crash") or not left:
+                    raise
+                worker.close()
+                row.batch_size -= max(1, row.batch_size // 16)
+                continue
+            for key, value in found.items():
+                setattr(row, key, value)
+            row.state = "trained"
             return
-        try:
-            found = worker.ask({"do": "train"}, lambda told: self._progress.at(*told))
-        except WorkerError as error:
-            self._fail(row, error)
-            return
-        for key, value in found.items():
-            setattr(row, key, value)
-        row.state = "trained"
 
     def _start(self, task: Task, batch_size: int, row: Row | None = None) -> Worker:
         worker = self._stack.enter_context(Worker(JOB, plugins.load_plugin(task.backend).sharing))
