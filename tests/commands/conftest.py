@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import unifiedamp as ua
 from unifiedamp import plugins
 from unifiedamp.cli import app
+from unifiedamp.workers import Worker
 
 HERE = Path(__file__).parent
 
@@ -67,9 +68,8 @@ def fake(monkeypatch):
     from unifiedamp.tune import run as tune_run
 
     for module in (compare_run, tune_run):
-        monkeypatch.setattr(module, "JOB", "fake_job:make")
+        monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
     monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])
-    monkeypatch.setattr(compare_run.plugins, "load_plugin", lambda _: type("Plugin", (), {"sharing": {}}))
 
 
 def a_mixed_policy(backend: str) -> str | None:

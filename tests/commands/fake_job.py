@@ -29,7 +29,8 @@ def make(tell):
             raise PolicyNotSupportedError("no float16 here")
         scale = amp.get("loss_scale") or {}
         state.update(policy=policy, name=policy.name, size=train.get("batch_size", 64), scale=scale)
-        state["seconds"] = 64 / SPEED[policy.name]
+        slow = os.environ.get("FAKE_SLOW") == policy.name
+        state["seconds"] = 64 / (100.0 if slow else SPEED.get(policy.name, 100.0))
         return {"policy": str(policy), "device": "none", "samples": 1437, "window": 1, "notes": ["a note"]}
 
     def train():

@@ -57,8 +57,8 @@ def compare(
     Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
 
     Each run has a process of its own, so that a crash or a lack of memory costs one row. Trainings run one after the
-    other; then the runs of one backend, compile mode and batch size are timed in turns. compare.md, compare.json and
-    compare.html are written after every row, so that Ctrl-C leaves finished rows on disk.
+    other; then the runs of one backend, compile mode and batch size are timed in turns. compare.md and compare.json are
+    written after every row, compare.html after every such group and on Ctrl-C.
 
     Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, none finished, or with
     --parity, backends part; 2: wrong arguments; 130: Ctrl-C.
@@ -82,15 +82,23 @@ def compare(
 
 
 def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], json: bool) -> None:
-    def save(rows: list[Row], final: bool = False) -> None:
+    rows: list[Row] = []
+
+    def save(found: list[Row], page: bool, final: bool = False) -> None:
+        rows[:] = found
         advice = advise(rows) if final else []
         replace_file(folder / "compare.json", dump(to_json(rows, head, advice)))
         replace_file(folder / "compare.md", markdown(rows, head, advice))
-        replace_file(folder / "compare.html", html(rows, head, advice, final=final))
+        if page:  # drawing takes a second, so not after every row
+            replace_file(folder / "compare.html", html(rows, head, advice, final=final))
 
-    with Bars(console(stderr=True), sum(map(len, groups))) as bars:
-        rows = run_all(groups, options, bars, save)
-    save(rows, final=True)
+    try:
+        with Bars(console(stderr=True), sum(map(len, groups))) as bars:
+            run_all(groups, options, bars, save)
+    except KeyboardInterrupt:
+        save(rows.copy(), page=True)
+        raise
+    save(rows.copy(), page=True, final=True)
     if json:
         print_json(to_json(rows, head, advise(rows)))
     else:

@@ -18,11 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import plugins
 from ..policy import Policy
-from ..workers import Worker, WorkerError
+from ..workers import WorkerError
 from .rows import Task
-from .run import JOB, Options, begin
+from .run import Options, begin, start_job
 
 SAFETY = 8.0
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -182,7 +181,7 @@ def _pair(
 def _trace(task: Task, steps: int, options: Options, path: Path) -> tuple[list[Entry], int]:
     with (
         tempfile.TemporaryDirectory(prefix="unifiedamp-parity-") as out,
-        Worker(JOB, plugins.load_plugin(task.backend).sharing) as worker,
+        start_job(task.backend) as worker,
     ):
         worker.ask(begin(options, task, task.batch_size, out))
         worker.ask({"do": "trace", "steps": steps, "path": str(path)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -65,7 +66,7 @@ class Options:
 
 
 def compare(
-    groups: Sequence[Sequence[Task]], options: Options, progress: Progress, save: Callable[[list[Row]], None]
+    groups: Sequence[Sequence[Task]], options: Options, progress: Progress, save: Callable[[list[Row], bool], None]
 ) -> list[Row]:
     """Run all groups and return their rows.
 
@@ -73,13 +74,13 @@ def compare(
         groups: runs that are compared with each other.
         options: how to run them.
         progress: shown what happens.
-        save: called with all rows whenever one is trained, finished, refused or failed.
+        save: called with all rows, and whether a group is done, whenever one is trained, finished, refused or failed.
     """
     rows = [[Row(task) for task in group] for group in groups]
     every = [row for group in rows for row in group]
     for group in rows:
         with ExitStack() as stack:
-            _Group(group, options, progress, lambda: save(every), stack).run()
+            _Group(group, options, progress, functools.partial(save, every), stack).run()
     return every
 
 
@@ -87,7 +88,7 @@ class _Group:
     """The runs of one group, their processes alive together until the group is done."""
 
     def __init__(
-        self, rows: list[Row], options: Options, progress: Progress, save: Callable[[], None], stack: ExitStack
+        self, rows: list[Row], options: Options, progress: Progress, save: Callable[[bool], None], stack: ExitStack
     ) -> None:
         self._rows, self._options, self._progress, self._save, self._stack = rows, options, progress, save, stack
         self._workers: dict[int, Worker] = {}
@@ -97,7 +98,7 @@ class _Group:
         """Train each, then time all in turns."""
         for index, row in enumerate(self._rows):
             self._train(index, row)
-            self._save()
+            self._save(False)
         self._time()
         set_ratios(self._rows)
         for index, row in enumerate(self._rows):
@@ -106,7 +107,7 @@ class _Group:
             if row.rates:
                 row.state = "done"
                 self._progress.finished(row)
-        self._save()
+        self._save(True)
 
     def _train(self, index: int, row: Row) -> None:
         try:
@@ -140,7 +141,7 @@ class _Group:
             return
 
     def _start(self, task: Task, batch_size: int, row: Row | None = None) -> Worker:
-        worker = self._stack.enter_context(Worker(JOB, plugins.load_plugin(task.backend).sharing))
+        worker = self._stack.enter_context(start_job(task.backend))
         said = worker.ask(begin(self._options, task, batch_size, self._folder()))
         if row is not None:
             row.notes = said["notes"]
@@ -228,7 +229,7 @@ class _SizeProbe:
         self._worker = None
 
     def _ready(self) -> dict[str, Any]:
-        self._worker = Worker(JOB, plugins.load_plugin(self._task.backend).sharing)
+        self._worker = start_job(self._task.backend)
         found: dict[str, Any] = self._worker.ask(begin(self._options, self._task, 1, self._folder()))
         return found
 
@@ -247,6 +248,11 @@ class _SizeProbe:
         if not answer:
             self.close()  # what is left of memory there says nothing about the next size
         return answer
+
+
+def start_job(backend: str) -> Worker:
+    """Return a new process that runs the recipe for a backend; several such share a device."""
+    return Worker(JOB, plugins.load_plugin(backend).sharing)
 
 
 def begin(options: Options, task: Task, batch_size: int, folder: str) -> dict[str, Any]:

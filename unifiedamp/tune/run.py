@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from .. import plugins
 from ..compare.rows import BASELINE, Task
-from ..compare.run import JOB, TURN_SECONDS, Options, begin
+from ..compare.run import TURN_SECONDS, Options, begin, start_job
 from ..errors import AmpError, ConfigError
 from ..loss_scale import DynamicLossScale, parse_loss_scale
 from ..policy import Policy
@@ -220,7 +219,7 @@ class Prober:
 
     def worker(self) -> Worker:
         """Return a new process."""
-        return Worker(JOB, plugins.load_plugin(self._aim.backend).sharing)
+        return start_job(self._aim.backend)
 
     @staticmethod
     def _text(policy: str, layers: Sequence[str]) -> str:
