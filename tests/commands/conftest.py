@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,12 +53,19 @@ def command(tmp_path, monkeypatch):
     # Workers know what is installed, not what this process has registered for itself.
     monkeypatch.setattr(plugins, "_in_process", {})
 
+    def apart(*arguments: object) -> Done:
+        """In a process of its own."""
+        line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        return Done(result.returncode, result.stdout, result.stderr)
+
     def run(*arguments: object) -> Done:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="unifiedamp")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Done(result.exit_code, result.stdout, result.stderr)
 
+    run.apart = apart
     return run
 
 

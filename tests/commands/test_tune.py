@@ -13,6 +13,7 @@ from unifiedamp_examples.settings import read_settings
 import unifiedamp as ua
 from unifiedamp.config import read_config
 from unifiedamp.recipes import find_config
+from unifiedamp_examples import recipe
 
 
 def read(path):
@@ -93,6 +94,19 @@ def test_a_loss_scale_of_your_own_is_kept(command, fake):
     command("tune", "mine.toml", "--backend", "toy", "--policies", "mixed_float16", "--rounds", 1)
     scale = read("mine.tuned.toml")["amp"]["loss_scale"]
     assert (scale["growth_interval"], scale["initial_scale"]) == (7, 2.0**12)
+
+
+def test_layers_have_the_same_names_in_the_next_model(backend, tmp_path):
+    """A probe finds the layers that another probe of the same process named."""
+    chosen = {"backend": backend, "policy": "float32"}
+    names = []
+    for model in ("conv", "conv", "mlp", "mlp"):
+        run, _ = recipe.make_run(
+            read_settings(find_config("digits_conv"), tmp_path, amp=chosen, train={"model": model})
+        )
+        names.append([shape.layer for shape in run.amp.backend.matmul_shapes([run.model])])
+    assert names[0] == names[1]
+    assert names[2] == names[3]
 
 
 def test_it_runs_on_every_backend(command, backend):

@@ -169,8 +169,14 @@ class Job:
         return [shape.layer for shape in backend.matmul_shapes([self._run.model])]
 
     def trace(self, steps: int, path: str) -> int:
-        """Train ``steps`` optimizer steps from the first weights; write what each layer did to ``path``."""
-        return int(recipe_module("trace").write_trace(self._run, self._step, self._data, steps, Path(path)))
+        """Train ``steps`` optimizer steps from the first weights; write what each layer did to ``path``.
+
+        Gradients are not clipped: by their common norm, a fault in one layer would show in all.
+        """
+        run = self._run
+        run.settings = replace(self._settings, train=self._settings.train.model_copy(update={"clip_norm": None}))
+        step = self._recipe.make_step(run)
+        return int(recipe_module("trace").write_trace(run, step, self._data, steps, Path(path)))
 
     def out_of_memory(self, error: BaseException) -> bool:
         """Tell whether an exception says that memory ran out."""
