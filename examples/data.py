@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,11 @@ class Data:
     def shape(self) -> tuple[int, ...]:
         """The shape of one image, (height, width, channels)."""
         return self.train_images.shape[1:]
+
+    def first(self, samples: int | None) -> Data:
+        """Return the data with the first ``samples`` training images only; None leaves all. Test images stay."""
+        images, labels = self.train_images[:samples], self.train_labels[:samples]
+        return replace(self, train_images=images, train_labels=labels)
 
     def batch_count(self, size: int, window: int) -> int:
         """Return how many batches of ``size`` an epoch has; what does not fill a window of batches is left out.

@@ -43,15 +43,36 @@ def train(
         KeyboardInterrupt: Ctrl-C; the checkpoint is written.
         AmpError: the configuration, the data or the checkpoint is not right, or the loss scale is exhausted.
     """
+    run, data = make_run(settings)
+    train_step = make_step(run)
+    run.begin(resume, restart_scale)
+    recorder = run.amp.record(*record, every=record_every) if record else nullcontext()
+    report.begin(run)
+    try:
+        with recorder:
+            fit(run, train_step, data, report)
+    finally:
+        report.picture(run)
+    return run
+
+
+def make_run(settings: Settings) -> tuple[Run, datasets.Data]:
+    """Return a run that has not begun, its model and optimizer prepared, and its data."""
     cfg = settings.train
     amp = ua.Amp(**settings.amp)
     kit = models.for_backend(amp.backend.name)
-    data = datasets.load(cfg.data, cfg.data_folder, kit)
+    data = datasets.load(cfg.data, cfg.data_folder, kit).first(cfg.samples)
 
     with amp.scope():
         model = kit.make_model(cfg.model, data.shape, data.classes, cfg.seed)
         optimizer = kit.make_optimizer(model, cfg.learning_rate, cfg.momentum)
     model, optimizer = amp.prepare(model, optimizer)
+    return Run(settings, amp, kit, model, optimizer), data
+
+
+def make_step(run: Run) -> Callable[[Any, Any], Any]:
+    """Return the training step: native images and labels in, the unscaled loss out."""
+    cfg, amp, kit, model, optimizer = run.settings.train, run.amp, run.kit, run.model, run.optimizer
 
     def train_step(x: Any, y: Any) -> Any:
         loss = amp.backward(lambda: kit.loss_fn(model(x), y), optimizer)
@@ -60,19 +81,7 @@ def train(
         amp.step(optimizer)
         return loss
 
-    if cfg.compile:
-        train_step = amp.compile(train_step)
-
-    run = Run(settings, amp, kit, model, optimizer)
-    run.begin(resume, restart_scale)
-    recorder = amp.record(*record, every=record_every) if record else nullcontext()
-    report.begin(run)
-    try:
-        with recorder:
-            fit(run, train_step, data, report)
-    finally:
-        report.picture(run)
-    return run
+    return amp.compile(train_step) if cfg.compile else train_step
 
 
 def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, report: Report) -> None:
@@ -96,14 +105,17 @@ def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, re
 
 def accuracy(amp: ua.Amp, kit: ModuleType, model: Any, data: datasets.Data, batch_size: int = 500) -> float:
     """Return the share of test images that the model tells right."""
-    right = 0
+    return float((predict(amp, kit, model, data, batch_size) == data.test_labels).mean())
+
+
+def predict(amp: ua.Amp, kit: ModuleType, model: Any, data: datasets.Data, batch_size: int = 500) -> Any:
+    """Return the class that the model gives each test image, shape (n,)."""
+    found = []
     with amp.inference(model):
         for start in range(0, len(data.test_labels), batch_size):
-            part = slice(start, start + batch_size)
-            images = np.ascontiguousarray(data.test_images[part].transpose(kit.IMAGE_AXES))
-            logits = amp.to_numpy(model(amp.to_native(images)))
-            right += int((logits.argmax(1) == data.test_labels[part]).sum())
-    return right / len(data.test_labels)
+            images = data.test_images[start : start + batch_size].transpose(kit.IMAGE_AXES)
+            found.append(amp.to_numpy(model(amp.to_native(np.ascontiguousarray(images)))).argmax(1))
+    return np.concatenate(found)
 
 
 if __name__ == "__main__":

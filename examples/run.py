@@ -20,7 +20,7 @@ from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpo
 from .history import History
 from .settings import Settings
 
-SAME = ("model", "data", "batch_size", "seed")
+SAME = ("model", "data", "samples", "batch_size", "seed")
 """Settings that a resumed run must share with its beginning: else the weights would not fit, or the batches differ."""
 
 
@@ -140,9 +140,10 @@ class Run:
         if meta.get("recipe") != 1:
             raise CheckpointError(f"{self.checkpoint_path} was not written by this recipe")
         for key in SAME:
-            if meta["same"][key] != getattr(train, key):
+            before = meta["same"].get(key)  # checkpoints from before there was ``samples`` do not hold it
+            if before != getattr(train, key):
                 raise CheckpointError(
-                    f"{self.checkpoint_path} was trained with {key} = {meta['same'][key]!r}, "
+                    f"{self.checkpoint_path} was trained with {key} = {before!r}, "
                     f"the configuration says {getattr(train, key)!r}: only the same run can be resumed"
                 )
         if meta["batch"] % self.window:

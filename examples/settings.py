@@ -13,6 +13,9 @@ from unifiedamp import ConfigError
 from unifiedamp.config import read_config, read_file, validate
 from unifiedamp.errors import nearest
 
+TABLES = ("amp", "train", "evidence")
+"""``[evidence]`` is what ``unifiedamp tune`` found its choices on; it is for people, and not read."""
+
 
 class TrainTable(BaseModel):
     """``[train]``. Counts of steps are optimizer steps: with ``amp.accumulate_steps`` one takes several batches."""
@@ -21,6 +24,7 @@ class TrainTable(BaseModel):
     model: Literal["conv", "mlp"] = "conv"
     data: Literal["digits", "fashion-mnist"] = "digits"
     data_folder: str | None = None
+    samples: int | None = Field(None, ge=1)  # train on the first so many images; None takes all
     epochs: int = Field(10, ge=1)
     batch_size: int = Field(64, ge=1)
     learning_rate: float = Field(0.05, gt=0)
@@ -64,8 +68,8 @@ def read_settings(
     """
     tables = read_file(path)
     for key in tables:
-        if key not in ("amp", "train"):
-            raise ConfigError(f"{path}: unknown table {key!r}{nearest(key, ('amp', 'train'))} (known: amp, train)")
+        if key not in TABLES:
+            raise ConfigError(f"{path}: unknown table {key!r}{nearest(key, TABLES)} (known: {', '.join(TABLES)})")
     session = read_config({"amp": _merged(tables.get("amp", {}), amp, path)})
     table = validate(TrainTable, _merged(tables.get("train", {}), train, path), f"{path}, [train]")
     return Settings(path.stem, session, table, out or Path("runs") / path.stem)

@@ -40,10 +40,12 @@ def table(title: str, rows: dict[str, str], columns: list[tuple[str, dict[str, A
 
 
 def answer(given: dict[str, Any] | None) -> str:
-    """Return a cell: "–" where the report is older than the question."""
+    """Return one answer as a word: "–" where the report is older than the question."""
     if given is None:
         return "–"
-    return "yes" if given["ok"] else "no"
+    if not given["ok"]:
+        return "no"
+    return "without gain" if given.get("helps") is False else "yes"
 
 
 def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -51,9 +53,10 @@ def reasons(columns: list[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = ["\n## Reasons\n"]
     for head, backend in columns:
         for key in ("features", "policies"):
-            for name, answer in backend[key].items():
-                if answer["reason"]:
-                    lines.append(f"- **{head}**, `{name}`: {'' if answer['ok'] else 'no: '}{answer['reason']}")
+            for name, given in backend[key].items():
+                if given["reason"]:
+                    word = {"yes": "", "no": "no: ", "without gain": "without gain: "}[answer(given)]
+                    lines.append(f"- **{head}**, `{name}`: {word}{given['reason']}")
     return lines
 
 

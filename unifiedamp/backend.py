@@ -333,6 +333,21 @@ class Backend:
         """
         raise errors.UnsupportedError(f"backend {self.name!r} does not know the sizes of a model's matrix products")
 
+    def peak_memory(self) -> int | None:
+        """Return the most bytes that the framework has held on the device so far; None where it keeps no count."""
+        return None
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Tell whether an exception says that memory ran out, on the device or beside it."""
+        return isinstance(error, MemoryError)
+
+    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
+        """Call ``run`` under the framework's profiler; return name → seconds of each kernel that the device ran.
+
+        Called where the capability ``kernel_profile`` is declared.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} has no profile of the device's kernels")
+
     @required
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """Return the compiled form of a whole step (or of a model): same results as eager.
@@ -400,6 +415,7 @@ class BackendPlugin:
         harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
         modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
             the only one ("jaxlib").
+        sharing: environment variables under which several processes can share a device.
     """
 
     name: str
@@ -409,3 +425,4 @@ class BackendPlugin:
     load: Callable[[], type[Backend]]
     harness: str = ""
     modules: tuple[str, ...] = ()
+    sharing: Mapping[str, str] = field(default_factory=dict)

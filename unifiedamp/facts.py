@@ -15,10 +15,18 @@ COMPILE_MODES = {
 
 @dataclass(frozen=True)
 class Support:
-    """An answer with its reason; true when the thing is there."""
+    """An answer with its reason; true when the thing is there.
+
+    Attributes:
+        ok: whether it is there.
+        reason: why, or why not, in a few words.
+        helps: of a policy that runs, whether the device computes faster in it than in float32; None where that is not
+            known, or no question (float32 itself).
+    """
 
     ok: bool
     reason: str = ""
+    helps: bool | None = None
 
     def __bool__(self) -> bool:
         return self.ok
@@ -30,7 +38,7 @@ class Capabilities:
 
     Attributes:
         device: the device that the answers are for ("cpu", "cuda:0").
-        policies: preset name → whether it runs here.
+        policies: preset name → whether it runs here, and whether it helps.
         features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
             missing counts as "no".
     """
@@ -57,6 +65,7 @@ FEATURES = {
     "no_device_wait": "a step that never waits for the device",
     "recording": "amp.record: each layer's numbers, on the steps that are looked at",
     "shape_advice": "the sizes of a model's matrix products, by layer",
+    "kernel_profile": "which kernels the device ran, and how long",
 }
 
 
@@ -88,11 +97,13 @@ class MatmulShape:
         kind: "linear", "conv", "rnn" or "attention".
         dimensions: what it is ("inputs", "outputs", "input channels", "head size") → size; per group in a grouped
             convolution. Sizes that are not known before the first batch are left out.
+        dtype: the dtype that it computes in, where the layer itself holds one; empty where the policy decides.
     """
 
     layer: str
     kind: str
     dimensions: Mapping[str, int]
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, epsilons, facts, shapes
+from . import arrays, checks, devices, epsilons, facts, shapes, usage
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
@@ -266,6 +266,10 @@ class MXNetBackend(Backend):
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
         """See ``Backend``."""
         return list(shapes.matmul_shapes(models))
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """See ``Backend``."""
+        return usage.out_of_memory(error)
 
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""

@@ -10,7 +10,7 @@ from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Policy,
 
 from .casts import Table
 from .compile import BULK, hybridize_flags
-from .devices import gpu_support
+from .devices import compute_capability, gpu_support
 from .native import NUMPY_API, mx, upstream
 from .ops import VOCABULARY, check_overrides, op_handle
 
@@ -25,6 +25,10 @@ NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+BFLOAT16 = "the CPU computes in bfloat16"
+NO_BFLOAT16 = "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32"
+TENSOR_CORES = (7, 0)
+"""The first compute capability with Tensor Cores, for float16."""
 
 
 @functools.cache
@@ -63,7 +67,20 @@ def policy_support(policy: Policy, context: Any) -> Support:
         return Support(False, NO_BFLOAT16_GPU)
     if policy.param_dtype != "float32":
         return Support(False, NO_HALF_PARAMS.format(dtype=policy.param_dtype))
-    return Support(True)
+    return _gain(policy.compute_dtype, context)
+
+
+def _gain(dtype: str, context: Any) -> Support:
+    """Tell whether a dtype that runs is faster than float32."""
+    if dtype == "float32":
+        return Support(True)
+    if context.device_type.startswith("cpu"):
+        return Support(True, BFLOAT16 if cpu_has_bfloat16() else NO_BFLOAT16, cpu_has_bfloat16())
+    capability = compute_capability(context.device_id)
+    if capability is None:
+        return Support(True)
+    helps, (major, minor) = capability >= TENSOR_CORES, capability
+    return Support(True, f"{'' if helps else 'no '}Tensor Cores at compute capability {major}.{minor}", helps)
 
 
 def check_policy(spec: SessionSpec, context: Any) -> None:
@@ -75,9 +92,7 @@ def check_policy(spec: SessionSpec, context: Any) -> None:
     """
     check_region_policy(spec.policy, context)
     if spec.policy.compute_dtype == "bfloat16" and not cpu_has_bfloat16():
-        spec.warn(
-            "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32", errors.NoGainWarning
-        )
+        spec.warn(NO_BFLOAT16, errors.NoGainWarning)
     if spec.options.get("layout_optimization") and not NUMPY_API:
         spec.warn("backend_options.mxnet.layout_optimization has no effect before MXNet 2", errors.PolicyWarning)
 
@@ -99,7 +114,7 @@ def default_policy(context: Any) -> tuple[str, str]:
     if not context.device_type.startswith("cpu"):
         return "mixed_float16", f"float16 on {context}"
     if cpu_has_bfloat16():
-        return "mixed_bfloat16", "the CPU computes in bfloat16"
+        return "mixed_bfloat16", BFLOAT16
     return "float32", "the CPU does not compute in bfloat16"
 
 
@@ -110,6 +125,7 @@ def capabilities(context: Any) -> Capabilities:
     features["no_device_wait"] = Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
     )
+    features["kernel_profile"] = Support(False, "MXNet's profiler names operators, not the device's kernels")
     policies = {name: policy_support(preset, context) for name, preset in PRESETS.items()}
     return Capabilities(str(context), policies, features)
 

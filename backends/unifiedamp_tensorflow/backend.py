@@ -25,7 +25,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import epsilons, facts, modes, ops, prepare, shapes
+from . import epsilons, facts, modes, ops, prepare, shapes, usage
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -296,6 +296,18 @@ class TensorFlowBackend(Backend):
         """See ``Backend.matmul_shapes``."""
         return list(shapes.matmul_shapes(models))
 
+    def peak_memory(self) -> int | None:
+        """See ``Backend.peak_memory``."""
+        return usage.peak_memory(self.device)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """See ``Backend.out_of_memory``."""
+        return usage.out_of_memory(error)
+
+    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
+        """See ``Backend.kernel_times``."""
+        return usage.kernel_times(run)
+
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend.compile``: ``tf.function``, by XLA with mode "max" or ``backend_options.tensorflow.xla``.
 
@@ -330,8 +342,8 @@ class TensorFlowBackend(Backend):
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend.to_numpy``."""
-        value = np.asarray(tensor)
-        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+        # numpy cannot take a bfloat16 scalar of TensorFlow's as it is.
+        return np.asarray(tf.cast(tensor, tf.float32) if getattr(tensor, "dtype", None) == "bfloat16" else tensor)
 
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:

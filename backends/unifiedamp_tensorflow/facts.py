@@ -14,6 +14,7 @@ from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Supp
 from .checks import NO_FLOAT8
 
 GOOD = Support(True)
+NO_CORES = "there are no Tensor Cores on this device"
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 
 
@@ -110,7 +111,7 @@ def policy_support(device: Device, emulate: bool) -> Mapping[str, Support]:
             reasons[name] = _helps("float8", device) if emulate else Support(False, NO_FLOAT8)
         elif preset.compute_dtype != "float32":
             helps = _helps(preset.compute_dtype, device)
-            reasons[name] = Support(True, helps.reason if helps else f"runs, without gain: {helps.reason}")
+            reasons[name] = Support(True, helps.reason, helps.ok)
     return reasons
 
 
@@ -148,6 +149,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
             True, "steps compiled by XLA never wait; tf.function reads one flag for tf.cond, as an eager step does"
         ),
         "recording": Support(True, "recorded steps of compiled loops have a trace of their own"),
+        "kernel_profile": Support(not device.is_cpu, NO_CORES if device.is_cpu else "tf.profiler"),
         "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
     return Capabilities(device.name, policy_support(device, emulate), features)

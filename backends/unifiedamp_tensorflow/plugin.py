@@ -21,4 +21,5 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install 'unifiedamp[tensorflow]'",
         _load,
         harness="unifiedamp_tensorflow.harness",
+        sharing={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
     )

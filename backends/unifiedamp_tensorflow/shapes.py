@@ -28,7 +28,7 @@ def matmul_shapes(models: Iterable[Any]) -> Iterator[MatmulShape]:
             sizes = None if id(layer) in inside else _sizes(layer)
             if sizes:
                 inside.update(id(child) for _, child in layers.walk(layer))
-                yield MatmulShape(path or layer.name, *sizes)
+                yield MatmulShape(path or layer.name, *sizes, dtype=layer.compute_dtype)
 
 
 def _sizes(layer: Any) -> Sizes | None:

@@ -40,6 +40,7 @@ from . import (
     plan,
     report,
     shapes,
+    usage,
 )
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
@@ -321,6 +322,18 @@ class TorchBackend(Backend):
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
         """See ``Backend``."""
         return list(shapes.matmul_shapes(models))
+
+    def peak_memory(self) -> int | None:
+        """See ``Backend``."""
+        return usage.peak_memory(self.device)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """See ``Backend``."""
+        return usage.out_of_memory(error)
+
+    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
+        """See ``Backend``."""
+        return usage.kernel_times(run)
 
     def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
         """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode

@@ -140,6 +140,6 @@ def policy_support(device: torch.device, emulate: bool) -> dict[str, Support]:
     answers = {}
     for name, preset in PRESETS.items():
         runs, helps = dtype_support(device, preset.compute_dtype, emulate)
-        note = helps.reason if helps else f"runs but cannot help: {helps.reason}"
-        answers[name] = Support(True, note) if runs else runs
+        gains = None if preset.compute_dtype == "float32" else helps.ok
+        answers[name] = Support(True, helps.reason, gains) if runs else runs
     return answers

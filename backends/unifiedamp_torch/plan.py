@@ -61,8 +61,14 @@ def _features(device: torch.device) -> dict[str, Support]:
         "several_devices": ranks,
         "no_device_wait": waits,
         "recording": Support(True, "forward hooks; on recorded steps, what is compiled runs uncompiled"),
+        "kernel_profile": _kernel_profile(device),
         "shape_advice": Support(True, "Linear, convolutions, RNNs, MultiheadAttention"),
     }
+
+
+def _kernel_profile(device: torch.device) -> Support:
+    on_gpu = device.type == "cuda"
+    return Support(on_gpu, "torch.profiler" if on_gpu else "there are no Tensor Cores on this device")
 
 
 def check_policy(spec: SessionSpec, device: torch.device) -> None:

@@ -34,21 +34,27 @@ def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
 
 def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
     body: list[Any] = []
-    for _, outputs in sizes:
+    for i, (_, outputs) in enumerate(sizes, 1):
         if body:
             body.append(layers.AveragePooling2D(2))
+        # Keras's own names would count on from one model to the next, and layer_overrides would miss.
         body += [
-            layers.Conv2D(outputs, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP),
+            layers.Conv2D(outputs, 3, padding="same", use_bias=False, name=f"conv{i}"),
+            layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP, name=f"norm{i}"),
             layers.ReLU(),
         ]
-    return [*body, layers.Flatten(), *(layers.Dense(units, dtype="float32") for units in dense)]
+    return [*body, layers.Flatten(), *_dense(dense, [None] * len(dense))]
 
 
 def _mlp(dense: Sequence[int]) -> list[Any]:
-    *hidden, last = dense
-    body = [layers.Dense(units, activation="relu") for units in hidden]
-    return [layers.Flatten(), *body, layers.Dense(last, dtype="float32")]
+    return [layers.Flatten(), *_dense(dense, ["relu"] * (len(dense) - 1) + [None])]
+
+
+def _dense(sizes: Sequence[int], activations: Sequence[str | None]) -> list[Any]:
+    """Return dense layers; the last, which gives the logits, always in float32."""
+    dtypes = [None] * (len(sizes) - 1) + ["float32"]
+    each = enumerate(zip(sizes, activations, dtypes, strict=True), 1)
+    return [layers.Dense(n, activation, dtype=dtype, name=f"dense{i}") for i, (n, activation, dtype) in each]
 
 
 def make_optimizer(model: Any, learning_rate: float, momentum: float) -> Any:

@@ -14,6 +14,7 @@ def test_arrays():
     tensor = tf.constant([1.0])
     assert amp.to_native(tensor) is tensor
     assert amp.to_native(np.arange(3)).dtype == tf.int64
+    assert amp.to_numpy(tf.constant(1.5, tf.bfloat16)) == 1.5
     back = amp.to_numpy(tf.constant([1.5], tf.bfloat16))
     assert (back.dtype, back.tolist()) == (np.float32, [1.5])
     np.testing.assert_array_equal(amp.to_numpy(tf.Variable([2.0])), [2.0])

@@ -71,6 +71,7 @@ class ToyBackend(Backend):
             "float8": NO_FLOAT8,
             "recording": "a toy is looked at by hand",
             "shape_advice": "numpy has no Tensor Cores",
+            "kernel_profile": "numpy has no kernels",
         }
         features = {name: Support(name not in missing, missing.get(name, "")) for name in FEATURES}
         policies = {name: Support(True, "emulated by rounding") for name in PRESETS}

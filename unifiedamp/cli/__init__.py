@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import typer
 
+from .compare import compare
 from .conformance import conformance
-from .errors import reports_errors
+from .doctor import doctor
+from .errors import OneLineGroup, reports_errors
+from .explain import explain
 from .report import EPILOG, report
 from .train import train
+from .tune import tune
 
 app = typer.Typer(
     name="unifiedamp",
+    cls=OneLineGroup,
     help="One mixed-precision training loop for PyTorch, TensorFlow/Keras and MXNet.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("train")(reports_errors(train))
 app.command("report", epilog=EPILOG)(reports_errors(report))
+app.command("doctor")(reports_errors(doctor))
+app.command("explain")(reports_errors(explain))
+app.command("compare")(reports_errors(compare))
+app.command("tune")(reports_errors(tune))
 app.command("conformance")(reports_errors(conformance))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
-from ..errors import AmpError
+from ..errors import AmpError, nearest
 
 P = ParamSpec("P")
 
+NOT_ALL_WELL = 1
 USER_ERROR = 2
 INTERRUPTED = 130
 
@@ -31,3 +33,42 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
+
+
+class OneLineGroup(TyperGroup):
+    """The command's front: a wrong argument gets one line that says what to type instead, and exit code 2."""
+
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Run the command that the arguments name."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **kwargs)
+        try:
+            code = super().main(args, standalone_mode=False, **kwargs)
+        except typer.Abort:
+            code = INTERRUPTED
+        except Exception as error:
+            # typer brings a copy of click, or imports it: which class this is depends on its version.
+            if not hasattr(error, "format_message"):
+                raise
+            print(f"unifiedamp: {self._line(error)}", file=sys.stderr)
+            code = USER_ERROR
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def _line(self, error: Any) -> str:
+        said = " ".join(str(error.format_message()).split()).partition(" (Possible options:")[0]
+        said = said.partition(" Did you mean")[0].rstrip(".")
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "unifiedamp"
+        return f"{said[:1].lower()}{said[1:]}{self._hint(error, context)} (see: {path} --help)"
+
+    def _hint(self, error: Any, context: Any) -> str:
+        option = getattr(error, "option_name", None)
+        if option and context is not None:
+            return nearest(option, _options(context.command.params))
+        if context is not None and context.command is self and "'" in str(error.message):
+            return nearest(str(error.message).split("'")[1], self.commands)
+        return ""
+
+
+def _options(params: Sequence[Any]) -> list[str]:
+    return [name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]

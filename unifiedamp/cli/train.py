@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError, nearest
+from ..recipes import find_config, recipe_module
 from ..recording import TensorBoard
-
-RECIPE = ("recipe", "report", "settings")
 
 
 def train(
@@ -30,9 +27,9 @@ def train(
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
 ) -> None:
     """Train the example recipe; options go before what the configuration says."""
-    recipe, report, settings = (importlib.import_module(f"unifiedamp_examples.{name}") for name in RECIPE)
+    recipe, report, settings = (recipe_module(name) for name in ("recipe", "report", "settings"))
     chosen = settings.read_settings(
-        _find(config, Path(str(settings.__file__)).parent / "configs"),
+        find_config(config),
         out,
         amp={"backend": backend, "policy": policy},
         train={"data": data, "epochs": epochs},
@@ -41,17 +38,3 @@ def train(
     recipe.train(
         chosen, report.Report(), resume=resume, restart_scale=restart_scale, record=targets, record_every=record_every
     )
-
-
-def _find(config: str, shipped: Path) -> Path:
-    """Return the file, or the shipped configuration of that name."""
-    path = Path(config)
-    if path.suffix or path.exists():
-        return path
-    names = sorted(file.stem for file in shipped.glob("*.toml"))
-    if config not in names:
-        raise ConfigError(
-            f"configuration {config!r} is neither a file nor one of the recipe's{nearest(config, names)} "
-            f"(they are: {', '.join(names)})"
-        )
-    return shipped / f"{config}.toml"

@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 from collections import Counter
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,7 +92,7 @@ class Reporter:
         plugin = plugins.load_plugin(name)
         capabilities = load_harness(name).capabilities()
         answers = {key: {"ok": answer.ok, "reason": answer.reason} for key, answer in capabilities.features.items()}
-        policies = {key: {"ok": answer.ok, "reason": answer.reason} for key, answer in capabilities.policies.items()}
+        policies = {key: asdict(answer) for key, answer in capabilities.policies.items()}
         return {
             "framework": plugin.framework,
             "framework_version": plugins.installed_version(plugin),

@@ -16,6 +16,7 @@ MISSING = {
     "float8": ops.NO_FLOAT8,
     "recording": "nobody has written its watching of layers yet",
     "shape_advice": "XLA pads matrix products by itself",
+    "kernel_profile": "jax.profiler's traces are not read here",
 }
 
 
@@ -62,7 +63,8 @@ def helps(dtype: str, device: jax.Device) -> Support:
         return Support(False, "XLA on CPU computes float16 products in float32")
     info = Path("/proc/cpuinfo")
     flags = info.read_text().split() if info.exists() else []
-    return Support("avx512_bf16" in flags or "amx_bf16" in flags, "this CPU has neither AVX512-BF16 nor AMX")
+    has = "avx512_bf16" in flags or "amx_bf16" in flags
+    return Support(has, f"this CPU has {'' if has else 'neither '}AVX512-BF16 {'or' if has else 'nor'} AMX")
 
 
 def check_spec(spec: SessionSpec, device: jax.Device) -> None:
@@ -74,10 +76,17 @@ def check_spec(spec: SessionSpec, device: jax.Device) -> None:
         spec.warn(f"policy {str(spec.policy)!r} runs, but not faster: {faster.reason}", errors.NoGainWarning)
 
 
+def _runs(dtype: str, device: jax.Device) -> Support:
+    if dtype == "float32":
+        return Support(True, "XLA compiles every dtype on every device")
+    faster = helps(dtype, device)
+    return Support(True, faster.reason, faster.ok)
+
+
 def capabilities(device: jax.Device) -> Capabilities:
     """Return the answers for one device."""
     features = {name: Support(name not in MISSING, MISSING.get(name, "")) for name in FEATURES}
-    policies = {name: Support(True, "XLA compiles every dtype on every device") for name in PRESETS}
+    policies = {name: _runs(preset.compute_dtype, device) for name, preset in PRESETS.items()}
     policies["mixed_float8"] = Support(False, ops.NO_FLOAT8)
     return Capabilities(f"{device.platform}:{device.id}", policies, features)
 

@@ -22,4 +22,5 @@ def unifiedamp_backend() -> BackendPlugin:
         load=_load,
         harness="unifiedamp_jax.harness",
         modules=("jax", "jaxlib", "flax"),
+        sharing={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
     )

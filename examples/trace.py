@@ -1,0 +1,116 @@
+"""What each layer did in the first steps of a run, in neutral names and layouts, for ``compare --parity``.
+
+Of each optimizer step, in the order in which a step computes: the mean that each batch norm saw (what the convolution
+before it gave), the loss, whether the step was applied, and the gradients from the last layer to the first. A fault in
+one layer shows in it first, and then in all that follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from unifiedamp_examples.data import Data
+from unifiedamp_examples.models.neutral import NORM_KEEP, conv_sizes, dense_sizes
+from unifiedamp_examples.run import Run
+
+FLOAT32 = 2.0**-24
+"""Half of float32's epsilon: what one rounding costs, relatively."""
+STORED = 4
+"""Roundings that an array may have had while it was stored (as momentum, or as a running mean)."""
+
+
+def write_trace(run: Run, step: Any, data: Data, steps: int, path: Path) -> int:
+    """Train ``steps`` optimizer steps from the first weights and write the trace; return how many entries it has.
+
+    The file is an ``.npz``: ``about`` is JSON, ``{"terms": …, "entries": [{"step", "layer", "what", "depth", "floor",
+    "scale"}, …]}``; entry ``i`` has its values in ``value<i>``. ``depth`` counts the roundings that a value has seen,
+    ``floor`` is the relative error that storing it may have made, ``scale`` a norm to compare errors to (0: its own).
+    """
+    entries: list[dict[str, Any]] = []
+    values: list[Any] = []
+    for entry, value in _entries(run, step, data, steps):
+        entries.append(entry)
+        values.append(value)
+    about = json.dumps({"terms": _terms(run, data), "entries": entries})
+    np.savez(path, about=np.array(about), **{f"value{i}": value for i, value in enumerate(values)})
+    return len(entries)
+
+
+def _entries(run: Run, step: Any, data: Data, steps: int) -> Iterator[tuple[dict[str, Any], Any]]:
+    train, kit, amp = run.settings.train, run.kit, run.amp
+    epochs = (data.batches(kit.IMAGE_AXES, train.batch_size, train.seed, epoch) for epoch in itertools.count())
+    batches = itertools.chain.from_iterable(epochs)
+    order = _layers(run, data)
+    weights, velocity = kit.export_weights(run.model), kit.export_momentum(run.model, run.optimizer)
+    for number in range(1, steps + 1):
+        window = itertools.islice(batches, run.window)
+        losses = [float(np.ravel(amp.to_numpy(step(amp.to_native(x), amp.to_native(y))))[0]) for x, y in window]
+        before, weights = weights, kit.export_weights(run.model)
+        pushed, velocity = velocity, kit.export_momentum(run.model, run.optimizer)
+        head = {"step": number, "floor": 0.0, "scale": 0.0}
+        yield from _means(head, order, before, weights)
+        loss = np.array([np.mean(losses)])
+        yield {**head, "layer": "loss", "what": "loss", "depth": sum(map(_roundings, order))}, loss
+        applied = np.array([float(amp.applied_steps)])
+        yield {**head, "layer": "optimizer", "what": "applied steps", "depth": 0}, applied
+        yield from _gradients(head, order, (before, weights), (pushed, velocity), train.momentum)
+
+
+def _layers(run: Run, data: Data) -> list[str]:
+    """Return the layers that multiply matrices, first to last."""
+    name = run.settings.train.model
+    convs = [f"conv{i + 1}" for i in range(len(conv_sizes(name, data.shape)))]
+    return convs + [f"dense{i + 1}" for i in range(len(dense_sizes(name, data.shape, data.classes)))]
+
+
+def _roundings(layer: str) -> int:
+    """Return how often a layer and what follows it round: convolution, norm, pooling; product, bias. ReLU is exact."""
+    return 3 if layer.startswith("conv") else 2
+
+
+def _terms(run: Run, data: Data) -> int:
+    """Return the most terms that one number is the sum of: inputs of a layer, or pixels of a batch in a gradient."""
+    train, (height, width, _) = run.settings.train, data.shape
+    convs, dense = (f(train.model, *a) for f, a in ((conv_sizes, (data.shape,)), (dense_sizes, (data.shape, 10))))
+    pixels = train.batch_size * (height * width if convs else 1)
+    return max(pixels, *(9 * inputs for inputs, _ in convs), *(inputs for inputs, _ in dense))
+
+
+def _means(head: dict[str, Any], order: list[str], before: Any, after: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    for place, layer in enumerate(order):
+        depth = sum(map(_roundings, order[:place])) + 1
+        norm = layer.replace("conv", "norm")
+        if f"{norm}/mean" not in after or not layer.startswith("conv"):
+            continue
+        mean, variance = (_of_batch(before[f"{norm}/{key}"], after[f"{norm}/{key}"]) for key in ("mean", "variance"))
+        scale = float(np.sqrt(np.sum(mean**2 + np.maximum(variance, 0.0))))
+        floor = STORED * FLOAT32 * float(np.linalg.norm(after[f"{norm}/mean"])) / (1 - NORM_KEEP) / max(scale, 1e-30)
+        yield {**head, "layer": layer, "what": "mean output", "depth": depth, "floor": floor, "scale": scale}, mean
+
+
+def _of_batch(before: Any, after: Any) -> Any:
+    """Return what a running average was moved by."""
+    return (after.astype(np.float64) - NORM_KEEP * before.astype(np.float64)) / (1 - NORM_KEEP)
+
+
+def _gradients(
+    head: dict[str, Any], order: list[str], weights: tuple[Any, Any], velocity: tuple[Any, Any], momentum: float
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield gradients, out of the momentum; without momentum, what the step changed in the weights."""
+    (before, after), keep, what = (velocity, momentum, "gradient") if momentum else (weights, 1.0, "update")
+    for place, layer in reversed(list(enumerate(order))):
+        depth = sum(map(_roundings, [*order, *order[place:]]))
+        for name in [name for name in after if name.split("/")[0] in (layer, layer.replace("conv", "norm"))]:
+            if name.endswith(("/mean", "/variance")):
+                continue
+            value = after[name].astype(np.float64) - keep * before[name].astype(np.float64)
+            size = float(np.linalg.norm(value))
+            floor = STORED * FLOAT32 * float(np.linalg.norm(after[name])) / size if size else 0.0
+            floor = floor if math.isfinite(floor) else 0.0
+            yield {**head, "layer": name.replace("/", "."), "what": what, "depth": depth, "floor": floor}, value

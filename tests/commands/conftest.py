@@ -1,0 +1,87 @@
+"""``backend`` is every installed backend that the recipe has models for; ``command`` runs the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+import unifiedamp as ua
+from unifiedamp import plugins
+from unifiedamp.cli import app
+from unifiedamp.workers import Worker
+
+HERE = Path(__file__).parent
+
+
+def installed() -> list[str]:
+    infos = ua.available_backends()
+    found = [name for name, info in infos.items() if info.installed]
+    return [name for name in found if importlib.util.find_spec(f"unifiedamp_examples.models.{name}_models")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    wanted = metafunc.config.getoption("--amp-backend", default="all")
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", installed() if wanted == "all" else [wanted])
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs ``unifiedamp`` with arguments, in an empty folder."""
+    paths = [str(HERE), str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    monkeypatch.chdir(tmp_path)
+    # Workers know what is installed, not what this process has registered for itself.
+    monkeypatch.setattr(plugins, "_in_process", {})
+
+    def apart(*arguments: object) -> Done:
+        """In a process of its own."""
+        line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        return Done(result.returncode, result.stdout, result.stderr)
+
+    def run(*arguments: object) -> Done:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="unifiedamp")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Done(result.exit_code, result.stdout, result.stderr)
+
+    run.apart = apart
+    return run
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Runs of compare and tune are those of ``fake_job.py``; the session under test then needs no framework."""
+    from unifiedamp.cli import choices
+    from unifiedamp.compare import run as compare_run
+    from unifiedamp.tune import run as tune_run
+
+    for module in (compare_run, tune_run):
+        monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
+    monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])
+
+
+def a_mixed_policy(backend: str) -> str | None:
+    """A mixed policy that runs here, if there is one."""
+    answers = ua.available_backends()[backend].capabilities.policies
+    return next((name for name in ("mixed_bfloat16", "mixed_float16") if answers[name]), None)

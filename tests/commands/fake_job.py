@@ -1,0 +1,82 @@
+"""Stands in for ``unifiedamp.compare.job`` in a worker: trains nothing, and fails in the ways that a policy names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from unifiedamp.errors import LossScaleExhausted, PolicyNotSupportedError
+from unifiedamp.policy import Policy
+from unifiedamp.workers import OutOfMemory
+
+SPEED = {"float32": 100.0, "mixed_bfloat16": 200.0, "mixed_float16": 300.0}
+"""Samples per second."""
+FITS = {"float32": 100, "mixed_bfloat16": 200, "mixed_float16": 1437}
+"""The largest batch that fits; ``mixed_float16`` loses its process instead of saying so."""
+SENSITIVE = {"b", "d"}
+"""Layers without which in float32 ``mixed_float16`` has a higher loss."""
+CLEAN = 2.0**12
+"""The largest loss scale that skips nothing."""
+
+
+def make(tell):
+    state = {}
+
+    def begin(config, out, amp, train):
+        policy = Policy.parse(amp["policy"])
+        if policy.param_dtype == "float16":
+            raise PolicyNotSupportedError("no float16 here")
+        scale = amp.get("loss_scale") or {}
+        state.update(policy=policy, name=policy.name, size=train.get("batch_size", 64), scale=scale)
+        slow = os.environ.get("FAKE_SLOW") == policy.name
+        state["seconds"] = 64 / (100.0 if slow else SPEED.get(policy.name, 100.0))
+        return {"policy": str(policy), "device": "none", "samples": 1437, "window": 1, "notes": ["a note"]}
+
+    def train():
+        if state["name"] == "bfloat16":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if state["policy"].op_overrides:
+            raise LossScaleExhausted("exhausted", skips=50, scale=1.0, tensors=(), loss_was_finite=True)
+        if state["policy"].layer_overrides:
+            raise OutOfMemory("out of memory")
+        if os.environ.get("FAKE_HANGS") == state["name"]:
+            tell([1, 10])
+            time.sleep(600)
+        tell([5, 10])
+        accuracy = 0.9 if state["name"] == "float32" else 0.91
+        curves = {"losses": [2.0, None, 1.0], "scales": [[1, 1024.0, 0], [2, 512.0, 1]]}
+        scores = dict.fromkeys(("precision", "recall", "f1"), 0.5)
+        state_ = {"scale": 512.0, "applied_steps": 2, "skipped_steps": 1, "peak_memory": 2**30, "memory_of": "device"}
+        return {"accuracy": accuracy, **scores, "test_images": 360, "loss": 1.0, **curves, **state_}
+
+    def turn(windows):
+        return {"seconds": windows * state["seconds"], "samples": 64 * windows}
+
+    def fits(batch_size, memory):
+        if batch_size > FITS[state["name"]] and state["name"] == "mixed_float16":
+            os._exit(1)
+        return batch_size <= FITS[state["name"]]
+
+    def profile(windows):
+        return {"kernels": {"ampere_sgemm_32x128_tn": 1.0, "ampere_fp16_s16816gemm_fp16_128x128_nn": 3.0}}
+
+    def probe(steps, clean):
+        """Loss 1, or 1.5 under float16 unless the sensitive layers are in float32."""
+        whole = {glob for glob, dtype in state["policy"].layer_overrides.items() if dtype == "float32"}
+        loss = 1.5 if state["name"] == "mixed_float16" and not whole >= SENSITIVE else 1.0
+        scale = state["scale"].get("initial_scale", 1.0)
+        skipped, count = [], 0
+        while len(skipped) < steps and not (clean and len(skipped) - count >= clean):
+            if scale > CLEAN:
+                scale, count = scale / 2, count + 1
+            skipped.append(count)
+        found = {"losses": [loss] * len(skipped), "skipped": skipped, "stopped": "", "layers": ["a", "b", "c", "d"]}
+        return {**found, "scale": scale}
+
+    known = {f.__name__: f for f in (begin, train, turn, fits, profile, probe)}
+
+    def handle(request):
+        return known[request.pop("do")](**request)
+
+    return handle

@@ -1,0 +1,260 @@
+"""``unifiedamp doctor``, and what it reads of the machine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import unifiedamp as ua
+from unifiedamp import machine, plugins, probe
+from unifiedamp.backend import Support
+from unifiedamp.workers import Worker, WorkerError
+
+
+@pytest.fixture(scope="module")
+def examined():
+    """What doctor finds, asked once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_in_process", {})
+        return importlib.import_module("unifiedamp.cli.doctor").examine(False, Console(file=io.StringIO()))
+
+
+def test_json_is_what_was_found(command, monkeypatch, examined):
+    monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "examine", lambda *_: examined)
+    done = command("doctor", "--json")
+    assert done.json == json.loads(json.dumps(examined))
+    assert done.code == 0
+
+
+def test_every_registered_backend_is_there(examined):
+    for name, said in examined["backends"].items():
+        info = ua.available_backends()[name]
+        assert (said["installed"], said["version"]) == (info.installed, info.version)
+        if info.installed:
+            assert said["best"] in said["policies"]
+            assert said["policies"]["float32"]["ok"]
+
+
+def test_its_answers_are_the_capabilities(examined, backend):
+    """The worker, a process of its own, says what the capabilities in this one say."""
+    known = ua.available_backends()[backend].capabilities.policies
+    said = examined["backends"][backend]["policies"]
+    assert {name: (one["ok"], one["helps"], one["reason"]) for name, one in said.items()} == {
+        name: (one.ok, one.helps, one.reason) for name, one in known.items()
+    }
+
+
+def test_what_gains_nothing_is_told_apart(backend):
+    """By structure: a policy that runs says whether it helps, float32 has nothing to say, what cannot run neither."""
+    for name, answer in ua.available_backends()[backend].capabilities.policies.items():
+        assert answer.ok or answer.helps is None
+        if name == "float32":
+            assert answer.helps is None
+        elif answer.ok:
+            assert isinstance(answer.helps, bool)
+            assert answer.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Support(True), "runs"),
+        (Support(True, "Tensor Cores", True), "runs"),
+        (Support(True, "no units", False), "runs but gains nothing"),
+        (Support(False, "no kernel"), "cannot"),
+    ],
+)
+def test_verdicts(answer, words):
+    assert probe.verdict(answer) == words
+    assert probe.verdict({"ok": answer.ok, "helps": answer.helps}) == words
+
+
+def test_a_backend_that_crashes_costs_its_own_row(command, monkeypatch, tmp_path):
+    """One aborts as a broken library does; the others answer, and the exit code says that not all is well."""
+    victim = installed_names()[-1]
+    (tmp_path / "crashing.py").write_text(
+        "import os\nfrom unifiedamp import probe\n\ndef make(tell):\n    handle = probe.make(tell)\n"
+        f"    def wrapped(request):\n        if request['backend'] == {victim!r}: os.abort()\n"
+        "        return handle(request)\n    return wrapped\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    # The package's name ``doctor`` is the command.
+    monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "PROBE", "crashing:make")
+    done = command("doctor")
+    assert done.code == 1
+    lines = [line for line in done.out.splitlines() if line.strip()]
+    rows = {line.split()[0]: line for line in reversed(lines)}  # of the first table
+    assert "was killed by SIGABRT" in rows[victim]
+    assert all(rows[name].rstrip().endswith("works") for name in installed_names() if name != victim)
+
+
+def installed_names():
+    return [name for name, info in ua.available_backends().items() if info.installed]
+
+
+def test_nothing_installed_is_said_in_plain_words(command, monkeypatch):
+    monkeypatch.setattr("unifiedamp.plugins.is_installed", lambda framework: False)
+    done = command("doctor")
+    assert done.code == 1
+    assert "No framework answered. Install one: pip install 'unifiedamp[torch]'" in done.out
+    assert "torch is not installed" in done.out
+
+
+def test_speeds_are_against_float32():
+    found = probe.speeds({"float32": [10.0, 20.0, 10.0], "mixed_bfloat16": [20.0, 40.0, 30.0]})
+    assert found["float32"] == {"ms": 100.0}
+    assert found["mixed_bfloat16"] == {"ms": pytest.approx(1000 / 30), "value": 2.0, "low": 2.0, "high": 3.0}
+
+
+def test_measuring_trains_under_every_policy_that_runs(backend, monkeypatch):
+    monkeypatch.setattr(probe, "SIZES", {True: (4, 8), False: (4, 8)})
+    monkeypatch.setattr(probe, "TURN_SECONDS", 0.0)
+    capabilities = ua.available_backends()[backend].capabilities
+    told = []
+    with pytest.warns(ua.errors.AmpWarning) if _warns(capabilities) else _nothing():
+        found = probe.measure(backend, capabilities, told.append)
+    runs = [name for name, answer in capabilities.policies.items() if answer]
+    assert told == runs
+    assert set(found) == set(runs)
+    assert all(one.get("ms", 0) > 0 for one in found.values()), found
+
+
+def _warns(capabilities):
+    return any(answer.helps is False for answer in capabilities.policies.values())
+
+
+def _nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtypes"),
+    [
+        ((6, 1), ()),
+        ((7, 0), ("float16",)),
+        ((7, 5), ("float16",)),
+        ((8, 6), ("float16", "bfloat16", "tf32", "float64")),
+        ((9, 0), ("float16", "bfloat16", "tf32", "float64", "float8")),
+    ],
+)
+def test_tensor_cores_by_compute_capability(capability, dtypes):
+    assert machine.tensor_core_dtypes(capability) == dtypes
+
+
+class Driver:
+    """The part of the CUDA driver that is called, as it would answer with one H200 in the machine."""
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = 1
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"NVIDIA H200"
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory, device):
+        memory._obj.value = 140 * 2**30
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+
+def test_a_gpu_as_the_driver_tells_it(command, monkeypatch):
+    (gpu,) = machine.gpus(Driver())
+    assert gpu == machine.Gpu("NVIDIA H200", (9, 0), 140 * 2**30)
+    monkeypatch.setattr("unifiedamp.machine.gpus", lambda: (gpu,))
+    monkeypatch.setattr("unifiedamp.plugins.is_installed", lambda framework: False)
+    assert (
+        "GPU: NVIDIA H200, 140 GiB, compute capability 9.0: "
+        "Tensor Cores for float16, bfloat16, tf32, float64, float8" in command("doctor").out
+    )
+
+
+def test_no_driver_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    assert machine.gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "units", "vectors"),
+    [
+        ("fpu avx2 avx512f avx512_bf16 amx_bf16 amx_tile", ("AVX512-BF16", "AMX-BF16", "AMX"), "AVX-512"),
+        ("fpu avx2", (), "AVX2"),
+        ("fpu avx512f avx512_fp16", ("AVX512-FP16",), "AVX-512"),
+    ],
+)
+def test_units_of_a_processor(monkeypatch, flags, units, vectors):
+    text = f"processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: {flags}\nprocessor\t: 1\nmodel name\t: Some CPU\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert machine.cpu() == machine.Cpu("Some CPU", units, vectors)
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import os, sys
+from unifiedamp.errors import ConfigError
+from unifiedamp.workers import OutOfMemory
+
+def make(tell):
+    def handle(request):
+        print("noise on standard output")
+        what = request["what"]
+        if what == "told":
+            tell(1); tell(2)
+            return {"answer": 3}
+        if what == "exit":
+            print("last words", file=sys.stderr); sys.stderr.flush(); os._exit(7)
+        raise {"refused": ConfigError, "memory": OutOfMemory, "error": ZeroDivisionError}[what]("a reason")
+    return handle
+"""
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch, command):
+    (tmp_path / "a_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    with Worker("a_worker:make") as made:
+        yield made
+
+
+def test_a_worker_answers_and_tells(worker):
+    told = []
+    assert worker.ask({"what": "told"}, told.append) == {"answer": 3}
+    assert told == [1, 2]
+
+
+@pytest.mark.parametrize(("kind", "said"), [("refused", "a reason"), ("memory", "a reason"), ("error", "ZeroDivision")])
+def test_a_worker_that_fails_goes_on(worker, kind, said):
+    with pytest.raises(WorkerError, match=said) as caught:
+        worker.ask({"what": kind})
+    assert caught.value.kind == kind
+    assert worker.ask({"what": "told"}) == {"answer": 3}
+
+
+def test_a_worker_that_is_gone_says_its_last_words(worker):
+    with pytest.raises(WorkerError, match="exit code 7: last words") as caught:
+        worker.ask({"what": "exit"})
+    assert caught.value.kind == "crash"
+    with pytest.raises(WorkerError, match="exit code 7"):
+        worker.ask({"what": "told"})

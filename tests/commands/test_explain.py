@@ -1,0 +1,80 @@
+"""``unifiedamp explain``: the plan before training, and with ``--recipe`` the layers and advice on their shapes."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import a_mixed_policy
+
+import unifiedamp as ua
+
+
+def test_it_is_what_amp_explain_says(command, backend):
+    done = command("explain", "digits_conv", "--backend", backend, "--policy", "float32", "--json")
+    assert done.code == 0
+    amp = ua.Amp(backend, "float32")
+    assert done.json["rows"] == amp.explain().to_dict()["rows"]
+    assert done.json["backend"] == backend
+    amp.close()
+
+
+def test_the_table_has_every_row(command, backend):
+    out = " ".join(command("explain", "digits_conv", "--backend", backend, "--policy", "float32").out.split())
+    for row in ua.Amp(backend, "float32").explain():
+        assert row.setting in out
+        assert row.effect in out
+
+
+def test_warnings_are_part_of_the_answer(command, backend):
+    """What the session warns of is told, once, and a policy that helps is not warned of."""
+    policy = a_mixed_policy(backend)
+    if policy is None:
+        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    gains = ua.available_backends()[backend].capabilities.policies[policy].helps
+    said = command("explain", "digits_conv", "--backend", backend, "--policy", policy, "--json").json["warnings"]
+    assert len(said) == (1 if gains is False else 0)
+
+
+def test_a_policy_that_cannot_run_is_refused_with_its_reason(command, backend):
+    answers = ua.available_backends()[backend].capabilities.policies
+    refused = [name for name, answer in answers.items() if not answer]
+    for name in refused:
+        done = command("explain", "digits_conv", "--backend", backend, "--policy", name)
+        assert done.code == 2
+        assert " ".join(answers[name].reason.split()) in done.err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kinds"), [("digits_conv", ["conv"] * 3 + ["linear"]), ("digits_mlp", ["linear"] * 4)]
+)
+def test_layers_of_the_recipe(command, backend, recipe, kinds):
+    done = command("explain", recipe, "--backend", backend, "--policy", "float32", "--recipe", "--json")
+    layers = done.json["layers"]
+    assert [one["kind"] for one in layers] == kinds
+    assert {one["dtype"] for one in layers} == {"float32"}
+    assert list(layers[-1]["sizes"].values())[-1] == 10
+    assert done.json["shapes"] == []
+
+
+def test_shapes_that_do_not_suit_tensor_cores(command, backend):
+    """One input channel and ten classes: pad them to eight and sixteen, where the layer computes in 16 bits."""
+    policy = a_mixed_policy(backend)
+    if policy is None:
+        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    found = command("explain", "digits_conv", "--backend", backend, "--policy", policy, "--recipe", "--json").json
+    first, *_, last = found["layers"]
+    wanted = {(first["layer"], 1, 8)} | ({(last["layer"], 10, 16)} if last["dtype"] != "float32" else set())
+    assert {(one["layer"], one["size"], one["padded"]) for one in found["shapes"]} == wanted
+    assert first["dtype"] == ua.Policy.parse(policy).compute_dtype
+
+
+def test_a_layer_kept_in_float32_gets_no_advice(command, backend, tmp_path):
+    policy = a_mixed_policy(backend)
+    if policy is None:
+        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    # As people run it: a process each, in which the layers must have the same names.
+    arguments = ("explain", "digits_conv", "--backend", backend, "--recipe", "--json", "--policy")
+    layer = command.apart(*arguments, policy).json["layers"][0]["layer"]
+    text = f"{policy};layers={layer}:float32"
+    found = command.apart(*arguments, text).json
+    assert found["layers"][0]["dtype"] == "float32"
+    assert layer not in [one["layer"] for one in found["shapes"]]

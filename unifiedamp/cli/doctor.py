@@ -1,0 +1,136 @@
+"""``unifiedamp doctor``: what is installed, what the machine has, and which policy runs and helps where."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import __version__, machine, plugins
+from ..probe import verdict
+from ..workers import Worker, WorkerError
+from .errors import NOT_ALL_WELL
+from .show import console, print_json, say, table
+
+PROBE = "unifiedamp.probe:make"
+
+
+def doctor(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time a training step under each policy against float32, in turns.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Say what is installed, what this machine has, and for each backend and policy: runs, gains nothing, or cannot.
+
+    Example: unifiedamp doctor --measure
+
+    Each backend is asked in a process of its own: one that crashes costs its own row.
+
+    Exit code 0: all is well; 1: no framework is installed, or one failed to answer, or a policy failed when measured.
+    """
+    found = examine(measure, console(stderr=True))
+    print_json(found) if json else _show(found)
+    if not _well(found["backends"].values()):
+        raise typer.Exit(NOT_ALL_WELL)
+
+
+def _well(backends: Collection[dict[str, Any]]) -> bool:
+    failed = [one for one in backends if one["failed"] or any("failed" in row for row in one.get("speed", {}).values())]
+    return not failed and any(one["installed"] for one in backends)
+
+
+def examine(measure: bool, progress: Console) -> dict[str, Any]:
+    """Return everything that ``doctor`` tells, as plain values."""
+    return {
+        "unifiedamp": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": asdict(machine.cpu()),
+        "gpus": [{**asdict(gpu), "tensor_cores": gpu.tensor_cores} for gpu in machine.gpus()],
+        "backends": {name: _backend(info, measure, progress) for name, info in plugins.available_backends().items()},
+    }
+
+
+def _backend(info: plugins.BackendInfo, measure: bool, progress: Console) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "framework": info.plugin.framework if info.plugin else None,
+        "installed": info.installed,
+        "version": info.version,
+        # Without a plugin it is the plugin that is broken; a framework that is merely absent is no failure.
+        "failed": info.reason if info.plugin is None else "",
+        "reason": info.reason,
+    }
+    if not info.installed or info.plugin is None:
+        return found
+    with progress.status(f"asking {info.name}") as status, Worker(PROBE, info.plugin.sharing) as worker:
+        try:
+            said = worker.ask(
+                {"backend": info.name, "measure": measure},
+                lambda policy: status.update(f"timing {info.name}, {policy}"),
+            )
+        except WorkerError as error:
+            return {**found, "failed": str(error), "reason": str(error)}
+    return {**found, **said}
+
+
+def _show(found: dict[str, Any]) -> None:
+    out = console()
+    say(out, f"unifiedamp {found['unifiedamp']}, Python {found['python']}, {found['system']}")
+    say(out, _cpu_line(found["cpu"]))
+    for gpu in found["gpus"]:
+        say(out, _gpu_line(gpu))
+    if not found["gpus"]:
+        out.print("GPU: the CUDA driver sees none")
+    out.print(table("Frameworks", ("backend", "framework", "version", "device", "state"), _frameworks(found)))
+    answered = {name: one for name, one in found["backends"].items() if "policies" in one}
+    if answered:
+        measured = any(one["speed"] for one in answered.values())
+        columns = ("backend", "policy", "verdict", "why") + (("ms per step", "against float32") if measured else ())
+        out.print(table("Policies", columns, _policies(answered, measured), right=("ms per step",)))
+        for name, one in answered.items():
+            say(out, f"{name} does {one['best']} best: {one['best_reason']}")
+    else:
+        say(out, "No framework answered. Install one: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)")
+
+
+def _cpu_line(cpu: dict[str, Any]) -> str:
+    units = ", ".join(cpu["units"]) or "no 16-bit units (AVX512-BF16, AMX, AVX512-FP16)"
+    return f"CPU: {cpu['name']}: {cpu['vectors'] + ', ' if cpu['vectors'] else ''}{units}"
+
+
+def _gpu_line(gpu: dict[str, Any]) -> str:
+    cores = "Tensor Cores for " + ", ".join(gpu["tensor_cores"]) if gpu["tensor_cores"] else "no Tensor Cores"
+    major, minor = gpu["compute_capability"]
+    return f"GPU: {gpu['name']}, {gpu['memory'] / 2**30:.0f} GiB, compute capability {major}.{minor}: {cores}"
+
+
+def _frameworks(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, one in found["backends"].items():
+        state = f"failed: {one['failed']}" if one["failed"] else one["reason"] or "works"
+        rows.append((name, one["framework"] or "-", one["version"] or "-", one.get("device", "-"), state))
+    return rows
+
+
+def _policies(answered: dict[str, Any], measured: bool) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, one in answered.items():
+        for policy, answer in one["policies"].items():
+            row = (name, policy, verdict(answer), answer["reason"])
+            rows.append(row + (_speed(one["speed"].get(policy)) if measured else ()))
+    return rows
+
+
+def _speed(speed: dict[str, Any] | None) -> tuple[str, str]:
+    if speed is None:
+        return "-", "-"
+    if "failed" in speed:
+        return "-", f"failed: {speed['failed']}"
+    if "value" not in speed:
+        return f"{speed['ms']:.1f}", "1"
+    return f"{speed['ms']:.1f}", f"{speed['value']:.2f}x ({speed['low']:.2f} to {speed['high']:.2f})"
