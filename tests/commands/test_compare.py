@@ -240,7 +240,7 @@ def test_pictures_show_the_rows(command, fake):
     drawn = pictures(rows)
     assert list(drawn) == ["Samples per second", "Loss", "Loss scale"]
     for svg in drawn.values():
-        assert all(row.label in svg for row in rows), "the text is text"
+        assert all(f"torch {row.task.policy}" in svg for row in rows), "the text is text"
     rows[0].scales = rows[1].scales = [[1, 1.0, 0]]
     assert list(pictures(rows)) == ["Samples per second", "Loss"], "a scale that is always 1 is no picture"
 

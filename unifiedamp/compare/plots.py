@@ -1,15 +1,19 @@
-"""The pictures of a comparison, as SVG; needs matplotlib."""
+"""The pictures of a comparison, as SVG; needs matplotlib.
+
+A color is a policy, a kind of line a backend.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from .rows import Row
 
-COLORS = {"float32": "#555555", "mixed_bfloat16": "#1f77b4", "mixed_float16": "#d95f02", "bfloat16": "#6a3d9a",
-          "float16": "#b15928"}  # fmt: skip
+COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#6a3d9a", "#b15928", "#e7298a", "#66a61e")
+"""Of policies, in their order; float32 is grey."""
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -22,11 +26,11 @@ def pictures(rows: Sequence[Row]) -> dict[str, str] | None:
     found: dict[str, str] = {}
     with matplotlib.rc_context({"svg.hashsalt": "unifiedamp", "svg.fonttype": "none", "font.size": 9}):
         if timed := [row for row in rows if row.samples_per_second]:
-            found["Samples per second"] = _bars(timed)
+            found["Samples per second"] = _bars(timed, rows)
         if curves := [row for row in rows if row.losses]:
-            found["Loss"] = _losses(curves)
+            found["Loss"] = _losses(curves, rows)
         if scaled := [row for row in rows if row.scales and any(scale != 1 for _, scale, _ in row.scales)]:
-            found["Loss scale"] = _scales(scaled)
+            found["Loss scale"] = _scales(scaled, rows)
     return found
 
 
@@ -44,20 +48,35 @@ def _svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
+def _color(row: Row, rows: Sequence[Row]) -> str:
+    policies = list(dict.fromkeys(each.task.policy for each in rows if not each.is_baseline))
+    return "#555555" if row.is_baseline else COLORS[policies.index(row.task.policy) % len(COLORS)]
+
+
 def _style(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     backends = sorted({each.task.backend for each in rows})
     line = STYLES[backends.index(row.task.backend) % len(STYLES)]
-    return {"color": COLORS.get(row.task.policy), "linestyle": line, "label": row.label}
+    return {"color": _color(row, rows), "linestyle": line, "label": _label(row, rows)}
 
 
-def _bars(rows: Sequence[Row]) -> str:
+def _label(row: Row, rows: Sequence[Row]) -> str:
+    """Return backend and policy, and of mode and batch size what is not the same for all; long ones on more lines."""
+    parts = [row.task.backend, row.task.policy]
+    if len({each.task.compile for each in rows}) > 1:
+        parts.append(row.task.compile)
+    if len({each.batch_size for each in rows}) > 1:
+        parts.append(str(row.batch_size))
+    return "\n".join(wrap(" ".join(parts), 44))
+
+
+def _bars(rows: Sequence[Row], every: Sequence[Row]) -> str:
     figure, axes = _figure(0.8 + 0.3 * len(rows))
     values = [row.samples_per_second or 0.0 for row in rows]
     low = [v - min(row.rates, default=v) for v, row in zip(values, rows, strict=True)]
     high = [max(row.rates, default=v) - v for v, row in zip(values, rows, strict=True)]
-    colors = [COLORS.get(row.task.policy, "#1b9e77") for row in rows]
+    colors = [_color(row, every) for row in rows]
     axes.barh(range(len(rows)), values, xerr=(low, high), color=colors, ecolor="#222222", capsize=2)
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_yticks(range(len(rows)), [_label(row, every) for row in rows])
     axes.invert_yaxis()
     for place, (row, value, more) in enumerate(zip(rows, values, high, strict=True)):
         if row.ratio is not None and not row.is_baseline:
@@ -68,22 +87,22 @@ def _bars(rows: Sequence[Row]) -> str:
     return _svg(figure)
 
 
-def _losses(rows: Sequence[Row]) -> str:
-    figure, axes = _figure(4)
+def _losses(rows: Sequence[Row], every: Sequence[Row]) -> str:
+    figure, axes = _figure(4.2 + 0.1 * len(rows))
     for row in rows:
         losses = [float("nan") if loss is None else loss for loss in row.losses]
-        axes.plot(range(1, len(losses) + 1), losses, linewidth=0.9, alpha=0.85, **_style(row, rows))
+        axes.plot(range(1, len(losses) + 1), losses, linewidth=0.9, alpha=0.85, **_style(row, every))
     axes.set(xlabel="batch", ylabel="training loss", yscale="log")
-    axes.legend(fontsize=7, ncols=2)
+    figure.legend(loc="outside lower left", fontsize=7, ncols=3)
     return _svg(figure)
 
 
-def _scales(rows: Sequence[Row]) -> str:
-    figure, axes = _figure(2.5)
+def _scales(rows: Sequence[Row], every: Sequence[Row]) -> str:
+    figure, axes = _figure(2.7 + 0.1 * len(rows))
     for row in rows:
         steps, scales, _ = zip(*row.scales, strict=True)
-        axes.step(steps, scales, where="post", **_style(row, rows))
+        axes.step(steps, scales, where="post", **_style(row, every))
     axes.set(xlabel="optimizer step", ylabel="loss scale")
     axes.set_yscale("log", base=2)
-    axes.legend(fontsize=7, ncols=2)
+    figure.legend(loc="outside lower left", fontsize=7, ncols=3)
     return _svg(figure)
