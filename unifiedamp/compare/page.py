@@ -19,7 +19,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-size: .85rem; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
 th { border-bottom: 2px solid #888; } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-td.number { white-space: nowrap; } td.text { overflow-wrap: anywhere; min-width: 4.5rem; } td:nth-child(2) { min-width: 9rem; }
+td.number { white-space: nowrap; } td.text { overflow-wrap: anywhere; min-width: 4.5rem; }
+td:nth-child(2) { min-width: 9rem; }
 tr.failed td, tr.refused td { color: #777; }
 .advice { background: #eef4fb; border-left: 4px solid #1f77b4; padding: .5rem 1rem; }
 img { max-width: 100%; height: auto; display: block; }

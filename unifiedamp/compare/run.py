@@ -258,5 +258,6 @@ def start_job(backend: str) -> Worker:
 def begin(options: Options, task: Task, batch_size: int, folder: str) -> dict[str, Any]:
     """Return the request that makes a run."""
     amp = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
-    train = {**options.train, "batch_size": batch_size, "compile": task.compile != "off"}
+    # The scale is read after every step of the training, for its curve; the timed steps come later and read nothing.
+    train = {**options.train, "batch_size": batch_size, "compile": task.compile != "off", "log_every": 1}
     return {"do": "begin", "config": str(options.config), "out": folder, "amp": amp, "train": train}
