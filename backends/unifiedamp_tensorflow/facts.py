@@ -104,11 +104,12 @@ def default_policy(device: Device) -> tuple[str, str]:
 
 
 def policy_support(device: Device, emulate: bool) -> Mapping[str, Support]:
-    """Return preset → whether it runs, with what it gains; float8 emulated or not."""
+    """Return preset → whether it runs, and whether it helps; float8 emulated or not."""
     reasons = {"float32": GOOD}
     for name, preset in PRESETS.items():
         if preset.compute_dtype == "float8":
-            reasons[name] = _helps("float8", device) if emulate else Support(False, NO_FLOAT8)
+            reason = _helps("float8", device).reason
+            reasons[name] = Support(True, reason, False) if emulate else Support(False, NO_FLOAT8)
         elif preset.compute_dtype != "float32":
             helps = _helps(preset.compute_dtype, device)
             reasons[name] = Support(True, helps.reason, helps.ok)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from unifiedamp.backend import PRESETS, Support, errors
+from unifiedamp.backend import PRESETS, Policy, Support, errors
 
 
 def pick_device(wanted: str | None) -> torch.device:
@@ -135,11 +135,15 @@ def default_policy(wanted: str | None) -> tuple[str, str]:
     return "float32", dtype_support(device, "bfloat16")[1].reason
 
 
+def _emulated(device: torch.device, policy: Policy, emulate: bool) -> bool:
+    return policy.compute_dtype == "float8" and emulate and not float8_support(device)
+
+
 def policy_support(device: torch.device, emulate: bool) -> dict[str, Support]:
     """Return preset → whether it runs on the device, and whether it helps; float8 emulated or not."""
     answers = {}
     for name, preset in PRESETS.items():
         runs, helps = dtype_support(device, preset.compute_dtype, emulate)
-        gains = None if preset.compute_dtype == "float32" else helps.ok
+        gains = None if preset.compute_dtype == "float32" else helps.ok and not _emulated(device, preset, emulate)
         answers[name] = Support(True, helps.reason, gains) if runs else runs
     return answers

@@ -14,6 +14,7 @@ from rich.console import Console
 from ..config import read_config
 from ..errors import AmpWarning
 from ..layers import match_layers
+from ..policy import Policy
 from ..recipes import find_config, recipe_module
 from ..session import Amp
 from ..shape_advice import advise
@@ -70,14 +71,25 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     # A glob may name a layer that is none of these.
     globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
     other = match_layers(globs, [one.layer for one in known])
+    dtypes = {one.layer: one.dtype or other.get(one.layer) or _dtype(amp.policy, one.kind) for one in known}
     layers = [
-        {"layer": one.layer, "kind": one.kind, "sizes": dict(one.dimensions), "dtype": dtype}
+        {"layer": one.layer, "kind": one.kind, "sizes": dict(one.dimensions), "dtype": dtypes[one.layer]}
         for one in known
-        for dtype in [one.dtype or other.get(one.layer, amp.policy.compute_dtype)]
     ]
-    advice = [asdict(one) for one in advise(amp.backend, [model], amp.policy.compute_dtype, batch_size)]
-    low = {one["layer"] for one in layers if one["dtype"] != "float32"} | {"(batch)"}
-    return {"layers": layers, "shapes": [one for one in advice if one["layer"] in low]}
+    # Of the advice for each dtype, what is said of the layers that compute in it; the batch goes through all of them.
+    dtypes["(batch)"] = amp.policy.compute_dtype
+    advice = [
+        asdict(one)
+        for dtype in dict.fromkeys(dtypes.values())
+        for one in advise(amp.backend, [model], dtype, batch_size)
+        if dtypes[one.layer] == dtype
+    ]
+    order = list(dtypes)
+    return {"layers": layers, "shapes": sorted(advice, key=lambda one: order.index(one["layer"]))}
+
+
+def _dtype(policy: Policy, kind: str) -> str:
+    return policy.compute_dtype if kind == "linear" else policy.region_dtype
 
 
 def _show(found: dict[str, Any]) -> None:

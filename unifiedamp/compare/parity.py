@@ -24,8 +24,8 @@ from .rows import Task
 from .run import Options, begin, start_job
 
 SAFETY = 8.0
-UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""dtype → half its epsilon: the relative error of one rounding."""
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8": 2.0**-3}
+"""dtype → half its epsilon: the relative error of one rounding. float8 has two layouts; gradients take the coarser."""
 
 
 @dataclass(frozen=True)
