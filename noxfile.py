@@ -59,7 +59,8 @@ def wheel(session: nox.Session) -> None:
 REPORTS = Path(".venv/reports").absolute()
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
 # What the main environment proves once need not be proved again in the older ones.
-LESS = ("--amp-trajectories", "200", "--ignore", "tests/test_mutants.py")
+PROVED = ("tests/test_mutants.py", "tests/test_benchmarks.py", "tests/commands")
+LESS = ("--amp-trajectories", "200", *[part for path in PROVED for part in ("--ignore", path)])
 
 
 def run_tests(session: nox.Session, environment: str, *options: str, **variables: str) -> None:
