@@ -17,7 +17,7 @@ from unifiedamp_examples import models
 
 # As in configs/digits_conv.toml. A float32 rounding can tip a ReLU over a whole flat background at once, which no
 # tolerance on the loss forgives, and CPUs round differently: the images get a little noise, so that no region is flat.
-RATE, MOMENTUM, SIZE, STEPS, NOISE = 0.02, 0.9, 64, 20, 0.1
+RATE, MOMENTUM, SIZE, STEPS, NOISE = 0.02, 0.9, 64, 20, 0.05
 
 
 @pytest.fixture(scope="module")
