@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from conftest import a_mixed_policy
 
@@ -78,3 +81,17 @@ def test_a_layer_kept_in_float32_gets_no_advice(command, backend, tmp_path):
     found = command.apart(*arguments, text).json
     assert found["layers"][0]["dtype"] == "float32"
     assert layer not in [one["layer"] for one in found["shapes"]]
+
+
+def test_float8_is_said_of_the_layers_that_have_it(command, backend):
+    """Emulated, so that it runs anywhere; the last layer's ten outputs do not fit float8's tiles of sixteen."""
+    options = {"amp": {"policy": "mixed_float8", "backend_options": {backend: {"emulate": True}}}}
+    Path("f8.json").write_text(json.dumps({**options, "train": {"model": "mlp"}}))
+    done = command("explain", "f8.json", "--backend", backend, "--recipe", "--json")
+    if done.code == 2:
+        assert not ua.available_backends()[backend].capabilities.feature("float8")
+        return
+    *hidden, last = done.json["layers"]
+    assert {one["dtype"] for one in hidden} == {"float8"}
+    assert last["dtype"] != "float8"
+    assert {one["layer"] for one in done.json["shapes"]} <= {last["layer"]}

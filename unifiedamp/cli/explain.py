@@ -14,7 +14,6 @@ from rich.console import Console
 from ..config import read_config
 from ..errors import AmpWarning
 from ..layers import match_layers
-from ..policy import Policy
 from ..recipes import find_config, recipe_module
 from ..session import Amp
 from ..shape_advice import advise
@@ -71,7 +70,11 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     # A glob may name a layer that is none of these.
     globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
     other = match_layers(globs, [one.layer for one in known])
-    dtypes = {one.layer: one.dtype or other.get(one.layer) or _dtype(amp.policy, one.kind) for one in known}
+    float8 = {row.setting.removeprefix("float8.") for row in amp.explain() if row.value == "float8"}
+    dtypes = {
+        one.layer: "float8" if one.layer in float8 else one.dtype or other.get(one.layer) or amp.policy.region_dtype
+        for one in known
+    }
     layers = [
         {"layer": one.layer, "kind": one.kind, "sizes": dict(one.dimensions), "dtype": dtypes[one.layer]}
         for one in known
@@ -86,10 +89,6 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     ]
     order = list(dtypes)
     return {"layers": layers, "shapes": sorted(advice, key=lambda one: order.index(one["layer"]))}
-
-
-def _dtype(policy: Policy, kind: str) -> str:
-    return policy.compute_dtype if kind == "linear" else policy.region_dtype
 
 
 def _show(found: dict[str, Any]) -> None:
