@@ -26,7 +26,7 @@ def epsilons(
         dtypes = layer_dtypes(model, policy)
         for path, module in model.named_modules():
             layer = plain_name(path)
-            own = dtype_at(layer, dtypes) or policy.autocast_dtype
+            own = dtype_at(layer, dtypes) or policy.region_dtype
             dtype = "float32" if type(module).__module__.startswith(_NORMALIZING) else own
             for name, value in _of(vars(module)):
                 yield recording.Epsilon(layer, name, value, dtype)
