@@ -265,6 +265,7 @@ def case_refusals(form):
 
     told(amp.compile(lambda: STRATEGY.run(backward)))
     told(lambda: STRATEGY.run(amp.compile(backward)))
+    told(lambda: amp.record(messages.append))
     return messages
 
 

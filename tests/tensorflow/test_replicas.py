@@ -163,7 +163,7 @@ def test_two_workers():
 
 
 def test_refusals(results):
-    outside, step, strange, optimizer, model, both, later, xla, xla_inside = results["refusals"]["eager"]
+    outside, step, strange, optimizer, model, both, later, xla, xla_inside, record = results["refusals"]["eager"]
     assert outside.startswith("UnsupportedError: amp.scale_loss: the model is mirrored by a MirroredStrategy")
     assert step.startswith("UnsupportedError: amp.step: the model is mirrored")
     assert "MirroredStrategy runs 2 replicas, and the model was made outside its scope" in strange
@@ -173,3 +173,4 @@ def test_refusals(results):
     assert "make another Amp" in later
     for message in (xla, xla_inside):
         assert message.startswith("UnsupportedError: amp.compile: XLA compiles for one device")
+    assert record.startswith("UnsupportedError: amp.record: the model is spread over 2 replicas")
