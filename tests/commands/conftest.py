@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,20 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from command_runs import HERE, installed
 from typer.testing import CliRunner
 
 import unifiedamp as ua
 from unifiedamp import plugins
 from unifiedamp.cli import app
 from unifiedamp.workers import Worker
-
-HERE = Path(__file__).parent
-
-
-def installed() -> list[str]:
-    infos = ua.available_backends()
-    found = [name for name, info in infos.items() if info.installed]
-    return [name for name in found if importlib.util.find_spec(f"unifiedamp_examples.models.{name}_models")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -79,9 +71,3 @@ def fake(monkeypatch):
     for module in (compare_run, tune_run):
         monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
     monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])
-
-
-def a_mixed_policy(backend: str) -> str | None:
-    """A mixed policy that runs here, if there is one."""
-    answers = ua.available_backends()[backend].capabilities.policies
-    return next((name for name in ("mixed_bfloat16", "mixed_float16") if answers[name]), None)

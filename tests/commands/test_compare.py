@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HERE, a_mixed_policy, installed
+from command_runs import HERE, a_mixed_policy, installed
 from unifiedamp_examples.recipe import train
 from unifiedamp_examples.settings import read_settings
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import a_mixed_policy
+from command_runs import a_mixed_policy
 
 import unifiedamp as ua
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import a_mixed_policy
+from command_runs import a_mixed_policy
 from unifiedamp_examples.settings import read_settings
 
 import unifiedamp as ua

@@ -1,0 +1,22 @@
+"""What the tests of the commands ask of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import unifiedamp as ua
+
+HERE = Path(__file__).parent
+
+
+def installed() -> list[str]:
+    infos = ua.available_backends()
+    found = [name for name, info in infos.items() if info.installed]
+    return [name for name in found if importlib.util.find_spec(f"unifiedamp_examples.models.{name}_models")]
+
+
+def a_mixed_policy(backend: str) -> str | None:
+    """A mixed policy that runs here, if there is one."""
+    answers = ua.available_backends()[backend].capabilities.policies
+    return next((name for name in ("mixed_bfloat16", "mixed_float16") if answers[name]), None)
