@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -141,6 +143,7 @@ def _ending(code: int) -> str:
 
 def serve(target: str) -> None:
     """Be the worker: answer requests until the parent is gone."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # The pipe to the parent is kept aside; whatever prints to file descriptor 1 writes to the standard error.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -158,6 +161,13 @@ def serve(target: str) -> None:
             send(_failure(error))
         else:
             send({"answer": answer})
+
+
+def _end_with(parent: int) -> None:
+    """End this process, whatever it does, once its parent is gone: killed outright, a parent closes nothing."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _make(target: str, tell: Tell) -> Handle:

@@ -293,6 +293,16 @@ def test_ctrl_c_leaves_finished_rows_on_disk(tmp_path, command):
     assert (tmp_path / "out" / "compare.html").read_text().count("<tr") == 5
 
 
+def test_no_run_outlives_a_command_that_is_killed(tmp_path, command):
+    env = {**os.environ, "FAKE_HANGS": "float32"}
+    arguments = ["compare", "digits_conv", "--policies", "float32", "--out", str(tmp_path / "out")]
+    with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
+        wait(lambda: children_of(run.pid))
+        children = children_of(run.pid)
+        run.kill()
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
 def states(path):
     return [row["state"] for row in json.loads(path.read_text())["rows"]]
 
