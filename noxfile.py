@@ -27,7 +27,9 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
     """Mypy, strict on core."""
-    session.install("-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "tomlkit", "-e", ".[conformance,report,tensorboard]")
+    session.install(
+        "-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "tomlkit", "-e", ".[conformance,report,tensorboard]"
+    )
     session.run("mypy")
 
 
