@@ -254,6 +254,7 @@ FASTER = "mixed_bfloat16: 1.9x faster than float32, accuracy -0.1 points: use it
 WORSE = "accuracy -10.0 points: too much is lost, stay with float32 or see unifiedamp tune"
 SLOWER = "mixed_bfloat16: 0.50x the speed of float32, accuracy +0.0 points: stay with float32"
 NOISE, SMALLER = "no gain beyond the noise, stay with float32", "use it where memory is short (40% less)"
+FEW = "2 rounds are too few to be sure, repeat it with --rounds 5 or more"
 BF16, FP16 = "mixed_bfloat16", "mixed_float16"
 
 
@@ -267,6 +268,8 @@ BF16, FP16 = "mixed_bfloat16", "mixed_float16"
         ([BASE, (FP16, [190.0, 209.0], 0.88)], {"test_images": 10000}, "see unifiedamp tune"),
         ([BASE, (BF16, [50.0, 55.0], 0.9)], {}, SLOWER),
         ([BASE, (BF16, [120.0, 109.0], 0.9)], {}, NOISE),
+        ([BASE, (BF16, [110.0, 121.0], 0.9)], {}, FEW),
+        ([("float32", [100.0] * 5, 0.9), (BF16, [110.0] * 5, 0.9)], {}, "use it"),
         ([BASE, (BF16, [120.0, 109.0], 0.9)], {"memory": {BF16: 60}}, SMALLER),
         ([BASE, (BF16, [150.0, 165.0], 0.9), (FP16, [180.0, 198.0], 0.9)], {}, "points: use it"),
         ([BASE, (BF16, [150.0, 165.0], 0.9), (FP16, [180.0, 198.0], 0.7)], {}, "points: use it"),

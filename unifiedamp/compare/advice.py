@@ -11,6 +11,8 @@ POINTS = 0.5
 """Percentage points of accuracy that may be lost, at least; or one standard error of the test set, if that is more."""
 WORTH_IT = 1.05
 """A ratio of speed from which a change is worth making."""
+ROUNDS, CLEAR = 5, 1.2
+"""Fewer rounds may be all alike by chance; they count when the smallest ratio is at least this."""
 SAVES = 0.8
 """A share of float32's memory below which a policy is worth having for that alone."""
 
@@ -38,7 +40,7 @@ def _sentence(group: Sequence[Row]) -> str:
         return "nothing beside float32 was run"
     if not done:
         return "stay with float32: " + "; ".join(f"{row.task.policy} {_lost(row)}" for row in others)
-    good = [row for row in done if _faster(row) and _as_good(row, baseline)]
+    good = [row for row in done if _faster(row) and _sure(row) and _as_good(row, baseline)]
     if good:
         best = max(good, key=lambda row: row.ratio or 0.0)
         return f"{_figures(best, baseline)}: use it"
@@ -55,6 +57,8 @@ def _verdict(row: Row, baseline: Row) -> str:
         return "too much is lost, stay with float32 or see unifiedamp tune" if _faster(row) else "stay with float32"
     if _slower(row):
         return "stay with float32"
+    if _faster(row):
+        return f"{len(row.rates)} rounds are too few to be sure, repeat it with --rounds {ROUNDS} or more"
     if row.peak_memory and baseline.peak_memory and row.peak_memory <= SAVES * baseline.peak_memory:
         return f"use it where memory is short ({1 - row.peak_memory / baseline.peak_memory:.0%} less)"
     return "no gain beyond the noise, stay with float32"
@@ -75,6 +79,10 @@ def _figures(row: Row, baseline: Row) -> str:
 
 def _faster(row: Row) -> bool:
     return (row.ratio or 0.0) >= WORTH_IT and (row.ratio_low or 0.0) > 1
+
+
+def _sure(row: Row) -> bool:
+    return len(row.rates) >= ROUNDS or (row.ratio_low or 0.0) >= CLEAR
 
 
 def _slower(row: Row) -> bool:
