@@ -7,7 +7,7 @@ from unifiedamp import PolicyNotSupportedError, plugins
 from unifiedamp.conformance.plugin import peers, refused_here
 
 #: Folders of tests that only one framework can run, where it is not installed.
-collect_ignore = [name for name in ("torch", "tensorflow", "mxnet") if not plugins.is_installed(name)]
+collect_ignore = [f"on_{name}" for name in ("torch", "tensorflow", "mxnet") if not plugins.is_installed(name)]
 
 
 def skip_what_is_refused_here():

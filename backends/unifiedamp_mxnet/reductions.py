@@ -35,7 +35,7 @@ def largest(array: Any) -> Any:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
     values = cast(array.reshape((-1,)), "float32")
     if _on_host(array):
-        there = values.asnumpy()
+        there = view(values)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
 
@@ -49,6 +49,24 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
+class _Readable:
+    """Lends an array's memory on the host to numpy, once it is computed."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._array.to_dlpack_for_read()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def view(values: Any) -> Any:
+    """Return a flat array on the host as numpy, without a copy."""
+    return np.from_dlpack(_Readable(values))
+
+
 def _on_host(array: Any) -> bool:
     return bool(context_of(array).device_type.startswith("cpu"))
 
@@ -57,8 +75,9 @@ def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
     for gradient in gradients:
-        values = cast(gradient.reshape((-1,)), "float32").asnumpy()
-        counts += [_numpy_counts(values), _numpy_counts(values / np.float32(scale))]
+        values = view(cast(gradient.reshape((-1,)), "float32"))
+        scaled = _numpy_counts(values)
+        counts += [scaled, scaled if scale == 1.0 else _numpy_counts(values / np.float32(scale))]
     return counts
 
 

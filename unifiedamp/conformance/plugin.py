@@ -32,7 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the reporter."""
     config.addinivalue_line("markers", "needs(*features): run where the backend declares these capabilities")
-    config.pluginmanager.register(report.Reporter(config.getoption("--amp-json")), "unifiedamp-report")
+    shares = hasattr(config, "workerinput")  # a worker of pytest-xdist, whose outcomes reach the process that writes
+    path = None if shares else config.getoption("--amp-json")
+    config.pluginmanager.register(report.Reporter(path), "unifiedamp-report")
 
 
 def backends(config: pytest.Config, module: Any = None) -> list[str]:
@@ -83,6 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         backend = backend_of(item)
         if backend is None:
             continue
+        item.user_properties.append(("amp-backend", backend))
         for marker in item.iter_markers("needs"):
             for feature in marker.args:
                 _mark_undeclared(item, backend, feature)

@@ -34,29 +34,26 @@ class Reporter:
         self.failed: dict[str, list[str]] = {}
         self.features: dict[str, dict[str, list[str]]] = {}
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Note one test's outcome."""
-        outcome = yield
-        params = getattr(item, "callspec", None)
-        backend = params.params.get("harness") if params else None
-        if backend and (outcome.when == "call" or (outcome.when == "setup" and not outcome.passed)):
-            self._note(backend, item, outcome)
-        return outcome
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note one test's outcome; it may come from another process (pytest-xdist)."""
+        properties = {key: str(value) for key, value in report.user_properties}
+        backend = properties.get("amp-backend")
+        if backend and (report.when == "call" or (report.when == "setup" and not report.passed)):
+            self._note(backend, report, properties)
 
-    def _note(self, backend: str, item: pytest.Item, outcome: pytest.TestReport) -> None:
-        properties = dict(item.user_properties)
+    def _note(self, backend: str, report: pytest.TestReport, properties: dict[str, str]) -> None:
         if "amp-undeclared" in properties:
-            works = outcome.passed and not getattr(outcome, "wasxfail", "").startswith("[NOTRUN]")
+            works = report.passed and not getattr(report, "wasxfail", "").startswith("[NOTRUN]")
             kind = "undeclared but works" if works else "undeclared"
-            self.features.setdefault(backend, {}).setdefault(str(properties["amp-undeclared"]), []).append(item.name)
-        elif "amp-expected" in properties and outcome.skipped:
+            test = report.nodeid.rpartition("::")[2]
+            self.features.setdefault(backend, {}).setdefault(properties["amp-undeclared"], []).append(test)
+        elif "amp-expected" in properties and report.skipped:
             kind = "expected failures"
         else:
-            kind = outcome.outcome
+            kind = report.outcome
         self.counts.setdefault(backend, Counter())[kind] += 1
         if kind == "failed":
-            self.failed.setdefault(backend, []).append(item.nodeid)
+            self.failed.setdefault(backend, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         """Write the JSON report."""

@@ -35,10 +35,10 @@ class Distribution:
     def of(cls, counts: Sequence[int]) -> Distribution:
         """Read a backend's counts."""
         exponents: dict[int, int] = {}
-        for place in range(_SUBNORMAL32, _INF):
-            if counts[place]:
+        for place, held in enumerate(counts[_SUBNORMAL32:_INF], _SUBNORMAL32):
+            if held:
                 exponent = place - _FIRST - 126 - (place >= _ABOVE)
-                exponents[exponent] = exponents.get(exponent, 0) + int(counts[place])
+                exponents[exponent] = exponents.get(exponent, 0) + int(held)
         overflow = sum(counts[_ABOVE:_INF])
         return cls(int(counts[0]), int(counts[_INF]), int(counts[_NAN]), int(overflow), exponents)
 

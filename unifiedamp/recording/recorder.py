@@ -12,7 +12,7 @@ from ..result import NON_FINITE, StepResult
 from ..watch import Watch
 from .blame import first_activation, first_gradient, run_order
 from .counts import Distribution
-from .facts import Activation, RecordedStep
+from .facts import Activation, GradientCounts, RecordedStep
 from .sinks import Record, Sink, number
 
 
@@ -150,13 +150,7 @@ class Recorder:
             "applied": not skipped,
             "applied_steps": state.applied_steps,
             "skipped_steps": state.skipped_steps,
-            "gradients": {
-                name: {
-                    "scaled": Distribution.of(counts.scaled).to_json(),
-                    "true": Distribution.of(counts.true).to_json(),
-                }
-                for name, counts in seen.gradients.items()
-            },
+            "gradients": {name: _distributions(counts) for name, counts in seen.gradients.items()},
             "activations": _rows(seen.activations),
             "non_finite": self._non_finite(seen, bad),
         }
@@ -195,6 +189,12 @@ class Recorder:
     def _write(self, record: Mapping[str, Any]) -> None:
         for sink in self._sinks:
             sink.write(record)
+
+
+def _distributions(counts: GradientCounts) -> dict[str, Any]:
+    scaled = Distribution.of(counts.scaled).to_json()
+    same = counts.true is counts.scaled or counts.true == counts.scaled
+    return {"scaled": scaled, "true": dict(scaled) if same else Distribution.of(counts.true).to_json()}
 
 
 def _rows(activations: Sequence[Activation]) -> list[dict[str, Any]]:

@@ -1,0 +1,85 @@
+"""What recording costs: the layer's loop with `amp.record`, against the same loop without it.
+
+`python benchmarks/recorder.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
+writes `benchmarks/results/recorder-<backend>.json` (`-gpu` on a GPU).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cli
+import numpy as np
+from recipes import Parts, find, layered
+from turns import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say, write
+
+import unifiedamp as ua
+
+EVERY = 20
+"""A turn is so many steps, one of them recorded."""
+ASKED = 100
+"""The distance of recorded steps that ``amp.record`` has unless asked otherwise."""
+FORMS = {"compiled": "default", "eager": "off"}
+KINDS = ("recorded", "stopped", "never")
+
+
+def prepared(kind: str, backend: str, row: dict[str, str], options: Any) -> tuple[ua.Amp, Callable[[], Any]]:
+    """Return a session and its step: it records each ``EVERY``-th, did so before, or never did."""
+    amp = ua.Amp(backend, row["policy"], compile=FORMS[row["form"]])
+    step = layered(amp, Parts(backend, find(row["recipe"], options.smoke)))
+    if kind != "never":
+        recorder = amp.record(Path(options.folder) / "numbers.jsonl", every=EVERY)
+        for _ in range(WARM_UP + 2 * EVERY):
+            step()
+        if kind == "stopped":
+            recorder.stop()
+    return amp, step
+
+
+def cost(ratio: float) -> float:
+    """Return what recording each ``ASKED``-th step adds to the time of all, in per cent."""
+    return (ratio - 1) * EVERY / ASKED * 100
+
+
+def measure(backend: str, row: dict[str, str], kinds: Sequence[str], options: Any) -> Comparison:
+    """Measure one row: a loop of the first kind against one of the second."""
+    native = cli.native_of(backend)
+    sessions, steps = zip(*(prepared(kind, backend, row, options) for kind in kinds), strict=True)
+    loops = [Loop(step, native.finish) for step in steps]
+    for loop in loops:
+        loop.turn(2 * EVERY)
+    times = in_rounds(loops, [EVERY] * 2, options.pairs, options.seconds)
+    ratio, low, high = ratio_of(times[:, 0], times[:, 1])
+    for amp in sessions:
+        amp.close()
+    told = f"{cost(ratio):+.2f} % ({cost(low):+.2f} to {cost(high):+.2f})" if kinds[0] == "recorded" else ""
+    labels = {**row, "loops": " / ".join(kinds), f"at every {ASKED}th step": told}
+    say(f"{', '.join(labels.values())}: {ratio:.3f} ({low:.3f}-{high:.3f})")
+    first, second = (float(value) for value in np.median(times, axis=0) * 1e3)
+    return Comparison(labels, first, second, ratio, low, high, len(times), EVERY)
+
+
+def measure_all(backend: str, options: Any, path: Path) -> None:
+    """Measure every row and write the results after each."""
+    native = cli.native_of(backend)
+    native.begin()
+    before = hardware(native.gpu())
+    title = f"{backend}: the loop with recording over the loop without, policy {options.policy}"
+    rows: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as options.folder:
+        for recipe in options.recipes:
+            for form in FORMS:
+                for first in KINDS:
+                    row = {"recipe": recipe, "policy": options.policy, "form": form}
+                    rows.append(measure(backend, row, (first, "never"), options))
+                    write(path, title, ("first", "second"), before, rows)
+
+
+if __name__ == "__main__":
+    parser = cli.parser(__doc__, 100, ["conv 28x28"], ("conv 28x28", "conv 8x8", "mlp 3x256"))
+    parser.add_argument("--policy", default="float32", help="policy of both loops (default: float32)")
+    sys.exit(cli.run(parser, __file__, "recorder", measure_all))
