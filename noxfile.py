@@ -59,6 +59,8 @@ def wheel(session: nox.Session) -> None:
 
 
 REPORTS = Path(".venv/reports").absolute()
+# Two processes share the tests; each computes with one thread, so that they do not wait for each other.
+SHARED = ("-n", "2", "--dist", "worksteal")
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
 # What the main environment proves once need not be proved again in the older ones.
 PROVED = ("tests/test_mutants.py", "tests/test_benchmarks.py", "tests/commands")
@@ -70,7 +72,8 @@ def run_tests(session: nox.Session, environment: str, *options: str, **variables
     session.install("-r", f"ci/{environment}.txt", "-e", ".[examples,test]")
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = ("--amp-json", str(REPORTS / f"{environment}.json"))
-    session.run("python", "-m", "pytest", *options, *report, *session.posargs, env=variables)
+    variables.setdefault("OMP_NUM_THREADS", "1")
+    session.run("python", "-m", "pytest", *SHARED, *options, *report, *session.posargs, env=variables)
 
 
 @nox.session(python=PYTHON)
@@ -97,4 +100,4 @@ def tests_jax(session: nox.Session) -> None:
     session.install("-r", "ci/jax.txt", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = ("--amp-json", str(REPORTS / "jax.json"))
-    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *report, *session.posargs)
+    session.run("python", "-m", "pytest", *SHARED, "examples/third_party_backend/tests", *report, *session.posargs)
