@@ -90,6 +90,8 @@ class SessionSpec:
         strict: turn warnings into errors.
         options: ``backend_options`` of this backend, its own to check.
         compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
+        master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
+            of that name is declared.
     """
 
     policy: Policy
@@ -99,6 +101,7 @@ class SessionSpec:
     strict: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     compile_mode: str = "default"
+    master_weights: bool = False
     warned: set[str] = field(default_factory=set, repr=False)
 
     def warn(self, message: str, category: type[AmpWarning]) -> None:

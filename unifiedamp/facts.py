@@ -60,6 +60,7 @@ FEATURES = {
     "several_optimizers": "several optimizers that share one scale",
     "op_overrides": "Policy.op_overrides",
     "layer_overrides": "Policy.layer_overrides",
+    "master_weights": "float32 master weights under a policy whose parameters have 16 bits (Amp(master_weights=True))",
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",

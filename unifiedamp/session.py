@@ -40,6 +40,8 @@ class Amp:
         strict: turn every downgrade or no-effect warning into an error.
         compile: what ``amp.compile`` does unless it is told otherwise: "default", "max" or "off".
         backend_options: settings of one framework alone, by backend: ``{"tensorflow": {"xla": True}}``.
+        master_weights: under a policy whose parameters have 16 bits (``float16``, ``bfloat16``), optimizers train
+            float32 copies of them; ``float16`` then gets a dynamic loss scale unless another one is asked for.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not there.
@@ -58,11 +60,12 @@ class Amp:
         strict: bool = False,
         compile: str = "default",
         backend_options: Mapping[str, Any] | None = None,
+        master_weights: bool = False,
     ) -> None:
         if not isinstance(accumulate_steps, int) or isinstance(accumulate_steps, bool) or accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be a whole number of at least 1, got {accumulate_steps!r}")
         self.compile_mode = _compile_mode(compile, "compile")
-        resolved = resolve(backend, policy, loss_scale, device, backend_options)
+        resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
         self._origins = resolved.origins
@@ -74,8 +77,11 @@ class Amp:
             bool(strict),
             resolved.options,
             self.compile_mode,
+            master_weights,
         )
         self.backend: Backend = resolved.backend_class(spec)
+        if master_weights:
+            self._require("master_weights", "master_weights=True")
         self._window: Window | ReplicaWindows = (
             ReplicaWindows(accumulate_steps, self.backend.replica)
             if self.backend.runs_replicas
@@ -419,6 +425,11 @@ class Amp:
     @functools.cached_property
     def _context_form(self) -> Support:
         return self.capabilities.feature("context_form")
+
+    def _require(self, feature: str, call: str) -> None:
+        support = self.capabilities.feature(feature)
+        if not support:
+            raise UnsupportedError(f"{call}: backend {self.backend.name!r} cannot: {support.reason}")
 
     def _slots(self, optimizers: Any, call: str) -> list[Slot]:
         many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -46,6 +47,7 @@ from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .handle import Handle, checked_loss
+from .masters import Masters
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler, world_size
@@ -78,6 +80,7 @@ class TorchBackend(Backend):
         self._hold_ops(spec.policy)
         self._regions: dict[tuple[bool, Policy | None], Region] = {}
         self._names = binding.Names()
+        self._masters = Masters()
         self._models: list[torch.nn.Module] = []
         self._float8: list[dict[str, str]] = []
         self._optimizers: list[Any] = []
@@ -131,7 +134,7 @@ class TorchBackend(Backend):
         policy = self.spec.policy
         binding.check_models(new)
         binding.check_optimizers(optimizers)
-        binding.check_dtypes(new, policy, self.spec.loss_scale.enabled)
+        binding.check_dtypes(new, policy, self.spec.loss_scale.enabled, self.spec.master_weights)
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names)
         dtypes = [layers.layer_dtypes(model, policy) for model in new]
@@ -142,6 +145,7 @@ class TorchBackend(Backend):
         if self.spec.compile_mode == "max":
             moved += [placement.to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
+        self._use_masters(optimizers)
         self._models += new
         self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
         if any(moved):
@@ -153,7 +157,10 @@ class TorchBackend(Backend):
         policy = self.spec.policy
         changed = False
         if policy.param_dtype != "float32":
+            before = {param: param.data for param in model.parameters()}
             changed = layers.cast_parameters(model, dtypes, policy)
+            if self.spec.master_weights:
+                self._masters.take(before)
             cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
             self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
@@ -162,6 +169,12 @@ class TorchBackend(Backend):
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
         return changed
+
+    def _use_masters(self, optimizers: Sequence[Any]) -> None:
+        self._masters.align()
+        for pair in self._masters.pairs():
+            self._names.also(pair.master, pair.low)
+        self._masters.enter(optimizers)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: dict[str, str]) -> None:
         chosen = float8_layers.choose(model, dtypes)
@@ -174,7 +187,8 @@ class TorchBackend(Backend):
             self._release.append(weakref.finalize(self, ops.hold(policy.op_overrides, self.device.type)))
 
     def close(self) -> None:
-        """See ``Backend``: hooks, layer regions and op kernels go."""
+        """See ``Backend``: hooks, layer regions, op kernels and master weights go."""
+        self._masters.leave(self._optimizers)
         while self._undo:
             self._undo.pop()()
         while self._release:
@@ -216,6 +230,7 @@ class TorchBackend(Backend):
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
         value = checked_loss(loss)
+        self._masters.enter(optimizers)
         if self._notes is not None:
             self._loss = value.detach()
         if self.spec.loss_scale.enabled:
@@ -226,11 +241,17 @@ class TorchBackend(Backend):
         # Other optimizers' parameters may lie on the way back (a generator's loss goes through the discriminator).
         inputs = None
         if len(optimizers) < len(self._optimizers):
-            inputs = [p for each in optimizers for p in gradients.parameters(each) if p.requires_grad]
-        return Handle(value, inputs, self.spec.policy.op_overrides)
+            of_model = [self._masters.low(p) for each in optimizers for p in gradients.parameters(each)]
+            inputs = [param for param in of_model if param.requires_grad]
+        return Handle(value, inputs, self.spec.policy.op_overrides, functools.partial(self._carry, optimizers))
+
+    def _carry(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            self._masters.carry(optimizer)
 
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._masters.carry(optimizer)
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -243,11 +264,17 @@ class TorchBackend(Backend):
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """See ``Backend``."""
+        self._masters.carry(optimizer)
         return {self._names.of(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
+        masters = self._masters
+        masters.enter([optimizer])
+        masters.carry(optimizer)
+        trained = masters.pending(optimizer)
         outcome = self._steps.step(optimizer, update)
+        masters.publish(trained)
         if outcome is None:
             return self._no_gradients(optimizer)
         return outcome
@@ -269,6 +296,7 @@ class TorchBackend(Backend):
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._masters.drop(optimizer)
         self._steps.drop(optimizer)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -350,7 +378,7 @@ class TorchBackend(Backend):
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
-            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec)
+            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec, self._masters)
         return CapturedStep(fn, self._ground, window, self._must_run, updates)
 
     def _must_run(self) -> bool:

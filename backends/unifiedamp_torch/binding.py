@@ -39,6 +39,10 @@ class Names:
                 more._names.setdefault(id(param), plain if plain not in taken else f"model{index}.{plain}")
         return more
 
+    def also(self, param: torch.Tensor, like: torch.Tensor) -> None:
+        """Give a tensor that stands for a parameter that parameter's name."""
+        self._names.setdefault(id(param), self.of(like))
+
     def __contains__(self, param: torch.Tensor) -> bool:
         return id(param) in self._names
 
@@ -99,13 +103,13 @@ def check_owned(optimizers: Sequence[Optimizer], names: Names) -> None:
             )
 
 
-def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool) -> None:
-    """Refuse trainable half-precision parameters where float32 ones are needed.
+def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool, masters: bool = False) -> None:
+    """Refuse trainable half-precision parameters where float32 ones are needed and no ``masters`` will stand for them.
 
     Raises:
         ParamDtypeError: naming the first five.
     """
-    if not scaling and policy.param_dtype != "float32":
+    if masters or (not scaling and policy.param_dtype != "float32"):
         return
     bad = {
         plain_name(name): param.dtype
