@@ -136,7 +136,7 @@ class TorchBackend(Backend):
         binding.check_optimizers(optimizers)
         binding.check_dtypes(new, policy, self.spec.loss_scale.enabled, self.spec.master_weights)
         names = self._names.with_models(new)
-        binding.check_owned(optimizers, names)
+        binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
@@ -145,7 +145,8 @@ class TorchBackend(Backend):
         if self.spec.compile_mode == "max":
             moved += [placement.to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
-        self._use_masters(optimizers)
+        self._masters.align()
+        self._masters.enter(optimizers)
         self._models += new
         self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
         if any(moved):
@@ -169,12 +170,6 @@ class TorchBackend(Backend):
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
         return changed
-
-    def _use_masters(self, optimizers: Sequence[Any]) -> None:
-        self._masters.align()
-        for pair in self._masters.pairs():
-            self._names.also(pair.master, pair.low)
-        self._masters.enter(optimizers)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: dict[str, str]) -> None:
         chosen = float8_layers.choose(model, dtypes)
@@ -265,7 +260,10 @@ class TorchBackend(Backend):
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """See ``Backend``."""
         self._masters.carry(optimizer)
-        return {self._names.of(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
+        return {self._name(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
+
+    def _name(self, param: torch.Tensor) -> str:
+        return self._names.of(self._masters.low(param))
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
@@ -280,7 +278,7 @@ class TorchBackend(Backend):
         return outcome
 
     def _no_gradients(self, optimizer: Any) -> StepResult:
-        names = [self._names.of(param) for param in gradients.parameters(optimizer)]
+        names = [self._name(param) for param in gradients.parameters(optimizer)]
         self.spec.warn(
             f"amp.step({type(optimizer).__name__}): none of its {len(names)} parameters received a gradient "
             f"({errors.first_names(names)}); nothing was applied and the loss scale stays. Is the loss computed from "

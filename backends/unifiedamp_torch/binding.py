@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,6 @@ class Names:
                 plain = plain_name(name)
                 more._names.setdefault(id(param), plain if plain not in taken else f"model{index}.{plain}")
         return more
-
-    def also(self, param: torch.Tensor, like: torch.Tensor) -> None:
-        """Give a tensor that stands for a parameter that parameter's name."""
-        self._names.setdefault(id(param), self.of(like))
 
     def __contains__(self, param: torch.Tensor) -> bool:
         return id(param) in self._names
@@ -85,14 +81,16 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             )
 
 
-def check_owned(optimizers: Sequence[Optimizer], names: Names) -> None:
-    """Refuse an optimizer over parameters of no prepared model.
+def check_owned(
+    optimizers: Sequence[Optimizer], names: Names, of_model: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Refuse an optimizer over parameters of no prepared model; ``of_model`` finds the one behind a master.
 
     Raises:
         PrepareError: with the shapes of the first ones, and the likely reason.
     """
     for optimizer in optimizers:
-        strays = [param for param in parameters(optimizer) if param not in names]
+        strays = [param for param in parameters(optimizer) if of_model(param) not in names]
         if strays:
             total = sum(1 for _ in parameters(optimizer))
             shapes = errors.first_names(f"{tuple(param.shape)} {param.dtype}" for param in strays)

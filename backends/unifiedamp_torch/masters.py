@@ -43,6 +43,7 @@ class Masters:
     def __init__(self) -> None:
         self._pairs: dict[int, Pair] = {}
         self._of_master: dict[int, Pair] = {}
+        self._frozen: dict[int, torch.Tensor] = {}
 
     def low(self, param: torch.Tensor) -> torch.Tensor:
         """Return the model's parameter behind one of an optimizer's, which may be that parameter itself."""
@@ -54,12 +55,23 @@ class Masters:
     def take(self, before: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Make masters for the trainable parameters among the keys that have 16 bits.
 
+        A frozen one gets its master when an optimizer that has it is met with it unfrozen.
+
         Args:
             before: parameter → its values before it was cast, which become the master where they are float32.
         """
         for param, values in before.items():
-            if param.requires_grad and param.dtype in LOW and id(param) not in self._pairs:
+            if param.dtype not in LOW or id(param) in self._pairs:
+                continue
+            if param.requires_grad:
                 self._add(param, values)
+            else:
+                self._frozen[id(param)] = param
+
+    def _thawed(self, param: torch.Tensor) -> Pair | None:
+        if id(param) not in self._frozen or not param.requires_grad:
+            return None
+        return self._add(self._frozen.pop(id(param)), param.data)
 
     def _add(self, param: torch.Tensor, values: torch.Tensor) -> Pair:
         master = torch.nn.Parameter(values.detach().float())
@@ -76,7 +88,7 @@ class Masters:
     @torch.no_grad()
     def enter(self, optimizers: Iterable[Optimizer]) -> None:
         """Put masters into the optimizers' groups (also into groups added since), and have them follow other writes."""
-        if not self._pairs:
+        if not self._pairs and not self._frozen:
             return
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -84,7 +96,7 @@ class Masters:
                 for index, param in enumerate(params):
                     pair = self._of_master.get(id(param))
                     if pair is None:
-                        pair = self._pairs.get(id(param))
+                        pair = self._pairs.get(id(param)) or self._thawed(param)
                         if pair is None:
                             continue
                         params[index] = pair.master
