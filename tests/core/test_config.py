@@ -124,7 +124,7 @@ def test_default_policy_is_the_devices_best(stand_in):
         (("torch", None, None, None, [1]), ConfigError, "backend_options must be a mapping"),
         (("torch", "bfloat16", "dynamic", None, None), PolicyError, "needs float32 parameters.*'mixed_bfloat16'"),
         (("torch", "float16;loss_scale=128.0", None, None, None), PolicyError, "float32.*master_weights=True"),
-        (("torch", "mixed_float16", None, None, None, True), PolicyError, "parameters are float32 and so are their own"),
+        (("torch", "mixed_float16", None, None, None, True), PolicyError, "parameters are float32 and so are"),
         (("torch", "float16", None, None, None, "yes"), ConfigError, "master_weights must be true or false"),
     ],
 )
