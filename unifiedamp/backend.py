@@ -327,6 +327,32 @@ class Backend:
         """Return the epsilons of the prepared models' layers and of the optimizers."""
         return []
 
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    # The first two are called where the capability ``float32_weights`` is declared.
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """Return name → float32 numpy array of everything in a model that has a floating-point dtype, statistics of
+        normalization included: master weights where there are some, else the model's own values, cast.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not read weights")
+
+    def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
+        """Set what :meth:`read_weights` returned, masters and the model's own values alike.
+
+        Args:
+            model: a model of this framework.
+            weights: its names, all of them, → float32 arrays of its shapes.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not write weights")
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """Return a copy of a model for inference whose parameters have ``policy.compute_dtype``; see
+        ``Amp.convert_model``. Called where the capability ``convert_model`` is declared, with a policy whose
+        ``compute_dtype`` is float16 or bfloat16.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} converts no models")
+
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from . import (
     arrays,
     binding,
     casts,
+    convert,
     custom,
     device,
     epsilons,
@@ -42,6 +43,7 @@ from . import (
     report,
     shapes,
     usage,
+    weights,
 )
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
@@ -342,6 +344,20 @@ class TorchBackend(Backend):
     def epsilons(self) -> list[recording.Epsilon]:
         """See ``Backend``."""
         return list(epsilons.epsilons(self._models, self._optimizers, self.spec.policy))
+
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """See ``Backend``."""
+        return weights.read(model, self._masters)
+
+    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
+        """See ``Backend``."""
+        weights.write(model, self._masters, values)
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """See ``Backend``."""
+        return convert.convert_model(model, inputs, policy, self._masters.read)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ def _features(device: torch.device) -> dict[str, Support]:
         "op_overrides": overrides,
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
         "master_weights": Support(True, "float32 copies in the optimizer's param_groups, in place of the parameters"),
+        "float32_weights": Support(True, "by the names of state_dict"),
+        "convert_model": Support(True, "a deep copy with parameters cast"),
         "float8": Support(True, devices.float8_support(device).reason),
         "several_devices": ranks,
         "no_device_wait": waits,
