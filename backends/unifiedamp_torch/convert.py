@@ -10,8 +10,8 @@ import torch
 
 from unifiedamp.backend import Policy, errors
 
-from . import layers
 from . import device as devices
+from . import layers
 from .casts import DTYPES, InputCast, OutputCast, cast
 
 
