@@ -73,6 +73,7 @@ def test_weights_come_back(harness):
         (lambda found, name: found | {name: found[name][:-1]}, "the model wants numbers of shape"),
         (lambda found, name: {key: value for key, value in found.items() if key != name}, "1 weights of the model"),
     ],
+    ids=["unknown", "shape", "missing"],
 )
 def test_weights_that_do_not_fit_change_nothing(harness, change, message):
     amp, model = mlp(harness, "float32")
