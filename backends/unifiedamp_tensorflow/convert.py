@@ -95,13 +95,11 @@ def _policies_set(model: Any, wanted: dict[str, str]) -> Iterator[None]:
 
 def _finish(made: Any, inputs: Sequence[Any], policy: Policy) -> Any:
     """Have the clone return the policy's output dtype; build one that is not built yet."""
-    if policy.output_dtype == policy.compute_dtype and _is_graph(made):
-        pass  # that is what Keras returns
-    elif isinstance(made, keras.Sequential):
+    if isinstance(made, keras.Sequential):
         made.add(keras.layers.Activation("linear", dtype=policy.output_dtype, name="output_dtype"))
     elif _is_graph(made):
         cast = keras.layers.Activation("linear", dtype=policy.output_dtype)
-        made = keras.Model(made.inputs, tf.nest.map_structure(cast, made.outputs), name=made.name)
+        made = keras.Model(made.input, tf.nest.map_structure(cast, made.output), name=made.name)
     else:
         layers.attach(made, pinned=True, output_dtype=policy.output_dtype)
     if inputs:
