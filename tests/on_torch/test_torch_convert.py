@@ -1,6 +1,7 @@
 """Copies of modules for inference: what torch's own tools do with them, and what cannot be copied."""
 
 import io
+import warnings
 
 import pytest
 import torch
@@ -94,7 +95,10 @@ def test_what_does_not_run_is_refused_with_the_reason():
         converted(model=Strict())
     with pytest.raises(ua.UnsupportedError, match="op_overrides .'softmax'. act in autocast regions"):
         converted("mixed_bfloat16;ops=softmax:float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(mlp(), batch()[0])
     with pytest.raises(ua.UnsupportedError, match="ScriptModule"):
-        session("float32").convert_model(torch.jit.trace(mlp(), batch()[0]), policy=LOW)
+        session("float32").convert_model(traced, policy=LOW)
     with pytest.raises(ua.PolicyError, match="must be a Policy or its name"):
         session("float32").convert_model(mlp(), policy=16)
