@@ -85,7 +85,14 @@ def export_weights(model: nn.Module, true: Weights | None = None) -> Weights:
 
 
 def import_weights(model: nn.Module, weights: Weights, true: dict[str, Any] | None = None) -> None:
-    """Overwrite the weights with neutral ones; those of ``true``, for ``amp.load_master_weights``, where it is given."""
+    """Overwrite the weights with neutral ones.
+
+    Args:
+        model: one of this module's.
+        weights: neutral ones.
+        true: what ``amp.master_weights(model)`` returned; overwritten in place of the model's own, for
+            ``amp.load_master_weights``.
+    """
     tensors = dict(_tensors(model))
     check_fits(weights, {name: _to_neutral(model, name, tensor).shape for name, tensor in tensors.items()})
     if true is not None:

@@ -34,7 +34,8 @@ def test_parameters_have_the_policys_dtype(policy, wide, output):
     _, model, made = converted(policy)
     assert {name.split(".")[0] for name, p in made.named_parameters() if p.dtype is torch.float32} == wide
     assert made(batch()[0]).dtype is output
-    assert not made.training and model.training
+    assert model.training
+    assert not made.training
     assert not any(param.requires_grad for param in made.parameters())
     assert all(param.dtype is torch.float32 and param.requires_grad for param in model.parameters())
     if not wide:
