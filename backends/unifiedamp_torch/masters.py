@@ -85,11 +85,13 @@ class Masters:
             if pair.master.stride() != pair.low.stride():
                 pair.master.data = torch.empty_like(pair.low, dtype=torch.float32).copy_(pair.master.data)
 
-    @torch.no_grad()
     def enter(self, optimizers: Iterable[Optimizer]) -> None:
         """Put masters into the optimizers' groups (also into groups added since), and have them follow other writes."""
-        if not self._pairs and not self._frozen:
-            return
+        if self._pairs or self._frozen:
+            self._enter(optimizers)
+
+    @torch.no_grad()
+    def _enter(self, optimizers: Iterable[Optimizer]) -> None:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 params = group["params"]
@@ -116,9 +118,13 @@ class Masters:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def carry(self, optimizer: Optimizer) -> None:
         """Add the gradients of the model's parameters to those of the masters, in float32, and empty the former."""
+        if self._pairs:
+            self._carry(optimizer)
+
+    @torch.no_grad()
+    def _carry(self, optimizer: Optimizer) -> None:
         fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
         more: list[tuple[torch.Tensor, torch.Tensor]] = []
         for pair in self._of(optimizer):
@@ -144,9 +150,13 @@ class Masters:
         """Return the pairs whose master has a gradient, and so is about to change."""
         return [pair for pair in self._of(optimizer) if pair.master.grad is not None]
 
-    @torch.no_grad()
     def publish(self, pairs: Sequence[Pair]) -> None:
         """Copy masters to the model's parameters; also right after a skipped step, where it changes nothing."""
+        if pairs:
+            self._publish(pairs)
+
+    @torch.no_grad()
+    def _publish(self, pairs: Sequence[Pair]) -> None:
         _copy([pair.low for pair in pairs], [pair.master for pair in pairs])
         for pair in pairs:
             pair.version = pair.low._version
