@@ -1,1 +1,4 @@
-"""Retired AMP interfaces, each a thin layer over the public one; a module here imports its framework."""
+"""Retired mixed-precision interfaces, over the same session: change the import line and the code runs again.
+
+Each module imports its framework; importing this package imports none.
+"""

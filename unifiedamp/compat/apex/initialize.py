@@ -97,7 +97,8 @@ def _attach(
 ) -> list[LossScaler]:
     """Prepare everything in a session, and make a scaler per loss; return the scalers."""
     device = next((param.device for model in models for param in model.parameters()), torch.device("cpu"))
-    session = ua.Amp("torch", policy=policy, loss_scale="none", device=str(device))
+    masters = bool(options.master_weights) and policy.param_dtype != "float32"
+    session = ua.Amp("torch", policy=policy, loss_scale="none", device=str(device), master_weights=masters)
     own = [_params(optimizer) for optimizer in optimizers]
     session.prepare(*models, *_strays(models, own, options), *optimizers)
     if policy.is_mixed:
@@ -120,8 +121,6 @@ def _policy(options: Options, outputs: Any) -> ua.Policy:
     if options.opt_level == "O1":
         half = cast if options.cast_model_type in HALF else "float16"
         return ua.Policy("float32", half if options.patch_torch_functions else "float32", output)
-    if options.master_weights and cast != "float32":
-        return ua.Policy("float32", cast, output)
     return ua.Policy(cast, cast, output, keep_norm_float32=bool(options.keep_batchnorm_fp32))
 
 
