@@ -1,5 +1,6 @@
 """state_dict and load_state_dict in Apex's layout."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from apex_loops import ready, step  # noqa: E402
+from apex_loops import ready, step, weights  # noqa: E402
 
 from unifiedamp import errors  # noqa: E402
 from unifiedamp.compat import apex as amp  # noqa: E402
@@ -38,16 +39,9 @@ def test_an_old_checkpoint_loads_and_goes_on_with_the_same_scale(level):
 def test_training_goes_on_as_if_it_had_not_stopped(level):
     gradients = [[0.25, 0.5], [float("inf"), 0.0], [0.125, 0.25], [-0.5, 0.0]]
 
-    def start():
-        model, _ = ready(level, max_loss_scale=2.0**12)
-        return model
-
     def adam(model):
-        torch.manual_seed(0)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         return amp.initialize(model, optimizer, opt_level=level, verbosity=0, max_loss_scale=2.0**12)
-
-    from apex_loops import weights
 
     model, optimizer = adam(weights(1.0, 2.0))
     for gradient in gradients:
@@ -64,9 +58,27 @@ def test_training_goes_on_as_if_it_had_not_stopped(level):
     amp.load_state_dict(json.loads(saved[2]))
     for gradient in gradients[2:]:
         step(model, optimizer, gradient)
-    again = model.weight.tolist(), amp.state_dict()
-    assert again[1] == whole[1]
-    assert again[0] == [pytest.approx(whole[0][0], rel=0.0 if level == "O1" else 2.0**-11)]
+    assert (model.weight.tolist(), amp.state_dict()) == whole
+    assert model.state_dict()["weight"].dtype is torch.float32
+
+
+def test_o2_saves_and_loads_float32_weights_also_in_a_wrapper():
+    model, optimizer = ready("O2", lr=1.0, loss_scale=128.0, start=(1.0, 1.0))
+    step(model, optimizer, [2.0**-14, 0.0])
+    true = [[1.0 - 2.0**-14, 1.0]]
+    assert model.weight.tolist() == [[1.0, 1.0]]
+    wrapped = torch.nn.Sequential(model)
+    assert wrapped.state_dict()["0.weight"].tolist() == model.state_dict()["weight"].tolist() == true
+    saved = copy.deepcopy(wrapped.state_dict())
+    assert copy.deepcopy(model).state_dict()["weight"].tolist() == [[1.0, 1.0]]
+    step(model, optimizer, [1.0, 1.0])
+    wrapped.load_state_dict(saved)
+    assert model.state_dict()["weight"].tolist() == true
+    step(model, optimizer, [0.0, 0.5])
+    assert model.state_dict()["weight"].tolist() == [[1.0 - 2.0**-14, 0.5]]
+    assert model.weight.tolist() == [[1.0, 0.5]]
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict({"weight": torch.ones(3, 2)})
 
 
 def test_a_state_of_more_losses_loads_as_far_as_it_goes():

@@ -16,6 +16,7 @@ from .options import DISABLED, HALF, Options, report, resolve
 from .scaling import LossScaler, Named
 from .state import amp_state
 from .steps import Stash
+from .weights import MasterState
 
 Module = torch.nn.Module
 Optimizer = torch.optim.Optimizer
@@ -106,8 +107,10 @@ def _attach(
             AutocastForward(model, session)
     trained = _trained(models, own, [_params(optimizer) for optimizer in optimizers])
     scalers = [LossScaler(index, scale, trained, device) for index, scale in enumerate(scales)]
-    for optimizer, params in zip(optimizers, own, strict=True):
-        Stash(optimizer, session, scalers, params)
+    stashes = [Stash(optimizer, session, scalers, params) for optimizer, params in zip(optimizers, own, strict=True)]
+    if masters:
+        for model in models:
+            MasterState(session, stashes).attach(model)
     return scalers
 
 

@@ -38,6 +38,10 @@ class Stash:
         optimizer._amp_stash = self
         self._patch()
 
+    def masters(self) -> list[tuple[Any, Any]]:
+        """Return pairs of a model's parameter and the float32 master that is trained in its place."""
+        return [pair for pair in zip(self._own, self._params(), strict=False) if pair[0] is not pair[1]]
+
     # -- around a backward pass ----------------------------------------------------------------------------------
 
     def check_delayed(self, scaler: LossScaler) -> None:
