@@ -209,6 +209,34 @@ def test_steps_in_the_wrong_order_are_refused_with_what_to_do():
         pass
 
 
+def test_optimizers_keep_to_the_call_that_they_went_through():
+    first = ready("O1", loss_scale=64.0)
+    second = ready("O2", loss_scale=128.0)
+    for model, optimizer in (first, second):
+        backward(model, optimizer, [1.0, 0.0])
+        optimizer.step()
+        assert model.weight.tolist() == [[0.75, 2.0]]
+    assert amp.state_dict()["loss_scaler0"]["loss_scale"] == 128.0
+    loss = sum(model(torch.ones(1, 2)).sum() for model, _ in (first, second))
+    with pytest.raises(errors.WrongObjectError, match="use one call"), amp.scale_loss(loss, [first[1], second[1]]):
+        pass
+
+
+def test_parameters_of_no_model_are_trained_where_nothing_is_cast_and_refused_elsewhere():
+    for level in LEVELS:
+        model, criterion = weights(1.0), weights(1.0)
+        optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.25)
+        if level in ("O2", "O3"):
+            with pytest.raises(errors.PrepareError, match="belong to no prepared model"):
+                quiet(model, optimizer, opt_level=level)
+            continue
+        quiet(model, optimizer, opt_level=level, loss_scale=16.0)
+        with amp.scale_loss(criterion(model(torch.ones(1, 1))).sum(), optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+        assert (model.weight.item(), criterion.weight.item()) == (0.75, 0.75)
+
+
 def test_the_first_step_without_gradients_does_nothing_as_torch_does():
     model, optimizer = ready("O2")
     optimizer.zero_grad()

@@ -139,6 +139,16 @@ def test_one_bad_micro_batch_discards_its_window_and_no_other(level, delay):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_a_window_that_was_given_up_leaves_nothing(level):
+    model, optimizer = ready(level, loss_scale="dynamic", max_loss_scale=2.0**10, num_losses=2)
+    backward(model, optimizer, [1.0, 1.0], loss_id=0, delay_unscale=True)
+    optimizer.zero_grad()
+    backward(model, optimizer, [0.5, 0.0], loss_id=1)
+    optimizer.step()
+    assert values(model.parameters()) == [0.875, 2.0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_losses_of_different_scales_give_one_optimizer_their_true_sum(level):
     model, optimizer = ready(level, loss_scale="dynamic", num_losses=2)
     amp.load_state_dict(
