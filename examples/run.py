@@ -104,13 +104,31 @@ class Run:
         finished = self.epoch >= train.epochs
         meta = {"recipe": 1, "epoch": self.epoch, "batch": self.batch, "finished": finished, "window": self.window}
         meta |= {"same": {key: getattr(train, key) for key in SAME}, "epochs": self.history.epochs}
-        arrays = {f"weights/{name}": value for name, value in self.kit.export_weights(self.model).items()}
+        arrays = {f"weights/{name}": value for name, value in self.weights().items()}
         momentum = self.kit.export_momentum(self.model, self.optimizer)
         arrays |= {f"momentum/{name}": value for name, value in momentum.items()}
         arrays |= self.history.to_arrays()
         save_checkpoint(self.checkpoint_path, meta, arrays, self.amp)
         about = {"train": train.model_dump(), "backend": self.amp.backend.name, "policy": str(self.amp.policy)}
         self.history.write(self.settings.out / "log.json", about)
+
+    def weights(self) -> dict[str, Any]:
+        """Return the true weights under neutral names, float32 masters where there are some."""
+        if not self._masters:
+            return self.kit.export_weights(self.model)  # type: ignore[no-any-return]
+        return self.kit.export_weights(self.model, self.amp.master_weights(self.model))  # type: ignore[no-any-return]
+
+    def _set_weights(self, weights: dict[str, Any]) -> None:
+        if not self._masters:
+            self.kit.import_weights(self.model, weights)
+            return
+        true = self.amp.master_weights(self.model)
+        self.kit.import_weights(self.model, weights, true)
+        self.amp.load_master_weights(self.model, true)
+
+    @property
+    def _masters(self) -> bool:
+        return bool(self.settings.amp.get("master_weights"))
 
     @property
     def checkpoint_path(self) -> Path:
@@ -152,7 +170,7 @@ class Run:
                 f"accumulate_steps = {self.window} batches: resume it with accumulate_steps = {meta['window']}"
             )
         self.amp.load_state_dict(meta["amp"], restart_scale=restart_scale)
-        self.kit.import_weights(self.model, _under("weights/", saved.arrays))
+        self._set_weights(_under("weights/", saved.arrays))
         self.kit.import_momentum(self.model, self.optimizer, _under("momentum/", saved.arrays))
         self.history = History.from_saved(saved.arrays, meta["epochs"])
         self.epoch, self.batch = meta["epoch"], meta["batch"]

@@ -47,11 +47,11 @@ def _entries(run: Run, step: Any, data: Data, steps: int) -> Iterator[tuple[dict
     epochs = (data.batches(kit.IMAGE_AXES, train.batch_size, train.seed, epoch) for epoch in itertools.count())
     batches = itertools.chain.from_iterable(epochs)
     order = _layers(run, data)
-    weights, velocity = kit.export_weights(run.model), kit.export_momentum(run.model, run.optimizer)
+    weights, velocity = run.weights(), kit.export_momentum(run.model, run.optimizer)
     for number in range(1, steps + 1):
         window = itertools.islice(batches, run.window)
         losses = [float(np.ravel(amp.to_numpy(step(amp.to_native(x), amp.to_native(y))))[0]) for x, y in window]
-        before, weights = weights, kit.export_weights(run.model)
+        before, weights = weights, run.weights()
         pushed, velocity = velocity, kit.export_momentum(run.model, run.optimizer)
         head = {"step": number, "floor": 0.0, "scale": 0.0}
         yield from _means(head, order, before, weights)

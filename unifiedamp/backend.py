@@ -90,6 +90,8 @@ class SessionSpec:
         strict: turn warnings into errors.
         options: ``backend_options`` of this backend, its own to check.
         compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
+        master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
+            of that name is declared.
     """
 
     policy: Policy
@@ -99,6 +101,7 @@ class SessionSpec:
     strict: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     compile_mode: str = "default"
+    master_weights: bool = False
     warned: set[str] = field(default_factory=set, repr=False)
 
     def warn(self, message: str, category: type[AmpWarning]) -> None:
@@ -323,6 +326,32 @@ class Backend:
     def epsilons(self) -> list[recording.Epsilon]:
         """Return the epsilons of the prepared models' layers and of the optimizers."""
         return []
+
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    # The first two are called where the capability ``float32_weights`` is declared.
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """Return name → float32 numpy array of everything in a model that has a floating-point dtype, statistics of
+        normalization included: master weights where there are some, else the model's own values, cast.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not read weights")
+
+    def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
+        """Set what :meth:`read_weights` returned, masters and the model's own values alike.
+
+        Args:
+            model: a model of this framework.
+            weights: its names, all of them, → float32 arrays of its shapes.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} does not write weights")
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """Return a copy of a model for inference whose parameters have ``policy.compute_dtype``; see
+        ``Amp.convert_model``. Called where the capability ``convert_model`` is declared, with a policy whose
+        ``compute_dtype`` is float16 or bfloat16.
+        """
+        raise errors.UnsupportedError(f"backend {self.name!r} converts no models")
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

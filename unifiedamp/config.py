@@ -46,6 +46,7 @@ class AmpConfig(BaseModel):
     accumulate_steps: StrictInt = 1
     device: StrictStr | None = None
     strict: StrictBool = False
+    master_weights: StrictBool = False
     compile: StrictStr = "default"
     backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
 

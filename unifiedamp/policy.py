@@ -97,11 +97,6 @@ class Policy:
             raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
         if self.compute_dtype == "float8":
             _check_float8(self)
-        if self.loss_scale is not None and self.loss_scale.enabled and self.param_dtype != "float32":
-            raise PolicyError(
-                f"a loss scaler needs float32 parameters, but param_dtype is {self.param_dtype}: "
-                f"use 'mixed_{self.compute_dtype}', which keeps parameters in float32, or leave loss_scale out"
-            )
 
     @classmethod
     def parse(cls, text: str) -> Policy:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import plugins
 from .errors import ConfigError, PolicyError, nearest
-from .loss_scale import LossScale, parse_loss_scale
+from .loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from .policy import Policy
 
 ENV_BACKEND = "UNIFIEDAMP_BACKEND"
@@ -34,6 +34,7 @@ def resolve(
     loss_scale: object,
     device: str | None,
     backend_options: Mapping[str, Any] | None,
+    master_weights: bool = False,
 ) -> Resolved:
     """Resolve the arguments of ``Amp``; see there."""
     origins: dict[str, str] = {}
@@ -49,7 +50,38 @@ def resolve(
     if loss_scale is not None:
         chosen = chosen.replace(loss_scale=parse_loss_scale(loss_scale))
     origins.setdefault("loss_scale", "policy" if chosen.loss_scale is not None else "default of the policy")
-    return Resolved(backend_class, chosen, chosen.resolved_loss_scale, options, origins)
+    check_masters(chosen, master_weights)
+    return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins)
+
+
+def check_masters(policy: Policy, master_weights: bool) -> None:
+    """Refuse master weights where parameters are float32, and a loss scaler where neither they nor masters are.
+
+    Raises:
+        ConfigError: ``master_weights`` is not true or false.
+        PolicyError: the policy does not go with it.
+    """
+    if not isinstance(master_weights, bool):
+        raise ConfigError(f"master_weights must be true or false, got {master_weights!r}")
+    wide = policy.param_dtype == "float32"
+    if master_weights and wide:
+        raise PolicyError(
+            f"master_weights=True has no meaning under policy {str(policy)!r}: its parameters are float32 and so are "
+            "their own masters; leave it out, or use policy 'float16' or 'bfloat16'"
+        )
+    if policy.resolved_loss_scale.enabled and not wide and not master_weights:
+        raise PolicyError(
+            f"policy {str(policy)!r}: a loss scaler needs float32 parameters, but param_dtype is "
+            f"{policy.param_dtype}: use 'mixed_{policy.compute_dtype}', which keeps parameters in float32, or "
+            "master_weights=True, or leave loss_scale out"
+        )
+
+
+def _loss_scale(policy: Policy, master_weights: bool) -> LossScale:
+    """Return the policy's scale; with masters, the gradients of float16 are worth keeping from underflow."""
+    if policy.loss_scale is None and master_weights and policy.compute_dtype == "float16":
+        return DynamicLossScale()
+    return policy.resolved_loss_scale
 
 
 def _backend_name(backend: str | None, origins: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from . import plugins, result
+from . import plugins, result, whole_models
 from .backend import COMPILE_MODES, Backend, Capabilities, ScaledLoss, SessionSpec, Support
 from .checkpoint import dump_session, load_session
 from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError, nearest
@@ -40,6 +40,8 @@ class Amp:
         strict: turn every downgrade or no-effect warning into an error.
         compile: what ``amp.compile`` does unless it is told otherwise: "default", "max" or "off".
         backend_options: settings of one framework alone, by backend: ``{"tensorflow": {"xla": True}}``.
+        master_weights: under a policy whose parameters have 16 bits (``float16``, ``bfloat16``), optimizers train
+            float32 copies of them; ``float16`` then gets a dynamic loss scale unless another one is asked for.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not there.
@@ -58,11 +60,12 @@ class Amp:
         strict: bool = False,
         compile: str = "default",
         backend_options: Mapping[str, Any] | None = None,
+        master_weights: bool = False,
     ) -> None:
         if not isinstance(accumulate_steps, int) or isinstance(accumulate_steps, bool) or accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be a whole number of at least 1, got {accumulate_steps!r}")
         self.compile_mode = _compile_mode(compile, "compile")
-        resolved = resolve(backend, policy, loss_scale, device, backend_options)
+        resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
         self._origins = resolved.origins
@@ -74,8 +77,11 @@ class Amp:
             bool(strict),
             resolved.options,
             self.compile_mode,
+            master_weights,
         )
         self.backend: Backend = resolved.backend_class(spec)
+        if master_weights:
+            self._require("master_weights", "master_weights=True")
         self._window: Window | ReplicaWindows = (
             ReplicaWindows(accumulate_steps, self.backend.replica)
             if self.backend.runs_replicas
@@ -414,11 +420,59 @@ class Amp:
             self._recorder.stop()
         self.backend.close()
 
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    def master_weights(self, model: Any) -> dict[str, Any]:
+        """Return a model's true weights, for a checkpoint that loses no bits: name → float32 numpy array.
+
+        The names are the framework's. Where there are float32 master weights these are returned, else the model's own
+        values, cast; statistics of normalization layers are among them.
+
+        Raises:
+            WrongObjectError: ``model`` is no model of this framework.
+            UnsupportedError: the backend cannot.
+        """
+        return whole_models.master_weights(self, model)
+
+    def load_master_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
+        """Set a model's weights to those that :meth:`master_weights` returned: masters and the model's own alike.
+
+        Raises:
+            CheckpointError: a name or a shape does not fit, or something is missing. Nothing is changed.
+            WrongObjectError, UnsupportedError: as for ``master_weights``.
+        """
+        whole_models.load_master_weights(self, model, weights)
+
+    def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
+        """Return a copy of a trained model for inference in low precision; the model stays as it is.
+
+        The copy needs no session: it takes the same inputs, computes in the policy's ``compute_dtype`` outside any
+        region and returns ``output_dtype``. Its parameters have the compute dtype, except those of layers that
+        ``layer_overrides`` names, and of normalization layers under ``keep_norm_float32``.
+
+        Args:
+            model: a model of this framework, prepared or not.
+            *example_inputs: native arrays like those it is called with. Where the framework does not need them
+                to make the copy, the copy is run on them once.
+            policy: a ``Policy``, its name or its text; None takes the session's.
+
+        Raises:
+            PolicyError, PolicyNotSupportedError: the policy computes in float32 or float8, or cannot run here.
+            WrongObjectError: ``model`` is no model of this framework, or example inputs are wrong or missing.
+            UnsupportedError: the backend cannot, or cannot with this model; the message says why.
+        """
+        return whole_models.convert_model(self, model, example_inputs, policy)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def _context_form(self) -> Support:
         return self.capabilities.feature("context_form")
+
+    def _require(self, feature: str, call: str) -> None:
+        support = self.capabilities.feature(feature)
+        if not support:
+            raise UnsupportedError(f"{call}: backend {self.backend.name!r} cannot: {support.reason}")
 
     def _slots(self, optimizers: Any, call: str) -> list[Slot]:
         many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)

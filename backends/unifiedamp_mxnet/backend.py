@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,11 +22,12 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, epsilons, facts, shapes, usage
+from . import arrays, checks, devices, epsilons, facts, shapes, usage, weights
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
 from .compile import OPTIONS, Compiler
+from .convert import convert_model
 from .custom import wrap_custom
 from .layers import Boundaries
 from .native import gluon, upstream
@@ -260,6 +261,20 @@ class MXNetBackend(Backend):
         """See ``Backend``."""
         trainers = [bound.trainer for bound in self._bound.values()]
         return list(epsilons.epsilons(self._boundaries.models, trainers, self.spec.policy))
+
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """See ``Backend``; parameters are float32, and so true."""
+        return weights.read(model)
+
+    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
+        """See ``Backend``."""
+        weights.write(model, values)
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """See ``Backend``: a ``gluon.SymbolBlock`` whose graph holds the casts; its parameters stay float32."""
+        return convert_model(model, *inputs, policy=policy.replace(param_dtype="float32"))
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,10 @@ NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs"
 NO_HALF_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
 )
+NO_MASTERS = (
+    "MXNet's optimizers keep float32 masters (multi_precision) of float16 weights alone, and pure float16 is refused "
+    "here; 'mixed_float16' keeps parameters in float32"
+)
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
@@ -122,6 +126,9 @@ def capabilities(context: Any) -> Capabilities:
     """Return what this backend can do on the context."""
     features = dict.fromkeys(FEATURES, Support(True))
     features["float8"] = Support(False, "MXNet has no float8 type")
+    features["master_weights"] = Support(False, NO_MASTERS)
+    features["float32_weights"] = Support(True, "by the paths of parameters")
+    features["convert_model"] = Support(True, "a SymbolBlock that casts float32 parameters in its graph")
     features["no_device_wait"] = Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
     )

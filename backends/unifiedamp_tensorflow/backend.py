@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import epsilons, facts, modes, ops, prepare, shapes, usage
+from . import convert, epsilons, facts, modes, ops, prepare, shapes, usage, weights
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -289,6 +289,20 @@ class TensorFlowBackend(Backend):
     def epsilons(self) -> list[recording.Epsilon]:
         """See ``Backend.epsilons``."""
         return list(epsilons.epsilons(self._models, [bound.inner for bound in self.bounds]))
+
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """See ``Backend.read_weights``; under mixed policies the variables are float32, and so true."""
+        return weights.read(model)
+
+    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
+        """See ``Backend.write_weights``."""
+        weights.write(model, values)
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """See ``Backend.convert_model``: a clone."""
+        return convert.convert_model(model, inputs, policy, self.spec, self.device)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,10 @@ from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Supp
 from .checks import NO_FLOAT8
 
 GOOD = Support(True)
+NO_MASTERS = (
+    "Keras's optimizers train the variables that layers hold; policy 'mixed_float16' or 'mixed_bfloat16' means this: "
+    "its variables are the float32 masters, and layers cast them"
+)
 NO_CORES = "there are no Tensor Cores on this device"
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 
@@ -145,6 +149,9 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
+        "master_weights": Support(False, NO_MASTERS),
+        "float32_weights": Support(True, "by layer path and variable name"),
+        "convert_model": Support(True, "a clone whose variables are cast"),
         "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
         "no_device_wait": Support(
             True, "steps compiled by XLA never wait; tf.function reads one flag for tf.cond, as an eager step does"

@@ -105,14 +105,14 @@ class KerasMode:
     def check_models(self, models: Sequence[Any]) -> None:
         """Refuse layers whose variables have the wrong dtype, and overrides that match no layer."""
         for model in models:
-            for path, layer, wanted in self._wanted(model):
+            for path, layer, wanted in self.wanted(model):
                 if wanted != layer.dtype_policy.name:
                     _check_switch(path or model.name, layer, wanted)
 
     def attach(self, models: Sequence[Any]) -> None:
         """Set each layer's policy and let it follow regions."""
         for model in models:
-            rows = self._wanted(model)
+            rows = self.wanted(model)
             kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
             for path, layer, wanted in rows:
                 if wanted != layer.dtype_policy.name:
@@ -149,7 +149,7 @@ class KerasMode:
         self._policies.clear()
         self._float8.clear()
 
-    def _wanted(self, model: Any) -> list[tuple[str, Any, str]]:
+    def wanted(self, model: Any) -> list[tuple[str, Any, str]]:
         """Return (path, layer, policy name) for the layers of ``model``.
 
         A layer whose policy is not its model's was given a dtype of its own, and keeps it unless an override names it.

@@ -8,7 +8,7 @@ and casts its outputs. ``detach`` gives the class back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -39,19 +39,30 @@ def own_trainable(layer: Any) -> list[Any]:
     return [v for v in map(native, layer.trainable_weights) if id(v) not in inner]
 
 
+def own_weights(layer: Any) -> list[Any]:
+    """Return all variables that belong to ``layer`` itself, as ``tf.Variable``."""
+    inner = {id(native(v)) for child in layer._flatten_layers(include_self=False) for v in child.weights}
+    return [v for v in map(native, layer.weights) if id(v) not in inner]
+
+
 def native(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a Keras variable."""
     value = getattr(variable, "_value", None)
     return value if isinstance(value, tf.Variable) else variable
 
 
-def parameters(models: Any) -> dict[str, Any]:
-    """Return name → trainable ``tf.Variable`` over all models; names are layer paths and the variable's own name."""
+def parameters(models: Any, own: Callable[[Any], list[Any]] = own_trainable) -> dict[str, Any]:
+    """Return name → trainable ``tf.Variable`` over all models; names are layer paths and the variable's own name.
+
+    Args:
+        models: Keras models.
+        own: gives a layer's variables; :func:`own_weights` for all of them.
+    """
     found: dict[str, Any] = {}
     known: set[int] = set()
     for model in models:
         for path, layer in walk(model):
-            for weight in own_trainable(layer):
+            for weight in own(layer):
                 if id(weight) not in known:
                     known.add(id(weight))
                     found[_free_name(found, model, path, weight)] = weight

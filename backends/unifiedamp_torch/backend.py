@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ from . import (
     arrays,
     binding,
     casts,
+    convert,
     custom,
     device,
     epsilons,
@@ -41,11 +43,13 @@ from . import (
     report,
     shapes,
     usage,
+    weights,
 )
 from .autocast import Inference, Region, entered
 from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .handle import Handle, checked_loss
+from .masters import Masters
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler, world_size
@@ -78,6 +82,7 @@ class TorchBackend(Backend):
         self._hold_ops(spec.policy)
         self._regions: dict[tuple[bool, Policy | None], Region] = {}
         self._names = binding.Names()
+        self._masters = Masters()
         self._models: list[torch.nn.Module] = []
         self._float8: list[dict[str, str]] = []
         self._optimizers: list[Any] = []
@@ -131,9 +136,9 @@ class TorchBackend(Backend):
         policy = self.spec.policy
         binding.check_models(new)
         binding.check_optimizers(optimizers)
-        binding.check_dtypes(new, policy, self.spec.loss_scale.enabled)
+        binding.check_dtypes(new, policy, self.spec.loss_scale.enabled, self.spec.master_weights)
         names = self._names.with_models(new)
-        binding.check_owned(optimizers, names)
+        binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
@@ -142,6 +147,8 @@ class TorchBackend(Backend):
         if self.spec.compile_mode == "max":
             moved += [placement.to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
+        self._masters.align()
+        self._masters.enter(optimizers)
         self._models += new
         self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
         if any(moved):
@@ -153,7 +160,10 @@ class TorchBackend(Backend):
         policy = self.spec.policy
         changed = False
         if policy.param_dtype != "float32":
+            before = {param: param.data for param in model.parameters()}
             changed = layers.cast_parameters(model, dtypes, policy)
+            if self.spec.master_weights:
+                self._masters.take(before)
             cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
             self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
@@ -174,7 +184,8 @@ class TorchBackend(Backend):
             self._release.append(weakref.finalize(self, ops.hold(policy.op_overrides, self.device.type)))
 
     def close(self) -> None:
-        """See ``Backend``: hooks, layer regions and op kernels go."""
+        """See ``Backend``: hooks, layer regions, op kernels and master weights go."""
+        self._masters.leave(self._optimizers)
         while self._undo:
             self._undo.pop()()
         while self._release:
@@ -216,6 +227,7 @@ class TorchBackend(Backend):
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
         value = checked_loss(loss)
+        self._masters.enter(optimizers)
         if self._notes is not None:
             self._loss = value.detach()
         if self.spec.loss_scale.enabled:
@@ -226,11 +238,17 @@ class TorchBackend(Backend):
         # Other optimizers' parameters may lie on the way back (a generator's loss goes through the discriminator).
         inputs = None
         if len(optimizers) < len(self._optimizers):
-            inputs = [p for each in optimizers for p in gradients.parameters(each) if p.requires_grad]
-        return Handle(value, inputs, self.spec.policy.op_overrides)
+            of_model = [self._masters.low(p) for each in optimizers for p in gradients.parameters(each)]
+            inputs = [param for param in of_model if param.requires_grad]
+        return Handle(value, inputs, self.spec.policy.op_overrides, functools.partial(self._carry, optimizers))
+
+    def _carry(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            self._masters.carry(optimizer)
 
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._masters.carry(optimizer)
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -243,17 +261,26 @@ class TorchBackend(Backend):
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """See ``Backend``."""
-        return {self._names.of(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
+        self._masters.carry(optimizer)
+        return {self._name(p): p.grad for p in gradients.parameters(optimizer) if p.grad is not None}
+
+    def _name(self, param: torch.Tensor) -> str:
+        return self._names.of(self._masters.low(param))
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
+        masters = self._masters
+        masters.enter([optimizer])
+        masters.carry(optimizer)
+        trained = masters.pending(optimizer)
         outcome = self._steps.step(optimizer, update)
+        masters.publish(trained)
         if outcome is None:
             return self._no_gradients(optimizer)
         return outcome
 
     def _no_gradients(self, optimizer: Any) -> StepResult:
-        names = [self._names.of(param) for param in gradients.parameters(optimizer)]
+        names = [self._name(param) for param in gradients.parameters(optimizer)]
         self.spec.warn(
             f"amp.step({type(optimizer).__name__}): none of its {len(names)} parameters received a gradient "
             f"({errors.first_names(names)}); nothing was applied and the loss scale stays. Is the loss computed from "
@@ -269,6 +296,7 @@ class TorchBackend(Backend):
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._masters.drop(optimizer)
         self._steps.drop(optimizer)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -317,6 +345,20 @@ class TorchBackend(Backend):
         """See ``Backend``."""
         return list(epsilons.epsilons(self._models, self._optimizers, self.spec.policy))
 
+    # -- whole models --------------------------------------------------------------------------------------------
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        """See ``Backend``."""
+        return weights.read(model, self._masters)
+
+    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
+        """See ``Backend``."""
+        weights.write(model, self._masters, values)
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        """See ``Backend``."""
+        return convert.convert_model(model, inputs, policy, self._masters.read)
+
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
@@ -350,7 +392,7 @@ class TorchBackend(Backend):
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
-            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec)
+            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec, self._masters)
         return CapturedStep(fn, self._ground, window, self._must_run, updates)
 
     def _must_run(self) -> bool:

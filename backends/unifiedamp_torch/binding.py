@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,14 +81,16 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
             )
 
 
-def check_owned(optimizers: Sequence[Optimizer], names: Names) -> None:
-    """Refuse an optimizer over parameters of no prepared model.
+def check_owned(
+    optimizers: Sequence[Optimizer], names: Names, of_model: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Refuse an optimizer over parameters of no prepared model; ``of_model`` finds the one behind a master.
 
     Raises:
         PrepareError: with the shapes of the first ones, and the likely reason.
     """
     for optimizer in optimizers:
-        strays = [param for param in parameters(optimizer) if param not in names]
+        strays = [param for param in parameters(optimizer) if of_model(param) not in names]
         if strays:
             total = sum(1 for _ in parameters(optimizer))
             shapes = errors.first_names(f"{tuple(param.shape)} {param.dtype}" for param in strays)
@@ -99,13 +101,13 @@ def check_owned(optimizers: Sequence[Optimizer], names: Names) -> None:
             )
 
 
-def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool) -> None:
-    """Refuse trainable half-precision parameters where float32 ones are needed.
+def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool, masters: bool = False) -> None:
+    """Refuse trainable half-precision parameters where float32 ones are needed and no ``masters`` will stand for them.
 
     Raises:
         ParamDtypeError: naming the first five.
     """
-    if not scaling and policy.param_dtype != "float32":
+    if masters or (not scaling and policy.param_dtype != "float32"):
         return
     bad = {
         plain_name(name): param.dtype

@@ -7,7 +7,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from unifiedamp.backend import CallState, SessionSpec, errors
 from . import signature
 from .graph import CudaStage
 from .held import Held, Optimizer, Rates, fixed
+from .masters import Masters
 from .scale_state import DeviceResult
 from .steps import NotYet, Steps
 from .update import Updates
@@ -49,6 +50,7 @@ class Ground:
         models, optimizers: the prepared ones; the session adds to these lists.
         steps: the session's steps.
         spec: to warn through.
+        masters: the session's float32 master weights.
     """
 
     stage: Stage
@@ -57,6 +59,7 @@ class Ground:
     optimizers: Sequence[Optimizer]
     steps: Steps
     spec: SessionSpec
+    masters: Masters = field(default_factory=Masters)
 
     @classmethod
     def of(cls, device: torch.device, *shared: Any) -> Ground:
@@ -153,6 +156,7 @@ class CapturedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
+        self._ground.masters.enter(self._ground.optimizers)
         tensors, described = signature.split(args, kwargs)
         snapshot = self._window.snapshot()
         key = (described, snapshot, torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"))
@@ -193,7 +197,7 @@ class CapturedStep:
         if entry.refused or entry.calls <= WARM_UP:
             return None
         ground = self._ground
-        taken = fixed(ground.models, ground.optimizers)
+        taken = fixed(ground.models, ground.optimizers, ground.masters)
         if entry.graph is None or entry.graph.fixed != taken:
             entry.graph = None  # before another is captured: its memory is wanted
             entry.graph = self._capture(entry, args, kwargs, tensors, taken)

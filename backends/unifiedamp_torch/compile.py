@@ -27,6 +27,7 @@ _UNTRACED = (
     "unifiedamp_torch.backend",
     "unifiedamp_torch.gradients",
     "unifiedamp_torch.handle",
+    "unifiedamp_torch.masters",
     "unifiedamp_torch.recorder",
     "unifiedamp_torch.scale_state",
     "unifiedamp_torch.scaled_steps",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +15,28 @@ from .autocast import recomputing
 class Handle:
     """What ``with amp.scale_loss(...) as scaled_loss`` gives; it is its own context.
 
+    Args:
+        value: see below.
+        inputs: the parameters that get gradients; None means all.
+        overrides: the session's op overrides.
+        after: called when gradients are there.
+
     Attributes:
         value: the scaled loss, a float32 scalar.
     """
 
-    __slots__ = ("_inputs", "_overrides", "value")
+    __slots__ = ("_after", "_inputs", "_overrides", "value")
 
     def __init__(
-        self, value: torch.Tensor, inputs: Sequence[torch.Tensor] | None, overrides: Mapping[str, str]
+        self,
+        value: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        overrides: Mapping[str, str],
+        after: Callable[[], None],
     ) -> None:
         self.value = value
         self._inputs = inputs
+        self._after = after
         self._overrides = overrides
 
     def __enter__(self) -> Handle:
@@ -45,6 +56,7 @@ class Handle:
             self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
             recomputing.overrides = before
+        self._after()
 
 
 def checked_loss(loss: Any) -> torch.Tensor:

@@ -14,19 +14,22 @@ import torch
 
 from . import update
 from .gradients import parameters
+from .masters import Masters
 
 Optimizer = torch.optim.Optimizer
 
 
-def fixed(models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> Hashable:
+def fixed(models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer], masters: Masters) -> Hashable:
     """Return everything that a capture fixes: where parameters lie, which train, modes, optimizers' settings.
 
     The learning rate is not among it: a graph reads it from the device (see :class:`Rates`).
     """
     params = [param for optimizer in optimizers for param in parameters(optimizer)]
+    of_models = [masters.low(param) for param in params]
     return (
         [param.data_ptr() for param in params],
-        [param.requires_grad for param in params],
+        [param.data_ptr() for param in of_models],
+        [param.requires_grad for param in of_models],
         [model.training for model in models],
         [(id(optimizer.state), *[_settings(group) for group in optimizer.param_groups]) for optimizer in optimizers],
     )

@@ -57,6 +57,9 @@ def _features(device: torch.device) -> dict[str, Support]:
         "several_optimizers": Support(True, "one scaler, each optimizer skips by itself"),
         "op_overrides": overrides,
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
+        "master_weights": Support(True, "float32 copies in the optimizer's param_groups, in place of the parameters"),
+        "float32_weights": Support(True, "by the names of state_dict"),
+        "convert_model": Support(True, "a deep copy with parameters cast"),
         "float8": Support(True, devices.float8_support(device).reason),
         "several_devices": ranks,
         "no_device_wait": waits,
@@ -159,6 +162,7 @@ def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Seque
             note=helps.reason if helps else f"runs but cannot help: {helps.reason}",
         ),
         _param_row(policy),
+        *_master_rows(spec),
         PlanRow("output_dtype", policy.output_dtype, f"forward hook: output.to(torch.{policy.output_dtype})"),
         *_scale_rows(spec, device),
         *_override_rows(policy, device),
@@ -188,6 +192,13 @@ def _param_row(policy: Any) -> PlanRow:
         return PlanRow("param_dtype", "float32", "parameters stay as they are", note="trainable float16 is refused")
     norms = "normalization layers float32" if policy.keep_norm_float32 else "normalization layers too"
     return PlanRow("param_dtype", policy.param_dtype, f"param.data.to(torch.{policy.param_dtype})", note=norms)
+
+
+def _master_rows(spec: SessionSpec) -> list[PlanRow]:
+    if not spec.master_weights:
+        return []
+    native = "float32 copies in optimizer.param_groups; torch._foreach_copy_ to the parameters after each step"
+    return [PlanRow("master_weights", "float32", native, note="gradients add up, are unscaled and clipped in float32")]
 
 
 def _scale_rows(spec: SessionSpec, device: torch.device) -> list[PlanRow]:

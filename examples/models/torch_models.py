@@ -71,15 +71,34 @@ def loss_fn(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits, labels.long())
 
 
-def export_weights(model: nn.Module) -> Weights:
-    """Return the weights under the neutral names and layouts."""
-    return {name: _to_neutral(model, name, tensor).astype(np.float32) for name, tensor in _tensors(model)}
+def export_weights(model: nn.Module, true: Weights | None = None) -> Weights:
+    """Return the weights under the neutral names and layouts.
+
+    Args:
+        model: one of this module's.
+        true: what ``amp.master_weights(model)`` returned, to be exported in place of the model's own.
+    """
+    found = dict(_tensors(model))
+    if true is not None:
+        found = {name: torch.from_numpy(true[native]) for name, native in _native_names(model)}
+    return {name: _to_neutral(model, name, tensor).astype(np.float32) for name, tensor in found.items()}
 
 
-def import_weights(model: nn.Module, weights: Weights) -> None:
-    """Overwrite the weights with neutral ones."""
+def import_weights(model: nn.Module, weights: Weights, true: dict[str, Any] | None = None) -> None:
+    """Overwrite the weights with neutral ones.
+
+    Args:
+        model: one of this module's.
+        weights: neutral ones.
+        true: what ``amp.master_weights(model)`` returned; overwritten in place of the model's own, for
+            ``amp.load_master_weights``.
+    """
     tensors = dict(_tensors(model))
     check_fits(weights, {name: _to_neutral(model, name, tensor).shape for name, tensor in tensors.items()})
+    if true is not None:
+        for name, native in _native_names(model):
+            true[native] = _from_neutral(model, name, weights[name]).numpy()
+        return
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(_from_neutral(model, name, weights[name]))
@@ -88,8 +107,9 @@ def import_weights(model: nn.Module, weights: Weights) -> None:
 def export_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> Weights:
     """Return the momentum in units of a gradient; zeros before the first step."""
     found = {}
+    of_optimizer = _of_optimizer(model, optimizer)
     for name, tensor in _trained(model):
-        buffer = optimizer.state.get(tensor, {}).get("momentum_buffer")
+        buffer = optimizer.state.get(of_optimizer[tensor], {}).get("momentum_buffer")
         found[name] = _to_neutral(model, name, torch.zeros_like(tensor) if buffer is None else buffer)
     return found
 
@@ -98,9 +118,11 @@ def import_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, momentum
     """Overwrite the momentum with a neutral one."""
     trained = dict(_trained(model))
     check_fits(momentum, {name: _to_neutral(model, name, tensor).shape for name, tensor in trained.items()})
+    of_optimizer = _of_optimizer(model, optimizer)
     for name, tensor in trained.items():
-        buffer = torch.empty_like(tensor, requires_grad=False)
-        optimizer.state[tensor]["momentum_buffer"] = buffer.copy_(_from_neutral(model, name, momentum[name]))
+        held = of_optimizer[tensor]
+        buffer = torch.empty_like(held, requires_grad=False)
+        optimizer.state[held]["momentum_buffer"] = buffer.copy_(_from_neutral(model, name, momentum[name]))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,6 +133,16 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in _tensors(model) if isinstance(tensor, nn.Parameter))
+
+
+def _of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, torch.Tensor]:
+    """Return parameter → what the optimizer trains for it: itself, or its float32 master."""
+    return dict(zip(model.parameters(), optimizer.param_groups[0]["params"], strict=True))
+
+
+def _native_names(model: nn.Module) -> Iterator[tuple[str, str]]:
+    native = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+    return ((name, native[id(tensor)]) for name, tensor in _tensors(model))
 
 
 def _channels(model: nn.Module) -> int:

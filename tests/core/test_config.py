@@ -8,7 +8,7 @@ from effort import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unifiedamp import AmpError, ConfigError, DynamicLossScale, Policy, PolicyError
+from unifiedamp import AmpError, ConfigError, DynamicLossScale, NoLossScale, Policy, PolicyError, StaticLossScale
 from unifiedamp.config import read_config
 from unifiedamp.resolve import resolve
 
@@ -122,9 +122,27 @@ def test_default_policy_is_the_devices_best(stand_in):
         (("torch", None, None, None, {"troch": {}}), ConfigError, "did you mean 'torch'"),
         (("torch", None, None, None, {"torch": 1}), ConfigError, "backend_options.torch must be a mapping"),
         (("torch", None, None, None, [1]), ConfigError, "backend_options must be a mapping"),
-        (("torch", "bfloat16", "dynamic", None, None), PolicyError, "needs float32 parameters"),
+        (("torch", "bfloat16", "dynamic", None, None), PolicyError, "needs float32 parameters.*'mixed_bfloat16'"),
+        (("torch", "float16;loss_scale=128.0", None, None, None), PolicyError, "float32.*master_weights=True"),
+        (("torch", "mixed_float16", None, None, None, True), PolicyError, "parameters are float32 and so are"),
+        (("torch", "float16", None, None, None, "yes"), ConfigError, "master_weights must be true or false"),
     ],
 )
 def test_bad_arguments(stand_in, arguments, error, message):
     with pytest.raises(error, match=message):
         resolve(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("policy", "loss_scale", "expected"),
+    [
+        ("float16", None, DynamicLossScale()),
+        ("bfloat16", None, NoLossScale()),
+        ("float16", "none", NoLossScale()),
+        ("float16;loss_scale=128.0", None, StaticLossScale(128.0)),
+        ("bfloat16", "dynamic", DynamicLossScale()),
+    ],
+)
+def test_a_scale_goes_with_master_weights(stand_in, policy, loss_scale, expected):
+    assert resolve("torch", policy, loss_scale, None, None, True).loss_scale == expected
+    assert resolve("torch", policy.partition(";")[0], None, None, None).loss_scale == NoLossScale()

@@ -43,12 +43,17 @@ class Tape(TorchDispatchMode):
 
     def replay(self) -> None:
         """Do all of it again, into the same tensors."""
-        with torch.no_grad():
+        with torch.no_grad(), unseen(*[tensor for tensor, _ in self.touched]):
             for func, args, kwargs, outputs in self.done:
                 again = [each for each in tree_flatten(func(*args, **kwargs))[0] if isinstance(each, torch.Tensor)]
                 for old, new in zip(outputs, again, strict=True):
                     if old.data_ptr() != new.data_ptr():
                         old.copy_(new)
+
+
+def unseen(*tensors: torch.Tensor) -> Any:
+    """Return a context whose writes leave the tensors' versions alone, as what a GPU does behind Python's back."""
+    return torch.autograd._unsafe_preserve_version_counter(tensors)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -76,7 +81,8 @@ class TapeStage:
         finally:
             with torch.no_grad():
                 for tensor, before in reversed(tape.touched):
-                    tensor.copy_(before)
+                    with unseen(tensor):
+                        tensor.copy_(before)
         self.captures += 1
 
         def replay() -> None:

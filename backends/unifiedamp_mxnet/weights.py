@@ -1,0 +1,43 @@
+"""A block's weights as float32 arrays, by the paths of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from unifiedamp.backend import errors
+
+from .arrays import to_numpy
+from .native import cast, context_of, from_numpy, param_dtype
+
+FLOATING = ("float32", "float16", "bfloat16", "float64")
+
+
+def read(model: Any) -> dict[str, Any]:
+    """Return name → float32 array.
+
+    Raises:
+        PrepareError: a parameter has no value yet.
+    """
+    return {name: to_numpy(param.list_data()[0]).astype(np.float32) for name, param in _parameters(model)}
+
+
+def write(model: Any, weights: Mapping[str, Any]) -> None:
+    """Set the parameters on all their contexts."""
+    for name, param in _parameters(model):
+        # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
+        values = from_numpy(weights[name], context_of(param.list_data()[0]))
+        param.set_data(cast(values, param_dtype(param.dtype)))
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    for name, param in model._collect_params_with_prefix().items():
+        if param._data is None:
+            raise errors.PrepareError(
+                f"parameter {name!r} has no value yet: call model.initialize(), and the model once on a batch where "
+                "shapes follow from it"
+            )
+        if param_dtype(param.dtype) in FLOATING:
+            yield name, param

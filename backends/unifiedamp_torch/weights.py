@@ -1,0 +1,28 @@
+"""A module's true weights as float32 arrays, by the names of its ``state_dict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .binding import plain_name
+from .masters import Masters
+
+
+def read(model: torch.nn.Module, masters: Masters) -> dict[str, Any]:
+    """Return name → float32 array."""
+    return {name: masters.read(tensor).to("cpu", copy=True).numpy() for name, tensor in _tensors(model)}
+
+
+def write(model: torch.nn.Module, masters: Masters, weights: Mapping[str, Any]) -> None:
+    """Set parameters, masters and buffers."""
+    for name, tensor in _tensors(model):
+        masters.write(tensor, torch.from_numpy(weights[name]))
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            yield plain_name(name), tensor

@@ -1,0 +1,179 @@
+"""``scale_loss``: a loss scaler per loss id, and what happens to gradients when the context is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import unifiedamp as ua
+from unifiedamp.backend import LossScale
+from unifiedamp.errors import ConfigError, WrongObjectError
+
+from .state import amp_state
+from .steps import Stash
+
+
+class PassGradients(torch.optim.Optimizer):
+    """The gradients of one backward pass, as an optimizer whose step leaves them alone.
+
+    A session that steps it looks for inf and nan, divides by the scale and moves the scale: what Apex does when the
+    context of ``scale_loss`` is left, and all that it does.
+    """
+
+    def step(self, closure: Any = None) -> None:
+        """Do nothing."""
+
+
+class Named(torch.nn.Module):
+    """Parameters under the names that they have in their models."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._parameters.update(params)  # register_parameter wants no dots
+
+
+class LossScaler:
+    """The loss scale of one loss id: a session of its own over the float32 parameters that optimizers train.
+
+    Args:
+        loss_id: its index, for messages.
+        loss_scale: as ``unifiedamp.Amp`` takes it.
+        params: name → float32 parameter.
+        device: where the scale lives.
+
+    Attributes:
+        moves: how often gradients were divided by this scale.
+    """
+
+    def __init__(self, loss_id: int, loss_scale: LossScale, params: Mapping[str, Any], device: Any) -> None:
+        self.loss_id = loss_id
+        self.moves = 0
+        self.session = ua.Amp("torch", policy="float32", loss_scale=loss_scale, device=str(device))
+        # Where all parameters have 16 bits, something must stand for them while the session is made ready.
+        self._bag = Named(params or {"none": torch.nn.Parameter(torch.zeros((), device=device))})
+        self._gradients = PassGradients(self._bag.parameters(), {})
+        self.session.prepare(self._bag, self._gradients)
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return isinstance(self.session.loss_scale_settings, ua.DynamicLossScale)
+
+    def loss_scale(self) -> float:
+        """Return the present scale."""
+        return self.session.loss_scale
+
+    def scaled(self, loss: Any) -> Any:
+        """Return the loss times the scale, a float32 tensor."""
+        with self.session.autocast(), self.session.scale_loss(loss, self._gradients) as handle:
+            return handle.value
+
+    def unscale(self, params: Sequence[Any]) -> ua.StepResult:
+        """Divide these parameters' gradients by the scale, look for inf and nan, and move the scale.
+
+        Returns:
+            What was found, which need not be looked at yet.
+        """
+        self.moves += 1
+        grads = [param.grad for param in params]
+        self._gradients.param_groups[0]["params"] = list(params)
+        outcome = self.session.step(self._gradients)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        return outcome
+
+    def __repr__(self) -> str:
+        return f"LossScaler({self.loss_id}, {self.session.loss_scale_settings})"
+
+
+@contextmanager
+def scale_loss(
+    loss: Any,
+    optimizers: Any,
+    loss_id: int = 0,
+    model: Any = None,  # noqa: ARG001
+    delay_unscale: bool = False,
+    delay_overflow_check: bool = False,  # noqa: ARG001
+) -> Iterator[Any]:
+    """Yield the loss times the loss scale, a float32 tensor to call ``backward()`` on.
+
+    When the context is left, the gradients are looked at for inf and nan and divided by the scale, the scale moves, and
+    gradients from before are added. If something was not finite, the next ``optimizer.step()`` does nothing.
+
+    Args:
+        loss: a scalar tensor.
+        optimizers: the initialized optimizer, or list of optimizers, that this loss gives gradients to.
+        loss_id: which of the ``num_losses`` scales is used.
+        model: not used, as in Apex.
+        delay_unscale: leave the gradients scaled; more losses are added before ``optimizer.step()``.
+        delay_overflow_check: no difference here: what was found is looked at in ``optimizer.step()`` anyway.
+
+    Raises:
+        StepOrderError: ``initialize`` was not called; a delayed loss had another scale.
+        WrongObjectError: an optimizer that did not go through ``initialize``.
+        ConfigError: no such ``loss_id``.
+        LossError: the loss is not a scalar, or not connected to any parameter.
+    """
+    if not amp_state.options("scale_loss").enabled:
+        yield loss
+        return
+    stashes = _stashes(optimizers)
+    scaler = _scaler(stashes[0].scalers, loss_id)
+    for stash in stashes:
+        stash.check_delayed(scaler)
+    session = stashes[0].session
+    with session.autocast(enabled=False), session.scale_loss(loss, [stash.optimizer for stash in stashes]) as handle:
+        scaled = scaler.scaled(handle.value)
+    for stash in stashes:
+        stash.before_backward()
+    yield scaled
+    for stash in stashes:
+        stash.collect()
+    if delay_unscale:
+        for stash in stashes:
+            stash.delay(scaler)
+        return
+    params = [param for stash in stashes for param in stash.with_gradients()]
+    outcome = scaler.unscale(params) if params else None
+    for stash in stashes:
+        stash.after_unscale(scaler, outcome)
+
+
+def master_params(optimizer: Any) -> Iterator[Any]:
+    """Yield the parameters that the optimizer trains: float32 masters at O2, else the model's own."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WrongObjectError(f"master_params takes an optimizer, got {type(optimizer).__name__}")
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _stashes(optimizers: Any) -> list[Stash]:
+    many: Iterable[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)
+    stashes = [_stash(optimizer) for optimizer in many]
+    if not stashes:
+        raise WrongObjectError("scale_loss: name the optimizer that this loss trains; the list is empty")
+    if any(stash.session is not stashes[0].session for stash in stashes):
+        raise WrongObjectError("scale_loss: these optimizers went through different calls of initialize; use one call")
+    return stashes
+
+
+def _stash(optimizer: Any) -> Stash:
+    stash = getattr(optimizer, "_amp_stash", None)
+    if isinstance(stash, Stash):
+        return stash
+    raise WrongObjectError(
+        f"scale_loss: this {type(optimizer).__name__} did not go through amp.initialize; pass the optimizer that "
+        "model, optimizer = amp.initialize(model, optimizer) returned as the second argument"
+    )
+
+
+def _scaler(scalers: Sequence[LossScaler], loss_id: object) -> LossScaler:
+    if isinstance(loss_id, int) and not isinstance(loss_id, bool) and 0 <= loss_id < len(scalers):
+        return scalers[loss_id]
+    raise ConfigError(
+        f"scale_loss: loss_id must be a whole number from 0 to {len(scalers) - 1}, got {loss_id!r}; "
+        "tell amp.initialize how many there are: num_losses"
+    )

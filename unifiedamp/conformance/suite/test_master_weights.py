@@ -1,0 +1,104 @@
+"""Float32 master weights: what 16 bits would lose is kept, and what is skipped, saved and loaded is kept too."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run
+
+POLICIES = ["float16", "bfloat16"]
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
+TINY = 2.0**-13
+"""A step from 1 that both 16-bit formats round away, and float32 does not."""
+
+
+def run_of(harness, form, policy, **options):
+    """A probe of weight 1 under SGD with learning rate 2**-13: each gradient of 1 takes ``TINY`` away."""
+    return probe_run(
+        harness, form, **{"policy": policy, "lr": TINY, "master_weights": True, "loss_scale": SCALE} | options
+    )
+
+
+def masters(run):
+    return [float(value[0]) for value in run.amp.master_weights(run.model).values()]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tiny_updates_survive(harness, form, policy):
+    run = run_of(harness, form, policy)
+    for _ in range(24):
+        run.feed(1.0)
+    assert masters(run) == [1.0 - 24 * TINY]
+    assert run.weights() == [float(np.float16(1.0 - 24 * TINY)) if policy == "float16" else 1.0 - 2.0**-8]
+    assert run.amp.applied_steps == 24
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tiny_updates_are_lost_without(harness, form, policy):
+    run = run_of(harness, form, policy, master_weights=False, loss_scale=None)
+    for _ in range(24):
+        run.feed(1.0)
+    assert run.weights() == [1.0]
+
+
+@pytest.mark.needs("master_weights", "loss_scaling")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_skip_leaves_masters_alone(harness, form, policy):
+    run = run_of(harness, form, policy)
+    for gradient in (1.0, 1.0, math.inf, math.nan):
+        run.feed(gradient)
+    assert masters(run) == [1.0 - 2 * TINY]
+    assert (run.amp.applied_steps, run.amp.skipped_steps, run.amp.loss_scale) == (2, 2, 1.0)
+    run.feed(1.0)
+    assert masters(run) == [1.0 - 3 * TINY]
+
+
+@pytest.mark.needs("master_weights", "accumulation")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_window_adds_up_in_float32(harness, form, policy):
+    run = run_of(harness, form, policy, accumulate_steps=2, lr=0.5)
+    run.feed(2.0)
+    run.feed(2.0**-11)
+    assert masters(run) == [1.0 - 0.5 * (1.0 + 2.0**-12)]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_clipping_sees_true_float32_gradients(harness, policy):
+    seen = []
+
+    def clip(amp, optimizer):
+        amp.unscale(optimizer)
+        seen.extend(harness.dtype_of(gradient) for gradient in amp.gradients(optimizer).values())
+        amp.clip_grad_norm(optimizer, 2.5)
+
+    run = run_of(harness, "eager", policy, values=(1.0, 1.0), lr=2.0**-9, clip=clip)
+    run.feed(3.0, 4.0)
+    assert seen == ["float32"] * 2
+    np.testing.assert_allclose(masters(run), [1.0 - 1.5 * 2.0**-9, 1.0 - 2.0 * 2.0**-9], rtol=2.0**-22)
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_saved_and_loaded_goes_on_bit_for_bit(harness, form, policy):
+    gradients = [1.0, 0.125, math.inf, 0.75, 1.0, 0.5]
+    straight = run_of(harness, form, policy)
+    first, second = run_of(harness, form, policy), run_of(harness, form, policy, values=(7.0,))
+    for index, gradient in enumerate(gradients):
+        straight.feed(gradient)
+        if index == 3:
+            second.amp.load_state_dict(first.amp.state_dict())
+            second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
+        (first if index < 3 else second).feed(gradient)
+    assert masters(second) == masters(straight)
+    assert second.weights() == straight.weights()
+    assert second.amp.state_dict()["state"] == straight.amp.state_dict()["state"]
+
+
+def test_refused_where_parameters_are_their_own_masters(harness):
+    with pytest.raises(ua.PolicyError, match="its parameters are float32"):
+        ua.Amp(harness.backend, "mixed_bfloat16", master_weights=True)

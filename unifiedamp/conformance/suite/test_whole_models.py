@@ -1,0 +1,141 @@
+"""A model's true weights by name, and its copy for inference in low precision."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+LOW = ua.Policy.parse("mixed_bfloat16")
+
+
+def layers(seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = [(8, 16), (16, 4)]
+    return [(rng.normal(size=s).astype(np.float32) * 0.3, rng.normal(size=s[1]).astype(np.float32)) for s in sizes]
+
+
+def mlp(harness, policy, **options):
+    amp = session(harness, policy=policy, **options)
+    with amp.scope():
+        model = harness.mlp(layers())
+    return amp, amp.prepare(model)
+
+
+def batch(seed=1):
+    return np.random.default_rng(seed).normal(size=(6, 8)).astype(np.float32)
+
+
+def by_hand(x):
+    (w0, b0), (w1, b1) = [(w.astype(np.float64), b.astype(np.float64)) for w, b in layers()]
+    return np.maximum(x.astype(np.float64) @ w0 + b0, 0) @ w1 + b1
+
+
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_weights_are_the_parameters(harness, policy):
+    amp, model = mlp(harness, policy)
+    found, own = amp.master_weights(model), harness.parameters(model)
+    assert all(array.dtype == np.float32 for array in found.values())
+    assert [found[name].tolist() for name in own] == [array.tolist() for array in own.values()]
+
+
+@pytest.mark.needs("float32_weights")
+def test_statistics_are_among_the_weights(harness):
+    amp = session(harness)
+    with amp.scope():
+        model = harness.convnet(0)
+    model = amp.prepare(model)
+    x = harness.image_batch(np.ones((2, 8, 8, 1), np.float32))
+    with amp.inference(model):
+        model(amp.to_native(x))
+    statistics = set(amp.master_weights(model)) - set(harness.parameters(model))
+    assert len(statistics) == 2
+
+
+@pytest.mark.needs("float32_weights")
+def test_weights_come_back(harness):
+    amp, model = mlp(harness, "float32")
+    before = amp.master_weights(model)
+    amp.load_master_weights(model, {name: array + 1 for name, array in before.items()})
+    for name, array in amp.master_weights(model).items():
+        np.testing.assert_array_equal(array, before[name] + 1)
+    amp.load_master_weights(model, before)
+    for name, array in amp.master_weights(model).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found, name: found | {name + "x": found[name]}, "did you mean"),
+        (lambda found, name: found | {name: found[name][:-1]}, "the model wants numbers of shape"),
+        (lambda found, name: {key: value for key, value in found.items() if key != name}, "1 weights of the model"),
+    ],
+    ids=["unknown", "shape", "missing"],
+)
+def test_weights_that_do_not_fit_change_nothing(harness, change, message):
+    amp, model = mlp(harness, "float32")
+    before = amp.master_weights(model)
+    last = list(before)[-1]
+    with pytest.raises(ua.CheckpointError, match=message):
+        amp.load_master_weights(model, change({name: array * 2 for name, array in before.items()}, last))
+    for name, array in amp.master_weights(model).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.needs("convert_model")
+@pytest.mark.parametrize("session_policy", ["float32", "mixed_bfloat16"])
+def test_a_copy_answers_as_inference_does(harness, session_policy):
+    amp, model = mlp(harness, session_policy)
+    x = amp.to_native(batch())
+    other, same = mlp(harness, LOW)
+    with other.inference(same):
+        expected = np.asarray(other.to_numpy(same(x)), np.float64)
+    before = harness.parameters(model)
+    made = amp.convert_model(model, x, policy=LOW)
+    output = made(x)
+    assert harness.dtype_of(output) == "float32"
+    found = np.asarray(amp.to_numpy(output), np.float64)
+    np.testing.assert_allclose(found, expected, rtol=2.0**-6, atol=2.0**-5)
+    assert np.abs(found - by_hand(batch())).max() > 1e-5  # not float32
+    assert harness.parameters(model).keys() == before.keys()
+    for name, array in harness.parameters(model).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.needs("convert_model")
+def test_a_copy_outlives_its_session_and_the_model_trains_on(harness):
+    amp, model = mlp(harness, "mixed_bfloat16")
+    x = amp.to_native(batch())
+    made = amp.convert_model(model, x)
+    first = np.asarray(amp.to_numpy(made(x)))
+    amp.load_master_weights(model, {name: 0 * array for name, array in amp.master_weights(model).items()})
+    amp.close()
+    np.testing.assert_array_equal(np.asarray(amp.to_numpy(made(x))), first)
+
+
+@pytest.mark.needs("convert_model")
+def test_a_copy_evaluates(harness):
+    amp = session(harness, policy="mixed_bfloat16")
+    with amp.scope():
+        model = harness.convnet(0)
+    model = amp.prepare(model)
+    x = amp.to_native(harness.image_batch(np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32) + 3))
+    with amp.inference(model):
+        expected = np.asarray(amp.to_numpy(model(x)))
+    made = amp.convert_model(model, x)
+    for _ in range(2):
+        np.testing.assert_allclose(np.asarray(amp.to_numpy(made(x))), expected, rtol=2.0**-6, atol=2.0**-4)
+
+
+@pytest.mark.needs("convert_model")
+def test_what_cannot_be_converted_is_refused(harness):
+    amp, model = mlp(harness, "float32")
+    with pytest.raises(ua.PolicyError, match="nothing to convert"):
+        amp.convert_model(model, amp.to_native(batch()))
+    with pytest.raises(ua.PolicyNotSupportedError, match="not stored in float8"):
+        amp.convert_model(model, amp.to_native(batch()), policy="mixed_float8")
+    with pytest.raises(ua.WrongObjectError, match=r"amp\.convert_model: expected a model"):
+        amp.convert_model([], amp.to_native(batch()), policy=LOW)
