@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
@@ -168,9 +169,13 @@ def register(name: str, module: object) -> None:
 
 def backend_entry_points() -> Mapping[str, EntryPoint | InProcess]:
     """Return name → entry point of every registered backend."""
-    points: dict[str, EntryPoint | InProcess] = {point.name: point for point in entry_points(group=GROUP)}
-    points.update(_in_process)
-    return dict(sorted(points.items()))
+    return dict(sorted({**_installed_points(tuple(sys.path)), **_in_process}.items()))
+
+
+@lru_cache(maxsize=1)
+def _installed_points(_path: tuple[str, ...]) -> dict[str, EntryPoint | InProcess]:
+    """Read the metadata of all that is installed, which takes long, once for each import path."""
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def load_plugin(name: str) -> BackendPlugin:
@@ -243,10 +248,15 @@ def installed_version(plugin: BackendPlugin) -> str | None:
 
 def available_backends() -> dict[str, BackendInfo]:
     """Return name → what is known of each registered backend, importing no framework."""
-    return {name: _info(name) for name in backend_entry_points()}
+    return {name: backend_info(name) for name in backend_entry_points()}
 
 
-def _info(name: str) -> BackendInfo:
+def backend_info(name: str) -> BackendInfo:
+    """Return what is known of one registered backend, importing no framework.
+
+    Raises:
+        BackendNotFoundError: no such name.
+    """
     try:
         plugin = load_plugin(name)
     except BackendUnavailableError as error:

@@ -58,7 +58,7 @@ class Harness:
 
     def capabilities(self) -> Capabilities:
         """Return what the backend declares on its default device."""
-        return plugins.available_backends()[self.backend].capabilities
+        return plugins.backend_info(self.backend).capabilities
 
     def file(self) -> str:
         """Return the file this harness is written in; ``expected_failures.toml`` is looked for beside it."""

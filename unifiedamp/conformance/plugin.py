@@ -5,12 +5,14 @@ Options: ``--amp-backend NAME`` (or ``all``), ``--amp-json FILE``, ``--amp-traje
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Iterable
 from typing import Any
 
 import pytest
 
 from unifiedamp import plugins
+from unifiedamp.backend import Capabilities
 from unifiedamp.errors import PolicyNotSupportedError
 
 from . import expected, report
@@ -113,8 +115,14 @@ def refused_here(error: PolicyNotSupportedError, backends: Iterable[str]) -> str
     return ""
 
 
+@functools.cache
+def _declared(backend: str) -> Capabilities:
+    """What a backend declares does not change while tests are collected, and takes a session to learn."""
+    return load_harness(backend).capabilities()
+
+
 def _mark_undeclared(item: pytest.Item, backend: str, feature: str) -> None:
-    support = load_harness(backend).capabilities().feature(feature)
+    support = _declared(backend).feature(feature)
     if not support:
         item.user_properties.append(("amp-undeclared", feature))
         # Run all the same: what works though it is not declared is reported.
