@@ -1,0 +1,41 @@
+"""ResNet-50 through ``model.compile`` and ``fit`` under a Keras policy, with a static loss scale and a dynamic one."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from unifiedamp_examples.common import PolicyName, Smoke, images, mixed_policy, run, summary
+from unifiedamp_examples.data import Data
+from unifiedamp_examples.tensorflow.nets import resnet50
+
+import unifiedamp as ua
+
+keras = tf.keras
+
+
+def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch_size: int = 256) -> None:
+    """Fit twice: with loss scale 128, and with one that finds its own."""
+    data = images("tensorflow", smoke)
+    if smoke:
+        data, epochs, batch_size = data.first(64), 4, 8
+    for scale in (ua.StaticLossScale(128), ua.DynamicLossScale(growth_interval=10 if smoke else 2000)):
+        amp = ua.Amp("tensorflow", policy or mixed_policy("tensorflow"), loss_scale=scale)
+        print(f"-- {amp.policy}, {scale}")
+        fit(amp, data, epochs, batch_size, smoke)
+
+
+def fit(amp: ua.Amp, data: Data, epochs: int, batch_size: int, smoke: bool) -> None:
+    """Fit a new ResNet-50: Keras's own loop, with a prepared optimizer."""
+    keras.utils.set_random_seed(0)
+    with amp.scope():  # Keras's policy holds inside: layers compute in low precision, variables stay float32
+        model = resnet50(data.shape, data.classes, smoke)
+        optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    history = model.fit(data.train_images, data.train_labels, batch_size, epochs, verbose=2)
+    print(summary(history.history["loss"], amp))
+
+
+if __name__ == "__main__":
+    run(main)
