@@ -1,6 +1,6 @@
 """The framework's own part of the recipe: one module per backend, all with the same functions.
 
-``make_model(name, shape, classes, seed)``, ``make_optimizer(model, learning_rate, momentum)``,
+``make_model(name, shape, classes, seed)`` (and ``width=`` for ``resnet50``), ``make_optimizer(model, learning_rate, momentum)``,
 ``loss_fn(logits, labels)``, ``export_weights(model)``, ``import_weights(model, weights)``,
 ``export_momentum(model, optimizer)``, ``import_momentum(model, optimizer, momentum)``,
 ``download_fashion_mnist(folder)``; and ``IMAGE_AXES``, the order in which it wants the axes of an NHWC batch.

@@ -16,8 +16,8 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch
     """Fit twice: with loss scale 128, and with one that finds its own."""
     data = images("tensorflow", smoke)
     if smoke:
-        data, epochs, batch_size = data.first(64), 4, 8
-    for scale in (ua.StaticLossScale(128), ua.DynamicLossScale(growth_interval=10 if smoke else 2000)):
+        data, epochs, batch_size = data.first(64), 3, 16
+    for scale in (ua.StaticLossScale(128), ua.DynamicLossScale(growth_interval=4 if smoke else 2000)):
         amp = ua.Amp("tensorflow", policy or mixed_policy("tensorflow"), loss_scale=scale)
         print(f"-- {amp.policy}, {scale}")
         fit(amp, data, epochs, batch_size, smoke)

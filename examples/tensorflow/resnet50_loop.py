@@ -23,7 +23,7 @@ def main(
     batch_size: int = 256,
 ) -> None:
     """Train ResNet-50; the loop is the one of PyTorch and MXNet."""
-    batch_size, steps = (8, 16) if smoke else (batch_size, None)
+    batch_size, steps = (16, 14) if smoke else (batch_size, None)
     data = images("tensorflow", smoke)
     amp = ua.Amp(
         "tensorflow",
