@@ -19,9 +19,7 @@ from unifiedamp.cli.errors import reports_errors
 from unifiedamp_examples import models
 
 Smoke = Annotated[bool, typer.Option("--smoke", help="A few steps of a small model, to see it run on a CPU.")]
-PolicyName = Annotated[
-    str | None, typer.Option(help="float32, mixed_float16, ...; what fits the machine, if left out.")
-]
+PolicyName = Annotated[str | None, typer.Option(help="float32, mixed_float16, ... [what fits the machine]")]
 SIDE = 32
 """Height and width of the images; keras.applications takes no smaller ones."""
 
@@ -81,9 +79,8 @@ class Log:
         self.history.add_loss(loss)
         if self.history.batches % self.every == 0:
             self.look()
-            print(
-                f"step {self.history.batches:>6}   loss {self.history.losses[-1]:<8.4f} scale {self.amp.loss_scale:g}"
-            )
+            step, loss = self.history.batches, self.history.losses[-1]
+            print(f"step {step:>6}   loss {loss:<8.4f} scale {self.amp.loss_scale:g}")
 
     def look(self) -> None:
         """Read the losses and the scale."""

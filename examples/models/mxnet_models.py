@@ -105,12 +105,8 @@ def _norm(channels: int) -> Any:
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> Any:
     layer = nn.Conv2D(outputs, kernel, stride, kernel // 2, use_bias=False, in_channels=inputs)
-    layer.weight.shape = (
-        outputs,
-        inputs,
-        kernel,
-        kernel,
-    )  # MXNet 2.0 forgets in_channels and would put off initialization
+    # MXNet 2.0 forgets in_channels and would put off initialization.
+    layer.weight.shape = (outputs, inputs, kernel, kernel)
     return layer
 
 

@@ -19,9 +19,9 @@ changes no bit.
 
 All three frameworks compute the same: 3x3 convolutions with one pixel of zeros around, batch norm with
 ``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, and 2x2 average
-pooling (where the maximum would leave ties to each framework's taste); ``resnet.py`` says how ``resnet50`` is built. One difference is theirs: of n values, PyTorch
-and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3 and MXNet the biased one. Training does not
-see it.
+pooling (where the maximum would leave ties to each framework's taste); ``resnet.py`` says how ``resnet50`` is built.
+One difference is theirs: of n values, PyTorch and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3
+and MXNet the biased one. Training does not see it.
 """
 
 from __future__ import annotations

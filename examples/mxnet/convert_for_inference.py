@@ -1,4 +1,4 @@
-"""ResNet-50 becomes a graph for inference that holds its casts: written to a file, read back, called without regions."""
+"""ResNet-50 becomes a graph for inference that holds its casts: written to a file, read back, called as it is."""
 
 from __future__ import annotations
 

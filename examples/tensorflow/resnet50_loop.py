@@ -23,8 +23,9 @@ def main(
     batch_size: int = 256,
 ) -> None:
     """Train ResNet-50; the loop is the one of PyTorch and MXNet."""
-    batch_size, steps = (16, 14) if smoke else (batch_size, None)
     data = images("tensorflow", smoke)
+    if smoke:
+        data, batch_size, epochs = data.first(64), 16, 4
     amp = ua.Amp(
         "tensorflow",
         policy or mixed_policy("tensorflow"),
@@ -47,7 +48,7 @@ def main(
         return loss
 
     log = Log(amp, every=4 if smoke else 100)
-    for x, y in batches(amp, data, batch_size, epochs, steps):
+    for x, y in batches(amp, data, batch_size, epochs):
         log.add(train_step(x, y))
     log.end()
 
