@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, run
-from unifiedamp_examples.tensorflow.nets import cnn, rewritable
+from unifiedamp_examples.tensorflow.nets import cnn, rewritable, set_seed
 
 import unifiedamp as ua
 
@@ -21,7 +21,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 3, batch
         loss_scale="dynamic",  # the rewrite scales no loss by itself
         backend_options={"tensorflow": {"mode": "graph_rewrite"}},
     )
-    keras.utils.set_random_seed(0)
+    set_seed(0)
     with amp.scope():
         model = cnn(data.shape, data.classes, width)
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import tensorflow as tf
@@ -40,3 +41,13 @@ def cnn(shape: tuple[int, ...], classes: int, width: int) -> Any:
 def rewritable() -> str:
     """Return the policy that TensorFlow has a graph rewrite for: float16 on GPUs, bfloat16 on CPUs."""
     return "mixed_float16" if tf.config.list_physical_devices("GPU") else "mixed_bfloat16"
+
+
+def set_seed(number: int) -> None:
+    """Have Keras draw the same first weights each time.
+
+    Both Keras 2 and 3 seed their layers from Python's generator; ``keras.utils.set_random_seed`` would do it too, but
+    leaves Keras 2 calling ``randint`` with a float from then on, which Python deprecates.
+    """
+    random.seed(number)
+    tf.random.set_seed(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 from unifiedamp_examples.common import PolicyName, Smoke, images, mixed_policy, run, summary
 from unifiedamp_examples.data import Data
-from unifiedamp_examples.tensorflow.nets import resnet50
+from unifiedamp_examples.tensorflow.nets import resnet50, set_seed
 
 import unifiedamp as ua
 
@@ -25,7 +25,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch
 
 def fit(amp: ua.Amp, data: Data, epochs: int, batch_size: int, smoke: bool) -> None:
     """Fit a new ResNet-50: Keras's own loop, with a prepared optimizer."""
-    keras.utils.set_random_seed(0)
+    set_seed(0)
     with amp.scope():  # Keras's policy holds inside: layers compute in low precision, variables stay float32
         model = resnet50(data.shape, data.classes, smoke)
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)

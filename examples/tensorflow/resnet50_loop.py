@@ -7,7 +7,7 @@ from typing import Annotated
 import tensorflow as tf
 import typer
 from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
-from unifiedamp_examples.tensorflow.nets import resnet50
+from unifiedamp_examples.tensorflow.nets import resnet50, set_seed
 
 import unifiedamp as ua
 
@@ -32,7 +32,7 @@ def main(
         loss_scale=scale if scale == "dynamic" else float(scale),
         backend_options={"tensorflow": {"xla": xla}},
     )
-    keras.utils.set_random_seed(0)
+    set_seed(0)
     with amp.scope():
         model = resnet50(data.shape, data.classes, smoke)
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)

@@ -52,6 +52,16 @@ def learnt(text, runs=1):
     return [row[2:] for row in found]
 
 
+SCRIPTS = sorted(path for path in EXAMPLES.glob("*/*.py") if "__main__" in path.read_text())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_each_script_has_a_page_with_its_command_and_output(path):
+    pages = [page.read_text() for page in (EXAMPLES.parent / "docs" / "examples").glob("*.md")]
+    command = f"python examples/{path.parent.name}/{path.name} --smoke"
+    assert any(f"$ {command}" in page for page in pages), command
+
+
 # -- torch -------------------------------------------------------------------------------------------------------------
 
 

@@ -80,7 +80,7 @@ def test_exported_weights_and_momentum_are_the_oracles(backend, model, oracles, 
         assert distance(value, oracle.v[name]) < 1e-3, name
 
 
-# What the small models hold for twenty steps, fifty layers with batch norms over as few as 64 values hold for the first.
+# Fifty layers, with batch norms over as few as 64 values, hold for a few steps what the small models hold for twenty.
 def test_a_narrow_resnet50_follows_the_oracle(backend, resnet, on_digits, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.Data, "batch_count", lambda *_: FEW)
     options = {"model": "resnet50", "width": WIDTH, "learning_rate": RATE, "momentum": MOMENTUM, "batch_size": SIZE}

@@ -14,8 +14,6 @@ import unifiedamp as ua
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
-MODELS = ("conv", "mlp", "resnet50")
-
 
 @pytest.mark.parametrize(
     ("table", "message"),
