@@ -12,7 +12,7 @@ keras = tf.keras
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 3, batch_size: int = 256) -> None:
-    """Train, and let TensorFlow's own log say what was rewritten."""
+    """Train, and read from the graph that TensorFlow made of the step what was rewritten."""
     width, batch_size, steps = (8, 32, 40) if smoke else (32, batch_size, None)
     data = images("tensorflow", smoke, channels=1)
     amp = ua.Amp(
@@ -41,7 +41,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 3, batch
         log.add(train_step(x, y))
     log.end()
     row = amp.explain().row("rewrite")
-    print(f"rewrite: {row.effect}; {row.value}; {row.note}")
+    print(f"rewrite, {row.effect}: {row.value}")
 
 
 if __name__ == "__main__":
