@@ -1,10 +1,12 @@
-"""ResNet-50 through ``model.compile`` and ``fit`` under a Keras policy, with a static loss scale and a dynamic one."""
+"""ResNet-50 through ``model.compile`` and ``fit`` under a Keras policy, with a dynamic loss scale or a static one."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import tensorflow as tf
+import typer
 from unifiedamp_examples.common import PolicyName, Smoke, images, mixed_policy, run, summary
-from unifiedamp_examples.data import Data
 from unifiedamp_examples.tensorflow.nets import resnet50, set_seed
 
 import unifiedamp as ua
@@ -12,19 +14,22 @@ import unifiedamp as ua
 keras = tf.keras
 
 
-def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch_size: int = 256) -> None:
-    """Fit twice: with loss scale 128, and with one that finds its own."""
+def main(
+    smoke: Smoke = False,
+    policy: PolicyName = None,
+    scale: Annotated[str, typer.Option(help="dynamic, or a number such as 128.")] = "dynamic",
+    epochs: int = 5,
+    batch_size: int = 256,
+) -> None:
+    """Fit a new ResNet-50: Keras's own loop, with a prepared optimizer."""
     data = images("tensorflow", smoke)
     if smoke:
         data, epochs, batch_size = data.first(64), 3, 16
-    for scale in (ua.StaticLossScale(128), ua.DynamicLossScale(growth_interval=4 if smoke else 2000)):
-        amp = ua.Amp("tensorflow", policy or mixed_policy("tensorflow"), loss_scale=scale)
-        print(f"-- {amp.policy}, {scale}")
-        fit(amp, data, epochs, batch_size, smoke)
-
-
-def fit(amp: ua.Amp, data: Data, epochs: int, batch_size: int, smoke: bool) -> None:
-    """Fit a new ResNet-50: Keras's own loop, with a prepared optimizer."""
+    amp = ua.Amp(
+        "tensorflow",
+        policy or mixed_policy("tensorflow"),
+        loss_scale=ua.DynamicLossScale(growth_interval=4 if smoke else 2000) if scale == "dynamic" else float(scale),
+    )
     set_seed(0)
     with amp.scope():  # Keras's policy holds inside: layers compute in low precision, variables stay float32
         model = resnet50(data.shape, data.classes, smoke)

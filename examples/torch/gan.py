@@ -14,7 +14,7 @@ NOISE = 64
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 20, batch_size: int = 128) -> None:
     """Train a generator against a discriminator (DCGAN)."""
-    width, steps = (8, 40) if smoke else (64, None)
+    width, steps = (8, 30) if smoke else (64, None)
     data = images("torch", smoke, channels=1)
     amp = ua.Amp("torch", policy or mixed_policy("torch"), loss_scale="dynamic")
     torch.manual_seed(0)

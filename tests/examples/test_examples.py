@@ -82,7 +82,7 @@ def test_a_gans_optimizers_share_one_scale(script):
     text = script("torch/gan.py")
     judge, maker = summaries(text)
     assert judge[1] < 0.9 * judge[0]
-    assert judge[2:] == maker[2:] == (65536.0, 2 * 40, 0)
+    assert judge[2:] == maker[2:] == (65536.0, 2 * 30, 0)
 
 
 @torch
@@ -107,9 +107,7 @@ def test_accumulation_checkpointing_and_clipping(script):
 
 @tensorflow
 def test_resnet50_in_fit(script):
-    static, dynamic = learnt(script("tensorflow/resnet50_fit.py"), runs=2)
-    assert static[0] == 128
-    assert dynamic[0] > 65536
+    assert learnt(script("tensorflow/resnet50_fit.py")) == [(8 * 65536, 12, 0)]
 
 
 @tensorflow
