@@ -17,7 +17,7 @@ keras = tf.keras
 def main(
     smoke: Smoke = False,
     policy: PolicyName = None,
-    scale: Annotated[str, typer.Option(help="dynamic, or a number such as 128.")] = "dynamic",
+    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [dynamic]")] = None,
     epochs: int = 5,
     batch_size: int = 256,
 ) -> None:
@@ -28,7 +28,7 @@ def main(
     amp = ua.Amp(
         "tensorflow",
         policy or mixed_policy("tensorflow"),
-        loss_scale=ua.DynamicLossScale(growth_interval=4 if smoke else 2000) if scale == "dynamic" else float(scale),
+        loss_scale=scale or ua.DynamicLossScale(growth_interval=4 if smoke else 2000),
     )
     set_seed(0)
     with amp.scope():  # Keras's policy holds inside: layers compute in low precision, variables stay float32

@@ -18,7 +18,7 @@ def main(
     smoke: Smoke = False,
     policy: PolicyName = None,
     xla: Annotated[bool, typer.Option(help="Compile the step by XLA.")] = False,
-    scale: Annotated[str, typer.Option(help="dynamic, or a number such as 128.")] = "dynamic",
+    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [dynamic]")] = None,
     epochs: int = 5,
     batch_size: int = 256,
 ) -> None:
@@ -29,7 +29,7 @@ def main(
     amp = ua.Amp(
         "tensorflow",
         policy or mixed_policy("tensorflow"),
-        loss_scale=scale if scale == "dynamic" else float(scale),
+        loss_scale=scale or "dynamic",
         backend_options={"tensorflow": {"xla": xla}},
     )
     set_seed(0)
