@@ -64,7 +64,7 @@ def make_run(settings: Settings) -> tuple[Run, datasets.Data]:
     data = datasets.load(cfg.data, cfg.data_folder, kit).first(cfg.samples)
 
     with amp.scope():
-        model = kit.make_model(cfg.model, data.shape, data.classes, cfg.seed)
+        model = kit.make_model(cfg.model, data.shape, data.classes, cfg.seed, **cfg.size)
         optimizer = kit.make_optimizer(model, cfg.learning_rate, cfg.momentum)
     model, optimizer = amp.prepare(model, optimizer)
     return Run(settings, amp, kit, model, optimizer), data

@@ -20,7 +20,7 @@ from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpo
 from .history import History
 from .settings import Settings
 
-SAME = ("model", "data", "samples", "batch_size", "seed")
+SAME = ("model", "width", "data", "samples", "batch_size", "seed")
 """Settings that a resumed run must share with its beginning: else the weights would not fit, or the batches differ."""
 
 

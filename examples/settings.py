@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unifiedamp import ConfigError
 from unifiedamp.config import read_config, read_file, validate
@@ -21,7 +21,8 @@ class TrainTable(BaseModel):
     """``[train]``. Counts of steps are optimizer steps: with ``amp.accumulate_steps`` one takes several batches."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    model: Literal["conv", "mlp"] = "conv"
+    model: Literal["conv", "mlp", "resnet50"] = "conv"
+    width: int | None = Field(None, ge=1)  # of resnet50: channels inside its first bottlenecks; None takes its own, 64
     data: Literal["digits", "fashion-mnist"] = "digits"
     data_folder: str | None = None
     samples: int | None = Field(None, ge=1)  # train on the first so many images; None takes all
@@ -34,6 +35,17 @@ class TrainTable(BaseModel):
     compile: bool = True
     checkpoint_every: int = Field(200, ge=1)
     log_every: int = Field(20, ge=1)
+
+    @model_validator(mode="after")
+    def _width_is_of_resnet50(self) -> TrainTable:
+        if self.width is not None and self.model != "resnet50":
+            raise ValueError(f"width is a setting of model 'resnet50'; {self.model!r} has none")
+        return self
+
+    @property
+    def size(self) -> dict[str, int]:
+        """What ``make_model`` takes besides name, shape, classes and seed."""
+        return {} if self.width is None else {"width": self.width}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from unifiedamp_examples.data import Data
-from unifiedamp_examples.models.neutral import NORM_KEEP, conv_sizes, dense_sizes
+from unifiedamp_examples.models.neutral import NORM_KEEP, conv_kernels, dense_sizes
 from unifiedamp_examples.run import Run
 
 FLOAT32 = 2.0**-24
@@ -64,9 +64,9 @@ def _entries(run: Run, step: Any, data: Data, steps: int) -> Iterator[tuple[dict
 
 def _layers(run: Run, data: Data) -> list[str]:
     """Return the layers that multiply matrices, first to last."""
-    name = run.settings.train.model
-    convs = [f"conv{i + 1}" for i in range(len(conv_sizes(name, data.shape)))]
-    return convs + [f"dense{i + 1}" for i in range(len(dense_sizes(name, data.shape, data.classes)))]
+    name, size = run.settings.train.model, run.settings.train.size
+    convs = [f"conv{i + 1}" for i in range(len(conv_kernels(name, data.shape, **size)))]
+    return convs + [f"dense{i + 1}" for i in range(len(dense_sizes(name, data.shape, data.classes, **size)))]
 
 
 def _roundings(layer: str) -> int:
@@ -77,9 +77,12 @@ def _roundings(layer: str) -> int:
 def _terms(run: Run, data: Data) -> int:
     """Return the most terms that one number is the sum of: inputs of a layer, or pixels of a batch in a gradient."""
     train, (height, width, _) = run.settings.train, data.shape
-    convs, dense = (f(train.model, *a) for f, a in ((conv_sizes, (data.shape,)), (dense_sizes, (data.shape, 10))))
+    convs = conv_kernels(train.model, data.shape, **train.size)
+    dense = dense_sizes(train.model, data.shape, data.classes, **train.size)
     pixels = train.batch_size * (height * width if convs else 1)
-    return max(pixels, *(9 * inputs for inputs, _ in convs), *(inputs for inputs, _ in dense))
+    return max(
+        pixels, *(rows * columns * inputs for rows, columns, inputs, _ in convs), *(inputs for inputs, _ in dense)
+    )
 
 
 def _means(head: dict[str, Any], order: list[str], before: Any, after: Any) -> Iterator[tuple[dict[str, Any], Any]]:

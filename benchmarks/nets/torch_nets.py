@@ -1,4 +1,4 @@
-"""torch: the two models beside this file, and the optimizers of ``torch.optim``."""
+"""torch: GPT-2 beside this file, the examples' ResNet-50, and the optimizers of ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from unifiedamp_examples.models import torch_resnet
 
-from . import torch_gpt2, torch_resnet
+from . import torch_gpt2
 
 IMAGE_AXES = (0, 3, 1, 2)
 FORMS = {"fused": {"fused": True}, "foreach": {"foreach": True}}

@@ -1,7 +1,8 @@
 """The framework's own part of the recipe: one module per backend, all with the same functions.
 
-``make_model(name, shape, classes, seed)``, ``make_optimizer(model, learning_rate, momentum)``,
-``loss_fn(logits, labels)``, ``export_weights(model)``, ``import_weights(model, weights)``,
+``make_model(name, shape, classes, seed)`` (for ``resnet50`` with ``width=`` too),
+``make_optimizer(model, learning_rate, momentum)``, ``loss_fn(logits, labels)``,
+``export_weights(model)``, ``import_weights(model, weights)``,
 ``export_momentum(model, optimizer)``, ``import_momentum(model, optimizer, momentum)``,
 ``download_fashion_mnist(folder)``; and ``IMAGE_AXES``, the order in which it wants the axes of an NHWC batch.
 

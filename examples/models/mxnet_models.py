@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from . import resnet
 from .neutral import (
     NORM_EPSILON,
     NORM_KEEP,
@@ -33,14 +35,55 @@ FIELDS = {
 }
 
 
-def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
-    """Return the ``conv`` or ``mlp`` model with its first weights."""
-    dense = dense_sizes(name, shape, classes)
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Any:
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    dense = dense_sizes(name, shape, classes, width)
     model = nn.HybridSequential()
-    model.add(*(_conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)))
+    if name == "resnet50":
+        model.add(*_resnet(shape[-1], width, dense))
+    else:
+        model.add(*(_conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)))
     model.initialize()
-    import_weights(model, first_weights(name, shape, classes, seed))
+    import_weights(model, first_weights(name, shape, classes, seed, width))
     return model
+
+
+def _resnet(channels: int, width: int, dense: Sequence[tuple[int, int]]) -> list[Any]:
+    stem = [_convolution(channels, width), _norm(width), nn.Activation("relu")]
+    ((inputs, classes),) = dense
+    head = [nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes, in_units=inputs)]
+    return [*stem, *(Bottleneck(block) for block in resnet.blocks(width)), *head]
+
+
+class Bottleneck(nn.HybridBlock):
+    """A block of ``resnet50``.
+
+    Args:
+        block: its sizes.
+    """
+
+    def __init__(self, block: resnet.Block) -> None:
+        super().__init__()
+        one, two, three, *shortcut = (
+            (_convolution(inputs, outputs, kernel, stride), _norm(outputs))
+            for kernel, stride, inputs, outputs in block.convs
+        )
+        self.relu, self.body, self.shortcut = nn.Activation("relu"), nn.HybridSequential(), nn.HybridSequential()
+        self.body.add(*one, nn.Activation("relu"), *two, nn.Activation("relu"), *three)
+        self.shortcut.add(*itertools.chain(*shortcut))
+
+    def _forward(self, x: Any) -> Any:
+        kept = self.shortcut(x) if len(self.shortcut) else x
+        return self.relu(self.body(x) + kept)
+
+    if mx.__version__.startswith("1."):
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            """(n, inputs, h, w) → (n, outputs, h / stride, w / stride), of arrays or symbols."""
+            return self._forward(x)
+
+    else:
+        forward = _forward
 
 
 def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[tuple[int, int]]) -> list[Any]:
@@ -50,15 +93,20 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[tuple[int, int]]) ->
             layers.append(nn.AvgPool2D(2))
         layers += [
             _convolution(inputs, outputs),
-            nn.BatchNorm(epsilon=NORM_EPSILON, momentum=NORM_KEEP, in_channels=outputs),
+            _norm(outputs),
             nn.Activation("relu"),
         ]
     return [*layers, nn.Flatten(), *(nn.Dense(n, in_units=m) for m, n in dense)]
 
 
-def _convolution(inputs: int, outputs: int) -> Any:
-    layer = nn.Conv2D(outputs, 3, padding=1, use_bias=False, in_channels=inputs)
-    layer.weight.shape = (outputs, inputs, 3, 3)  # MXNet 2.0 forgets in_channels and would put off initialization
+def _norm(channels: int) -> Any:
+    return nn.BatchNorm(epsilon=NORM_EPSILON, momentum=NORM_KEEP, in_channels=channels)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> Any:
+    layer = nn.Conv2D(outputs, kernel, stride, kernel // 2, use_bias=False, in_channels=inputs)
+    # MXNet 2.0 forgets in_channels and would put off initialization.
+    layer.weight.shape = (outputs, inputs, kernel, kernel)
     return layer
 
 
@@ -120,8 +168,18 @@ def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> No
             updater.states[index], updater.states_synced[index] = state, True
 
 
+def _layers(model: Any) -> Iterator[Any]:
+    for layer in _children(model):
+        parts = (layer.body, layer.shortcut) if isinstance(layer, Bottleneck) else ()
+        yield from itertools.chain(*map(_children, parts)) if parts else [layer]
+
+
+def _children(sequence: Any) -> list[Any]:
+    return [sequence[i] for i in range(len(sequence))]
+
+
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    for layer_name, layer in numbered((model[i] for i in range(len(model))), KINDS):
+    for layer_name, layer in numbered(_layers(model), KINDS):
         for field, attribute in FIELDS[layer_name.rstrip("0123456789")].items():
             yield f"{layer_name}/{field}", getattr(layer, attribute)
 

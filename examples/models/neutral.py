@@ -1,4 +1,4 @@
-"""The two models without a framework: their shapes, first weights, and the names and layouts that checkpoints use.
+"""The models without a framework: their shapes, first weights, and the names and layouts that checkpoints use.
 
 Layers are numbered by kind in the order the data passes them: ``conv1 norm1 conv2 norm2 … dense1 dense2 …``. Their
 arrays, always float32 for weights:
@@ -19,9 +19,9 @@ changes no bit.
 
 All three frameworks compute the same: 3x3 convolutions with one pixel of zeros around, batch norm with
 ``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, and 2x2 average
-pooling (where the maximum would leave ties to each framework's taste). One difference is theirs: of n values, PyTorch
-and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3 and MXNet the biased one. Training does not
-see it.
+pooling (where the maximum would leave ties to each framework's taste); ``resnet.py`` says how ``resnet50`` is built.
+One difference is theirs: of n values, PyTorch and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3
+and MXNet the biased one. Training does not see it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from . import resnet
 
 Weights = dict[str, npt.NDArray[Any]]
 
@@ -42,29 +44,40 @@ UNITS = (256, 256, 256)
 """Of the hidden layers of ``mlp``."""
 
 
-def dense_sizes(name: str, shape: Sequence[int], classes: int) -> list[tuple[int, int]]:
+def dense_sizes(name: str, shape: Sequence[int], classes: int, width: int = resnet.WIDTH) -> list[tuple[int, int]]:
     """Return (inputs, outputs) of each dense layer, for images of ``shape`` (height, width, channels)."""
-    height, width, channels = shape
+    if name == "resnet50":
+        return [(resnet.blocks(width)[-1].outputs, classes)]
+    rows, columns, channels = shape
     halvings = len(CHANNELS) - 1
-    flat = (height >> halvings) * (width >> halvings) * CHANNELS[-1]
-    sizes = [flat] if name == "conv" else [height * width * channels, *UNITS]
+    flat = (rows >> halvings) * (columns >> halvings) * CHANNELS[-1]
+    sizes = [flat] if name == "conv" else [rows * columns * channels, *UNITS]
     return list(zip(sizes, [*sizes[1:], classes], strict=True))
 
 
-def conv_sizes(name: str, shape: Sequence[int]) -> list[tuple[int, int]]:
+def conv_sizes(name: str, shape: Sequence[int], width: int = resnet.WIDTH) -> list[tuple[int, int]]:
     """Return (inputs, outputs) of each convolution, none for the ``mlp``."""
-    return list(zip([shape[-1], *CHANNELS], CHANNELS, strict=False)) if name == "conv" else []
+    return [kernel[2:] for kernel in conv_kernels(name, shape, width)]
 
 
-def first_weights(name: str, shape: Sequence[int], classes: int, seed: int) -> Weights:
+def conv_kernels(name: str, shape: Sequence[int], width: int = resnet.WIDTH) -> list[tuple[int, int, int, int]]:
+    """Return the shape (height, width, inputs, outputs) of each convolution's kernel."""
+    if name == "resnet50":
+        return [(size, size, inputs, outputs) for size, _, inputs, outputs in resnet.convs(shape[-1], width)]
+    sizes = zip([shape[-1], *CHANNELS], CHANNELS, strict=False) if name == "conv" else ()
+    return [(3, 3, inputs, outputs) for inputs, outputs in sizes]
+
+
+def first_weights(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Weights:
     """Return He-normal kernels from numpy's generator: the same numbers for every framework."""
     rng = np.random.default_rng(seed)
     weights: Weights = {}
-    for i, (inputs, outputs) in enumerate(conv_sizes(name, shape), 1):
-        weights[f"conv{i}/kernel"] = _he_normal(rng, (3, 3, inputs, outputs))
-        for key, value in (("gamma", 1.0), ("beta", 0.0), ("mean", 0.0), ("variance", 1.0)):
-            weights[f"norm{i}/{key}"] = np.full(outputs, value, np.float32)
-    for i, (inputs, outputs) in enumerate(dense_sizes(name, shape, classes), 1):
+    zeros = resnet.zero_norms(width) if name == "resnet50" else ()
+    for i, kernel in enumerate(conv_kernels(name, shape, width), 1):
+        weights[f"conv{i}/kernel"] = _he_normal(rng, kernel)
+        for key, value in (("gamma", float(i not in zeros)), ("beta", 0.0), ("mean", 0.0), ("variance", 1.0)):
+            weights[f"norm{i}/{key}"] = np.full(kernel[-1], value, np.float32)
+    for i, (inputs, outputs) in enumerate(dense_sizes(name, shape, classes, width), 1):
         weights[f"dense{i}/kernel"] = _he_normal(rng, (inputs, outputs))
         weights[f"dense{i}/bias"] = np.zeros(outputs, np.float32)
     return weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights, numbered
+from . import resnet
+from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights
 
 keras = tf.keras
 layers = keras.layers
 
 IMAGE_AXES = (0, 1, 2, 3)
-KINDS = {layers.Conv2D: "conv", layers.BatchNormalization: "norm", layers.Dense: "dense"}
 FIELDS = {
     "conv": {"kernel": "kernel"},
     "norm": {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"},
@@ -23,13 +24,41 @@ FIELDS = {
 }
 
 
-def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> Any:
-    """Return the ``conv`` or ``mlp`` model with its first weights."""
-    dense = [outputs for _, outputs in dense_sizes(name, shape, classes)]
-    body = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
-    model = keras.Sequential([keras.Input(shape), *body])
-    import_weights(model, first_weights(name, shape, classes, seed))
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Any:
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    dense = [outputs for _, outputs in dense_sizes(name, shape, classes, width)]
+    if name == "resnet50":
+        model = _resnet(shape, width, dense)
+    else:
+        body = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
+        model = keras.Sequential([keras.Input(shape), *body])
+    import_weights(model, first_weights(name, shape, classes, seed, width))
     return model
+
+
+def _resnet(shape: Sequence[int], width: int, dense: Sequence[int]) -> Any:
+    number, relu = itertools.count(1), layers.ReLU
+
+    def conv_norm(x: Any, kernel: int, stride: int, _inputs: int, outputs: int) -> Any:
+        i = next(number)
+        if kernel > 1:
+            x = layers.ZeroPadding2D(kernel // 2)(x)  # padding="same" would put a stride's zeros on two sides only
+        return _norm(i)(layers.Conv2D(outputs, kernel, stride, use_bias=False, name=f"conv{i}")(x))
+
+    pixels = keras.Input(tuple(shape))
+    x = relu()(conv_norm(pixels, 3, 1, shape[-1], width))
+    for block in resnet.blocks(width):
+        one, two, three, *shortcut = block.convs
+        y = relu()(conv_norm(x, *one))
+        y = relu()(conv_norm(y, *two))
+        y = conv_norm(y, *three)
+        x = relu()(layers.add([y, conv_norm(x, *shortcut[0]) if shortcut else x]))
+    (head,) = _dense(dense, [None])
+    return keras.Model(pixels, head(layers.GlobalAveragePooling2D()(x)))
+
+
+def _norm(number: int) -> Any:
+    return layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP, name=f"norm{number}")
 
 
 def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
@@ -40,7 +69,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
         # Keras's own names would count on from one model to the next, and layer_overrides would miss.
         body += [
             layers.Conv2D(outputs, 3, padding="same", use_bias=False, name=f"conv{i}"),
-            layers.BatchNormalization(epsilon=NORM_EPSILON, momentum=NORM_KEEP, name=f"norm{i}"),
+            _norm(i),
             layers.ReLU(),
         ]
     return [*body, layers.Flatten(), *_dense(dense, [None] * len(dense))]
@@ -95,9 +124,9 @@ def import_momentum(model: Any, optimizer: Any, momentum: Weights) -> None:
 
 
 def _variables(model: Any) -> Iterator[tuple[str, Any]]:
-    for layer_name, layer in numbered(model.layers, KINDS):
-        for field, attribute in FIELDS[layer_name.rstrip("0123456789")].items():
-            yield f"{layer_name}/{field}", getattr(layer, attribute)
+    for layer in model.layers:
+        for field, attribute in FIELDS.get(layer.name.rstrip("0123456789"), {}).items():
+            yield f"{layer.name}/{field}", getattr(layer, attribute)
 
 
 def _slots(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:

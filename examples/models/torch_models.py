@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from . import resnet
 from .neutral import (
     NORM_EPSILON,
     NORM_KEEP,
@@ -22,6 +23,7 @@ from .neutral import (
     numbered,
     to_channels_first,
 )
+from .torch_resnet import ResNet
 
 IMAGE_AXES = (0, 3, 1, 2)
 KINDS = {nn.Conv2d: "conv", nn.BatchNorm2d: "norm", nn.Linear: "dense"}
@@ -32,12 +34,24 @@ FIELDS = {
 }
 
 
-def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
-    """Return the ``conv`` or ``mlp`` model with its first weights."""
-    dense = [nn.Linear(*size) for size in dense_sizes(name, shape, classes)]
-    model = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
-    import_weights(model, first_weights(name, shape, classes, seed))
+def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> nn.Module:
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    dense = [nn.Linear(*size) for size in dense_sizes(name, shape, classes, width)]
+    if name == "resnet50":
+        model = _resnet(shape[-1], width, classes)
+    else:
+        model = _conv(conv_sizes(name, shape), dense) if name == "conv" else _mlp(dense)
+    import_weights(model, first_weights(name, shape, classes, seed, width))
     return model
+
+
+def _resnet(channels: int, width: int, classes: int) -> nn.Module:
+    model = ResNet(resnet.BLOCKS, width, classes, channels, small_images=True, norm=_norm)
+    return model.to(memory_format=torch.channels_last)
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, eps=NORM_EPSILON, momentum=1 - NORM_KEEP)
 
 
 def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Sequential:
@@ -47,7 +61,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Se
             layers.append(nn.AvgPool2d(2))
         layers += [
             nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs, eps=NORM_EPSILON, momentum=1 - NORM_KEEP),
+            _norm(outputs),
             nn.ReLU(),
         ]
     # Channels last is the faster way for low precision, on CPUs and GPUs alike.

@@ -1,4 +1,4 @@
-"""The recipe's two models and their training in numpy's float64: forward, backward and SGD, written out."""
+"""The recipe's models and their training in numpy's float64: forward, backward and SGD, written out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ import numpy as np
 from unifiedamp_examples.models.neutral import NORM_EPSILON, NORM_KEEP
 
 
-def patches(x: Any) -> Any:
-    """(n, h, w, c) -> (n, h, w, 3, 3, c): each pixel's neighbourhood, zeros around the image."""
-    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
-    return windows.transpose(0, 1, 2, 4, 5, 3)
+def patches(x: Any, size: int, stride: int) -> Any:
+    """(n, h, w, c) -> (n, h / stride, w / stride, size, size, c): pixels' neighbourhoods, zeros around the image."""
+    edge = size // 2
+    padded = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (1, 2))
+    return windows[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+
+
+def scattered(patches: Any, shape: tuple[int, ...], stride: int) -> Any:
+    """Add each patch to where it was taken from: the transpose of ``patches``."""
+    (n, h, w, c), size = shape, patches.shape[3]
+    edge = size // 2
+    padded = np.zeros((n, h + 2 * edge, w + 2 * edge, c))
+    for i in range(size):
+        for j in range(size):
+            rows, columns = (
+                slice(i, i + stride * patches.shape[1], stride),
+                slice(j, j + stride * patches.shape[2], stride),
+            )
+            padded[:, rows, columns] += patches[:, :, :, i, j]
+    return padded[:, edge : edge + h, edge : edge + w]
 
 
 class Oracle:
@@ -28,10 +44,7 @@ class Oracle:
     def step(self, x: Any, y: Any) -> float:
         self.g: dict[str, Any] = {}
         self.back: list[Any] = []
-        x = x.astype(np.float64)
-        for i in range(1, self.convs + 1):
-            x = self.relu(self.norm(f"norm{i}", self.conv(f"conv{i}", x if i == 1 else self.pool(x))))
-        x = self.flatten(x)
+        x = self.flatten(self.body(x.astype(np.float64)))
         for i in range(1, self.denses + 1):
             x = self.dense(f"dense{i}", x if i == 1 else self.relu(x))
         loss, d = self.cross_entropy(x, y)
@@ -42,12 +55,18 @@ class Oracle:
             self.w[name] -= self.rate * self.v[name]
         return loss
 
-    def conv(self, name: str, x: Any) -> Any:
-        seen, kernel = patches(x), self.w[f"{name}/kernel"]
+    def body(self, x: Any) -> Any:
+        for i in range(1, self.convs + 1):
+            x = self.relu(self.norm(f"norm{i}", self.conv(f"conv{i}", x if i == 1 else self.pool(x))))
+        return x
+
+    def conv(self, name: str, x: Any, stride: int = 1) -> Any:
+        kernel = self.w[f"{name}/kernel"].copy()
+        seen = patches(x, len(kernel), stride)
 
         def backward(d: Any) -> Any:
             self.g[f"{name}/kernel"] = np.tensordot(seen, d, ((0, 1, 2), (0, 1, 2)))
-            return np.tensordot(patches(d), kernel[::-1, ::-1], ((3, 4, 5), (0, 1, 3)))
+            return scattered(np.tensordot(d, kernel, (3, 3)), x.shape, stride)
 
         self.back.append(backward)
         return np.tensordot(seen, kernel, 3)
@@ -97,3 +116,41 @@ class Oracle:
         d = np.exp(log_p)
         d[rows, labels] -= 1
         return float(-log_p[rows, labels].mean()), d / len(labels)
+
+
+class ResNet50Oracle(Oracle):
+    """The ``resnet50``, from He et al.: 3, 4, 6 and 3 bottlenecks, stride in the 3x3 convolution."""
+
+    def body(self, x: Any) -> Any:
+        self.number = 0
+        x = self.relu(self.conv_norm(x))
+        for count, first_stride in ((3, 1), (4, 2), (6, 2), (3, 2)):
+            for block in range(count):
+                x = self.bottleneck(x, first_stride if block == 0 else 1, block == 0)
+        return self.mean(x)
+
+    def conv_norm(self, x: Any, stride: int = 1) -> Any:
+        self.number += 1
+        return self.norm(f"norm{self.number}", self.conv(f"conv{self.number}", x, stride))
+
+    def bottleneck(self, x: Any, stride: int, projects: bool) -> Any:
+        outer, self.back = self.back, []
+        y = self.conv_norm(self.relu(self.conv_norm(self.relu(self.conv_norm(x)), stride)))
+        body, self.back = self.back, []
+        kept = self.conv_norm(x, stride) if projects else x
+        shortcut, self.back = self.back, outer
+
+        def backward(d: Any) -> Any:
+            into = [d, d]
+            for i, branch in enumerate((body, shortcut)):
+                for step in reversed(branch):
+                    into[i] = step(into[i])
+            return into[0] + into[1]
+
+        self.back.append(backward)
+        return self.relu(y + kept)
+
+    def mean(self, x: Any) -> Any:
+        _, h, w, _ = x.shape
+        self.back.append(lambda d: d.repeat(h, 1).repeat(w, 2) / (h * w))
+        return x.mean((1, 2), keepdims=True)

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from recipe_oracle import Oracle
+from recipe_oracle import Oracle, ResNet50Oracle
 from recipe_runs import run
 from unifiedamp_examples.models.neutral import first_weights
 
@@ -18,6 +18,7 @@ from unifiedamp_examples import models
 # As in configs/digits_conv.toml. A float32 rounding can tip a ReLU over a whole flat background at once, which no
 # tolerance on the loss forgives, and CPUs round differently: the images get a little noise, so that no region is flat.
 RATE, MOMENTUM, SIZE, STEPS, NOISE = 0.02, 0.9, 64, 20, 0.05
+WIDTH, FEW = 4, 3
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,14 @@ def oracles(digits):
         batches = itertools.islice(digits.batches((0, 1, 2, 3), SIZE, seed=0, epoch=0), STEPS)
         found[name] = ([oracle.step(x, y) for x, y in batches], oracle)
     return found
+
+
+@pytest.fixture(scope="module")
+def resnet(digits):
+    """Losses of the first steps of a narrow ResNet-50, and the trained oracle."""
+    oracle = ResNet50Oracle(first_weights("resnet50", digits.shape, 10, 0, width=WIDTH), RATE, MOMENTUM)
+    batches = itertools.islice(digits.batches((0, 1, 2, 3), SIZE, seed=0, epoch=0), FEW)
+    return [oracle.step(x, y) for x, y in batches], oracle
 
 
 def distance(value, expected):
@@ -69,6 +78,24 @@ def test_exported_weights_and_momentum_are_the_oracles(backend, model, oracles, 
         assert distance(value, oracle.w[name]) < (5e-3 if name.endswith("variance") else 1e-4), name
     for name, value in momentum.items():
         assert distance(value, oracle.v[name]) < 1e-3, name
+
+
+# Fifty layers, with batch norms over as few as 64 values, hold for three steps what the small models hold for twenty.
+def test_a_narrow_resnet50_follows_the_oracle(backend, resnet, on_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.Data, "batch_count", lambda *_: FEW)
+    options = {"model": "resnet50", "width": WIDTH, "learning_rate": RATE, "momentum": MOMENTUM, "batch_size": SIZE}
+    done = run(tmp_path, backend, **options)
+    losses, oracle = resnet
+    np.testing.assert_allclose(done.history.losses, losses, rtol=5e-5)
+    momentum = done.kit.export_momentum(done.model, done.optimizer)
+    assert done.kit.export_weights(done.model).keys() == oracle.w.keys()
+    for name, value in momentum.items():
+        assert distance(value, oracle.v[name]) < 1e-3, name
+    again = done.kit.make_model("resnet50", (8, 8, 1), 10, 1, width=WIDTH)
+    trained = done.kit.export_weights(done.model)
+    done.kit.import_weights(again, trained)
+    for name, value in done.kit.export_weights(again).items():
+        np.testing.assert_array_equal(value, trained[name], err_msg=name)
 
 
 @pytest.mark.parametrize("model", ["conv", "mlp"])

@@ -19,7 +19,8 @@ from unifiedamp_examples import models
     ("table", "message"),
     [
         ({"epoch": 3}, "unknown key 'epoch'; did you mean 'epochs'"),
-        ({"model": "cnn"}, "model: Input should be 'conv' or 'mlp' \\(got 'cnn'\\)"),
+        ({"model": "cnn"}, "model: Input should be 'conv', 'mlp' or 'resnet50' \\(got 'cnn'\\)"),
+        ({"model": "conv", "width": 8}, "width is a setting of model 'resnet50'; 'conv' has none"),
         ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
         ({"epochs": "three"}, "epochs: .*valid integer"),
         ({"learning_rate": -1.0}, "learning_rate: .*greater than 0"),
@@ -46,7 +47,9 @@ def test_command_line_goes_before_the_file(tmp_path):
     assert (got.train.epochs, got.train.data) == (2, "digits")
 
 
-@pytest.mark.parametrize("name", ["digits_conv", "digits_mlp", "fashion_mnist_conv", "fashion_mnist_mlp"])
+@pytest.mark.parametrize(
+    "name", ["digits_conv", "digits_mlp", "fashion_mnist_conv", "fashion_mnist_mlp", "fashion_mnist_resnet50"]
+)
 def test_shipped_configurations_are_valid(name):
     from unifiedamp_examples import settings as module
 

@@ -39,7 +39,13 @@ FIELDS = {
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nnx.Sequential:
-    """Return the ``conv`` or ``mlp`` model with its first weights."""
+    """Return the ``conv`` or ``mlp`` model with its first weights.
+
+    Raises:
+        UnsupportedError: another model is asked for.
+    """
+    if name not in ("conv", "mlp"):
+        raise errors.UnsupportedError(f"the recipe has no {name!r} in Flax; it has 'conv' and 'mlp'")
     rngs = nnx.Rngs(seed)
     dense = [nnx.Linear(*size, rngs=rngs) for size in dense_sizes(name, shape, classes)]
     body = [*_convs(conv_sizes(name, shape), rngs), *dense] if name == "conv" else _mlp(dense)

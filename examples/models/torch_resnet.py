@@ -5,7 +5,7 @@ He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -23,21 +23,22 @@ class Bottleneck(nn.Module):
         inputs: channels that come in.
         width: channels inside; ``EXPANSION`` times as many go out.
         stride: of the 3x3 convolution.
+        norm: makes the batch norm of so many channels.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         outputs = width * EXPANSION
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        self.norm1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
+        self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(outputs)
+        self.norm3 = norm(outputs)
         self.relu = nn.ReLU(inplace=True)
         self.shortcut = None
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(n, inputs, h, w) → (n, 4 · width, h / stride, w / stride)."""
@@ -54,21 +55,26 @@ class ResNet(nn.Module):
         blocks: of each stage.
         width: of the first stage; each later one has twice its predecessor's.
         classes: outputs.
+        channels: of the images.
+        small_images: begin with a 3x3 convolution that keeps an image's size, as is usual up to 32x32 pixels, in place
+            of a 7x7 one and pooling, which together leave a quarter of its height and width.
+        norm: makes the batch norm of so many channels.
     """
 
-    def __init__(self, blocks: Sequence[int], width: int, classes: int) -> None:
+    def __init__(
+        self, blocks: Sequence[int], width: int, classes: int, channels: int = 3, *,
+        small_images: bool = False, norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, padding=3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, 2, padding=1),
-        )
+        stem = nn.Conv2d(channels, width, *((3, 1, 1) if small_images else (7, 2, 3)), bias=False)
+        self.stem = nn.Sequential(stem, norm(width), nn.ReLU(inplace=True))
+        if not small_images:
+            self.stem.append(nn.MaxPool2d(3, 2, padding=1))
         stages: list[nn.Module] = []
         inputs = width
         for stage, number in enumerate(blocks):
             for block in range(number):
-                stages.append(Bottleneck(inputs, width << stage, 2 if stage and not block else 1))
+                stages.append(Bottleneck(inputs, width << stage, 2 if stage and not block else 1, norm))
                 inputs = (width << stage) * EXPANSION
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(inputs, classes)
@@ -77,5 +83,5 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, 3, h, w) → (n, classes)."""
+        """(n, channels, h, w) → (n, classes)."""
         return self.head(self.stages(self.stem(x)).mean((2, 3)))
