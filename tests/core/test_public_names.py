@@ -8,7 +8,8 @@ import unifiedamp as ua
 
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
-    "discard_step", "explain", "from_config", "gradients", "inference", "load_state_dict", "loss_scale", "observe",
+    "convert_model", "discard_step", "explain", "from_config", "gradients", "inference", "load_master_weights",
+    "load_state_dict", "loss_scale", "master_weights", "observe",
     "prepare", "record", "scale_loss", "scope", "skipped_steps", "state_dict", "step", "to_native", "to_numpy",
     "unscale",
 }  # fmt: skip
@@ -41,6 +42,7 @@ def test_arguments_of_a_session():
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
         "loss_scale", "accumulate_steps", "device", "strict", "compile", "backend_options",
+        "master_weights",
     }  # fmt: skip
 
 
