@@ -67,6 +67,22 @@ class Scaler(torch.amp.GradScaler):
         record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}
         record["found"] = found if there else None
 
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step or skip, for loops of torch's own form: gradients stay.
+
+        Returns:
+            What ``optimizer.step`` returned; None where it was skipped.
+        """
+        record = self._per_optimizer_states[id(optimizer)]
+        if record["stage"] is OptState.STEPPED:
+            raise RuntimeError("step() has already been called since the last update().")
+        found = self.check(optimizer)
+        if found is None:
+            raise RuntimeError(f"step(): no parameter of this {type(optimizer).__name__} has a gradient.")
+        record["stage"] = OptState.STEPPED
+        self.state.count(found)
+        return None if found[1].item() else optimizer.step(*args, **kwargs)
+
     def forget(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop what was found for the optimizer."""
         self._per_optimizer_states.pop(id(optimizer), None)

@@ -1,0 +1,15 @@
+"""What a session does after each step of its own, for steps that a framework's own loop makes."""
+
+from __future__ import annotations
+
+import unifiedamp as ua
+
+
+def after_step(amp: ua.Amp) -> None:
+    """Count a step; look at the loss scale when it is time, and tell observers.
+
+    Raises:
+        LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
+    """
+    if amp.loss_scale_settings.enabled:
+        amp._watch.after_step()
