@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +23,7 @@ from unifiedamp.backend import (
 )
 
 from . import arrays, checks, devices, epsilons, facts, shapes, usage, weights
+from .adopt import AdoptedScaler, Everywhere
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
@@ -31,6 +32,7 @@ from .convert import convert_model
 from .custom import wrap_custom
 from .layers import Boundaries
 from .native import gluon, upstream
+from .ops import relisted
 from .recorder import Notes
 from .scaler import ScaledLosses, Scaler, read_losses
 from .scope import Scope
@@ -223,6 +225,35 @@ class MXNetBackend(Backend):
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].window.empty()
+
+    # -- for code in the form of mxnet.amp -----------------------------------------------------------------------
+
+    def cast_everywhere(
+        self,
+        compute: Iterable[str] | None = None,
+        float32: Iterable[str] | None = None,
+        conditional: Iterable[tuple[str, str, Iterable[str]]] | None = None,
+    ) -> Everywhere:
+        """Run operators under the session's policy outside regions too, until the object returned is ended.
+
+        Args:
+            compute, float32, conditional: lists in place of MXNet's own; see ``ops.relisted``.
+        """
+        table = Table(self.spec.policy, scaled=True)
+        table.rules = relisted(table.rules, compute, float32, conditional)
+        return Everywhere(table)
+
+    def adopt(self, trainer: Any, after_step: Callable[[], None]) -> AdoptedScaler:
+        """Give the session's scaler to a Trainer that is stepped by its own ``step``.
+
+        Raises:
+            WrongObjectError, PrepareError: see ``prepare``.
+        """
+        checks.check_trainer(trainer)
+        checks.check_kvstore(trainer)
+        scaler = trainer._amp_loss_scaler = AdoptedScaler(self._scaler, trainer, after_step)
+        trainer._amp_original_scale = trainer._scale
+        return scaler
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -121,6 +121,41 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     return rules, FLOAT32 if low == "bfloat16" else KEEP
 
 
+def relisted(
+    rules: Rules,
+    compute: Iterable[str] | None,
+    float32: Iterable[str] | None,
+    conditional: Iterable[tuple[str, str, Iterable[str]]] | None,
+) -> Rules:
+    """Return rules in which lists given here, of MXNet's own names, stand in place of MXNet's; None keeps its own.
+
+    Args:
+        rules: the rules to change.
+        compute, float32: operators that run in the compute dtype, and in float32.
+        conditional: (operator, attribute, values of it that make the operator run in float32).
+
+    Raises:
+        ConfigError: MXNet has no operator of that name.
+    """
+    changed = dict(rules)
+    for names, rule in ((compute, COMPUTE), (float32, FLOAT32)):
+        if names is not None:
+            changed = {handle: one for handle, one in changed.items() if one != rule}
+            changed.update(dict.fromkeys(map(_known, names), rule))
+    if conditional is not None:
+        changed = {handle: one for handle, one in changed.items() if not isinstance(one, ByAttribute)}
+        for name, attribute, values in conditional:
+            changed[_known(name)] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
+    return changed
+
+
+def _known(name: str) -> int:
+    handle = op_handle(name)
+    if handle is None:
+        raise errors.ConfigError(f"amp.init: this MXNet has no operator {name!r}")
+    return handle
+
+
 def refuse_loss_output() -> None:
     """Refuse one of :data:`LOSS_OUTPUTS`.
 

@@ -71,8 +71,8 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
     ) -> None:
         super().__init__("cpu", enabled=False)  # What it would hold itself is the session's.
         self._enabled = bool(enabled)
-        bounds = {"min_scale": min(init_scale, 2.0**-14), "max_scale": max(init_scale, 2.0**24)}
-        self._begin(ua.DynamicLossScale(init_scale, growth_factor, backoff_factor, growth_interval, **bounds))
+        low, high = min(init_scale, 2.0**-14), max(init_scale, 2.0**24)
+        self._begin(ua.DynamicLossScale(init_scale, growth_factor, backoff_factor, growth_interval, low, high))
 
     def _begin(self, settings: ua.DynamicLossScale) -> None:
         self._settings = settings
@@ -105,7 +105,7 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``optimizer.step`` unless a gradient is inf or nan; return what it returned, None where it was skipped."""
+        """Call ``optimizer.step`` unless a gradient is inf or nan; return what it returned, None if skipped."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
         return self._scaler.step(optimizer, *args, **kwargs)
