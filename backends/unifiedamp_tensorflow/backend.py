@@ -25,7 +25,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import convert, epsilons, facts, modes, ops, prepare, shapes, usage, weights
+from . import convert, epsilons, facts, late, modes, ops, prepare, shapes, usage, weights
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -36,6 +36,7 @@ from .replicas import Alone, replicas_of
 from .scaler import DeviceScaler
 from .steps import Steps
 from .tapes import Tapes
+from .v1 import SessionRewrite
 
 
 class TensorFlowBackend(Backend):
@@ -117,6 +118,25 @@ class TensorFlowBackend(Backend):
     def close(self) -> None:
         """See ``Backend.close``."""
         self.mode.detach()
+
+    def wrap_optimizer(self, optimizer: Any, after_step: Callable[[], None]) -> Any:
+        """Return a Keras optimizer under the session's loss scale, bound when it is built; for loops of Keras 2's form.
+
+        Args:
+            optimizer: a Keras optimizer.
+            after_step: called after each eager step.
+
+        Raises:
+            WrongObjectError, PrepareError: see ``prepare``.
+        """
+        assert self.scaler is not None
+        prepare.check_optimizer(optimizer)
+        self._place(late.replicas_here())
+        return late.late_class()(optimizer, late.Loop(self.scaler, self.replicas, self._steps, after_step))
+
+    def session_rewrite(self) -> SessionRewrite:
+        """Return the session's policy and loss scale for ``tf.compat.v1.Session`` training; see ``v1.py``."""
+        return SessionRewrite(self.spec.policy, self.spec.loss_scale)
 
     # -- one step ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec
         WrongObjectError, PrepareError: see the messages.
     """
     for optimizer in given:
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
     for model in models:
         if not model.built or not model.weights:
             raise errors.PrepareError(
@@ -46,7 +46,12 @@ def _check_not_quantized(model: Any) -> None:
             )
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no Keras optimizer, or scales losses already.
+
+    Raises:
+        WrongObjectError, PrepareError: see the messages.
+    """
     if optimizers.is_wrapped(optimizer):
         raise errors.PrepareError(
             f"amp.prepare: this {type(optimizer).__name__} scales the loss already; pass the optimizer inside it "

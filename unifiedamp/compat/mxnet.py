@@ -117,9 +117,9 @@ def convert_hybrid_block(block: Any, target_dtype: Any = "float16", *, data: Any
         )
     if data is None:
         raise ua.ConfigError("amp.convert_hybrid_block: give data=, an array like those the model will be called with")
-    from unifiedamp_mxnet import convert_model as convert
-
-    return convert(block, *(data if isinstance(data, (list, tuple)) else [data]), policy=_policy(target_dtype))
+    amp = ua.Amp("mxnet", _policy(target_dtype), loss_scale="none")
+    inputs = data if isinstance(data, (list, tuple)) else [data]
+    return amp.backend.convert_model(block, inputs, amp.policy)  # type: ignore[attr-defined]
 
 
 def convert_model(*_args: Any, **_kwargs: Any) -> Any:
@@ -129,8 +129,8 @@ def convert_model(*_args: Any, **_kwargs: Any) -> Any:
         UnsupportedError: always; what it holds goes into a block first.
     """
     raise ua.UnsupportedError(
-        "amp.convert_model takes a symbol and its parameters, which no session of ours knows; give the HybridBlock that "
-        "they come from to amp.convert_hybrid_block(block, target_dtype, data=...)"
+        "amp.convert_model takes a symbol and its parameters, which no session of ours knows; give the HybridBlock "
+        "that they come from to amp.convert_hybrid_block(block, target_dtype, data=...)"
     )
 
 
