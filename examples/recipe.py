@@ -59,7 +59,7 @@ def train(
 def make_run(settings: Settings) -> tuple[Run, datasets.Data]:
     """Return a run that has not begun, its model and optimizer prepared, and its data."""
     cfg = settings.train
-    amp = ua.Amp(**settings.amp)
+    amp = ua.Amp.from_config(settings.amp)
     kit = models.for_backend(amp.backend.name)
     data = datasets.load(cfg.data, cfg.data_folder, kit).first(cfg.samples)
 

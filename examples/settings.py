@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unifiedamp import ConfigError
-from unifiedamp.config import read_config, read_file, validate
+from unifiedamp.config import Arguments, read_arguments, read_file, validate
 from unifiedamp.errors import nearest
 
 TABLES = ("amp", "train", "evidence")
@@ -54,13 +54,13 @@ class Settings:
 
     Attributes:
         name: the configuration's file name without its ending.
-        amp: the arguments of ``Amp``.
+        amp: the arguments of ``Amp``, for ``Amp.from_config``.
         train: the rest.
         out: the directory of checkpoint, log and picture.
     """
 
     name: str
-    amp: Mapping[str, Any]
+    amp: Arguments
     train: TrainTable
     out: Path
 
@@ -69,6 +69,8 @@ def read_settings(
     path: Path, out: Path | None = None, *, amp: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None
 ) -> Settings:
     """Read a configuration file; what ``amp`` and ``train`` hold, and is not None, goes before it.
+
+    The environment variables that ``Amp.from_config`` looks at stand between the two.
 
     Args:
         path: a ``.toml`` or ``.json`` file.
@@ -82,7 +84,7 @@ def read_settings(
     for key in tables:
         if key not in TABLES:
             raise ConfigError(f"{path}: unknown table {key!r}{nearest(key, TABLES)} (known: {', '.join(TABLES)})")
-    session = read_config({"amp": _merged(tables.get("amp", {}), amp, path)})
+    session = read_arguments({"amp": _merged(tables.get("amp", {}), None, path)}, amp)
     table = validate(TrainTable, _merged(tables.get("train", {}), train, path), f"{path}, [train]")
     return Settings(path.stem, session, table, out or Path("runs") / path.stem)
 

@@ -24,7 +24,16 @@ import pluggy
 
 from . import errors, result
 from .errors import AmpWarning
-from .facts import COMPILE_MODES, FEATURES, Capabilities, MatmulShape, NonFiniteReport, PlanRow, Support
+from .facts import (
+    COMPILE_MODES,
+    FEATURES,
+    Capabilities,
+    EnvironmentDefaults,
+    MatmulShape,
+    NonFiniteReport,
+    PlanRow,
+    Support,
+)
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
@@ -42,6 +51,7 @@ __all__ = [
     "Backend",
     "BackendPlugin",
     "Capabilities",
+    "EnvironmentDefaults",
     "LossScale",
     "MatmulShape",
     "NonFiniteReport",
@@ -168,6 +178,19 @@ class Backend:
     @required
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """Return the preset that the device does best, and why in a few words."""
+
+    @classmethod
+    def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:
+        """Return what the framework's own environment variables ask for; asked where no policy was given.
+
+        Args:
+            device: the device asked for, or None.
+            options: ``backend_options`` of this backend.
+
+        Raises:
+            ConfigError: a variable cannot be understood; the message names it.
+        """
+        return EnvironmentDefaults()
 
     @required
     def capabilities(self) -> Capabilities:

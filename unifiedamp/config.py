@@ -13,7 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
 
+from . import environment
 from .errors import ConfigError, nearest
+from .loss_scale import parse_loss_scale
 from .policy import Policy
 
 
@@ -51,8 +53,53 @@ class AmpConfig(BaseModel):
     backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of ``Amp``.
+
+    Attributes:
+        origins: where backend, policy and loss scale came from, for those that no caller named.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        super().__init__(arguments)
+        self.origins = dict(origins)
+
+
+def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, Any] | None = None) -> Arguments:
+    """Return what ``named`` says, then the environment, then the configuration.
+
+    Args:
+        source: see :func:`read_config`.
+        named: arguments that a caller or a command line named; None counts as not named.
+
+    Raises:
+        ConfigError: the configuration or a variable cannot be understood.
+    """
+    named = {key: value for key, value in (named or {}).items() if value is not None}
+    arguments = {**read_config(source), **named}
+    origins = {}
+    for key in environment.VARIABLES.keys() - named.keys():
+        written = arguments[key]
+        if written is not None:
+            origins[key] = "configuration"
+        text = None if key == "loss_scale" and _has_scale(named.get("policy")) else environment.text_of(key)
+        if text is not None:
+            before = "" if written is None else f", before the configuration's {_shown(key, written)!r}"
+            arguments[key], origins[key] = text, environment.origin(key) + before
+    return Arguments(arguments, origins)
+
+
+def _has_scale(policy: Any) -> bool:
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    return policy is not None and policy.loss_scale is not None
+
+
+def _shown(key: str, written: Any) -> str:
+    return str(parse_loss_scale(written) if key == "loss_scale" else written)
+
+
 def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of ``Amp`` that ``source`` describes; see ``Amp.from_config``."""
+    """Return the keyword arguments of ``Amp`` that ``source`` describes, and nothing else does."""
     table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
     table = table.get("amp", table)
     config = validate(AmpConfig, table, where)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 COMPILE_MODES = {
     "off": "the function as it is",
@@ -120,3 +121,20 @@ class NonFiniteReport:
 
     tensors: tuple[str, ...] = ()
     loss_was_finite: bool | None = None
+
+
+@dataclass(frozen=True)
+class EnvironmentDefaults:
+    """What environment variables of the framework's own ask for, where no policy was given.
+
+    Attributes:
+        policy: the policy's name or text; empty to take the device's best.
+        origin: what ``amp.explain()`` says of where it came from.
+        options: ``backend_options`` of the backend that go with it; those that were given stand.
+        warning: what to tell the user; empty for nothing.
+    """
+
+    policy: str = ""
+    origin: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warning: str = ""

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import plugins
+from . import environment, plugins
 from .errors import ConfigError, PolicyError, nearest
+from .facts import EnvironmentDefaults
 from .loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from .policy import Policy
-
-ENV_BACKEND = "UNIFIEDAMP_BACKEND"
-ENV_POLICY = "UNIFIEDAMP_POLICY"
-ENV_LOSS_SCALE = "UNIFIEDAMP_LOSS_SCALE"
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a session runs with; ``origins`` says where backend, policy and loss scale came from."""
+    """What a session runs with.
+
+    Attributes:
+        origins: where backend, policy and loss scale came from.
+        warnings: what the backend says of the environment, for the session to warn of.
+    """
 
     backend_class: Any
     policy: Policy
     loss_scale: LossScale
     options: Mapping[str, Any]
     origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 def resolve(
@@ -40,18 +42,23 @@ def resolve(
     origins: dict[str, str] = {}
     name = _backend_name(backend, origins)
     options = _options(backend_options, name)
-    backend_class = plugins.load_backend(name)
-    chosen = _policy(policy, backend_class, device, origins)
-    if loss_scale is None and os.environ.get(ENV_LOSS_SCALE):
-        loss_scale = os.environ[ENV_LOSS_SCALE]
-        origins["loss_scale"] = f"environment variable {ENV_LOSS_SCALE}"
-    elif loss_scale is not None:
+    backend_class = _backend_class(name, origins)
+    policy = _given_policy(policy, origins)
+    defaults = EnvironmentDefaults() if policy else backend_class.environment_defaults(device, options)
+    chosen = policy or _default_policy(defaults, backend_class, device, origins)
+    if loss_scale is not None:
         origins["loss_scale"] = "argument"
+    elif not (origins["policy"] == "argument" and chosen.loss_scale is not None):
+        loss_scale = environment.text_of("loss_scale")
+        if loss_scale is not None:
+            origins["loss_scale"] = environment.origin("loss_scale")
     if loss_scale is not None:
         chosen = chosen.replace(loss_scale=parse_loss_scale(loss_scale))
     origins.setdefault("loss_scale", "policy" if chosen.loss_scale is not None else "default of the policy")
     check_masters(chosen, master_weights)
-    return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins)
+    options = {**defaults.options, **options}
+    warnings = (defaults.warning,) if defaults.warning else ()
+    return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins, warnings)
 
 
 def check_masters(policy: Policy, master_weights: bool) -> None:
@@ -90,9 +97,10 @@ def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
             raise ConfigError(f"backend must be a name such as 'torch', got {backend!r}")
         origins["backend"] = "argument"
         return backend
-    if os.environ.get(ENV_BACKEND):
-        origins["backend"] = f"environment variable {ENV_BACKEND}"
-        return os.environ[ENV_BACKEND]
+    named = environment.text_of("backend")
+    if named is not None:
+        origins["backend"] = environment.origin("backend")
+        return named
     infos = plugins.available_backends()
     found = [name for name, info in infos.items() if info.installed]
     if len(found) == 1:
@@ -101,24 +109,36 @@ def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
     if found:
         raise ConfigError(
             f"several frameworks are installed ({', '.join(found)}) and no backend was named: "
-            f"write Amp({found[0]!r}) or set {ENV_BACKEND}"
+            f"write Amp({found[0]!r}) or set {environment.VARIABLES['backend']}"
         )
     hints = "; ".join(f"{name}: {info.reason}" for name, info in infos.items())
     raise ConfigError(f"no framework is installed for any backend ({hints or 'no backend is registered'})")
 
 
-def _policy(policy: str | Policy | None, backend_class: Any, device: str | None, origins: dict[str, str]) -> Policy:
-    if isinstance(policy, Policy):
-        origins["policy"] = "argument"
-        return policy
-    if isinstance(policy, str):
-        origins["policy"] = "argument"
-        return Policy.parse(policy)
-    if policy is not None:
+def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
+    if origins["backend"] != environment.origin("backend"):
+        return plugins.load_backend(name)
+    with environment.naming("backend"):
+        return plugins.load_backend(name)
+
+
+def _given_policy(policy: str | Policy | None, origins: dict[str, str]) -> Policy | None:
+    """Return the policy that somebody named: the argument, or the variable."""
+    if policy is not None and not isinstance(policy, (str, Policy)):
         raise PolicyError(f"policy must be a Policy or its name, got {policy!r}")
-    if os.environ.get(ENV_POLICY):
-        origins["policy"] = f"environment variable {ENV_POLICY}"
-        return Policy.parse(os.environ[ENV_POLICY])
+    origins["policy"] = "argument"
+    if policy is None:
+        origins["policy"] = environment.origin("policy")
+        policy = environment.text_of("policy")
+    return Policy.parse(policy) if isinstance(policy, str) else policy
+
+
+def _default_policy(
+    defaults: EnvironmentDefaults, backend_class: Any, device: str | None, origins: dict[str, str]
+) -> Policy:
+    if defaults.policy:
+        origins["policy"] = defaults.origin
+        return Policy.parse(defaults.policy)
     name, reason = backend_class.default_policy(device)
     origins["policy"] = f"the device's best: {reason}"
     return Policy.parse(name)

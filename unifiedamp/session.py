@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from . import plugins, result, whole_models
 from .backend import COMPILE_MODES, Backend, Capabilities, ScaledLoss, SessionSpec, Support
 from .checkpoint import dump_session, load_session
-from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError, nearest
+from .errors import ConfigError, PolicyWarning, StepOrderError, UnsupportedError, WrongObjectError, nearest
 from .loss_scale import LossScale
 from .plan import Plan
 from .policy import Policy
@@ -79,6 +79,8 @@ class Amp:
             self.compile_mode,
             master_weights,
         )
+        for message in resolved.warnings:
+            spec.warn(message, PolicyWarning)
         self.backend: Backend = resolved.backend_class(spec)
         if master_weights:
             self._require("master_weights", "master_weights=True")
@@ -93,18 +95,25 @@ class Amp:
         self._models: list[Any] = []
 
     @classmethod
-    def from_config(cls, source: str | Path | Mapping[str, Any]) -> Amp:
+    def from_config(cls, source: str | Path | Mapping[str, Any], **arguments: Any) -> Amp:
         """Make a session from a TOML or JSON file or a mapping.
 
         Keys are the arguments of ``Amp``, at the top or in a table ``[amp]``. The environment variables
-        ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` fill what the file leaves out.
+        ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` go before what it says.
+
+        Args:
+            source: the file, or the mapping.
+            **arguments: arguments of ``Amp`` that go before both; None counts as not given.
 
         Raises:
             ConfigError: unreadable, an unknown key (with the nearest right one) or a value of the wrong type.
         """
-        from .config import read_config
+        from .config import Arguments, read_arguments
 
-        return cls(**read_config(source))
+        read = source if isinstance(source, Arguments) and not arguments else read_arguments(source, arguments)
+        amp = cls(**read)
+        amp._origins = {**amp._origins, **read.origins}
+        return amp
 
     # -- setting up ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from unifiedamp.backend import (
     Backend,
     CallState,
     Capabilities,
+    EnvironmentDefaults,
     MatmulShape,
     NonFiniteReport,
     PlanRow,
@@ -25,7 +26,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import convert, epsilons, facts, late, modes, ops, prepare, shapes, usage, weights
+from . import convert, epsilons, facts, late, modes, ops, prepare, shapes, switches, usage, weights
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -70,6 +71,11 @@ class TensorFlowBackend(Backend):
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """See ``Backend.default_policy``."""
         return facts.default_policy(facts.device_of(device))
+
+    @classmethod
+    def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:
+        """See ``Backend.environment_defaults``: TensorFlow's switches of its graph rewrite."""
+        return switches.environment_defaults(facts.device_of(device), options)
 
     def capabilities(self) -> Capabilities:
         """See ``Backend.capabilities``."""

@@ -98,6 +98,20 @@ def float16_helps(device: Device) -> Support:
     return Support(ok, "float16 Tensor Cores" if ok else f"no Tensor Cores at {device.compute_capability}")
 
 
+def rewrites(device: Device) -> Support:
+    """Whether the graph rewrite does anything: to float16 on a GPU, to bfloat16 on a CPU that oneDNN has kernels for."""
+    if not device.is_cpu:
+        return Support(True, "to float16")
+    takes = not cpu_flags() or cpu_flags() & {"avx512f", "avx_ne_convert"}
+    return Support(
+        bool(takes),
+        "to bfloat16, by oneDNN"
+        if takes
+        else "TensorFlow's rewrite to bfloat16 leaves graphs alone on CPUs without AVX512 or AVX-NE-CONVERT, and the one "
+        "to float16 needs a GPU",
+    )
+
+
 def default_policy(device: Device) -> tuple[str, str]:
     """Return the preset the device does best, and why."""
     helps = bfloat16_helps(device)

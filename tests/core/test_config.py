@@ -8,8 +8,19 @@ from effort import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unifiedamp import AmpError, ConfigError, DynamicLossScale, NoLossScale, Policy, PolicyError, StaticLossScale
-from unifiedamp.config import read_config
+from unifiedamp import (
+    Amp,
+    AmpError,
+    BackendNotFoundError,
+    ConfigError,
+    DynamicLossScale,
+    NoLossScale,
+    Policy,
+    PolicyError,
+    StaticLossScale,
+)
+from unifiedamp.backend import EnvironmentDefaults
+from unifiedamp.config import Arguments, read_arguments, read_config
 from unifiedamp.resolve import resolve
 
 
@@ -88,13 +99,20 @@ def stand_in(monkeypatch):
     """A backend class that says what it is asked, in place of a framework's."""
 
     class StandIn:
+        defaults = EnvironmentDefaults()
+
         @staticmethod
         def default_policy(device):
             return "mixed_bfloat16", "it says so"
 
+        @classmethod
+        def environment_defaults(cls, device, options):
+            return cls.defaults
+
     monkeypatch.setattr("unifiedamp.plugins.load_backend", lambda name: StandIn)
     for name in ("BACKEND", "POLICY", "LOSS_SCALE"):
         monkeypatch.delenv(f"UNIFIEDAMP_{name}", raising=False)
+    return StandIn
 
 
 def test_environment_fills_what_is_left_out(stand_in, monkeypatch):
@@ -112,6 +130,80 @@ def test_default_policy_is_the_devices_best(stand_in):
     resolved = resolve("torch", None, None, None, None)
     assert str(resolved.policy) == "mixed_bfloat16"
     assert resolved.origins["policy"] == "the device's best: it says so"
+
+
+WRITTEN = {"backend": "tensorflow", "policy": "float32", "loss_scale": 128}
+
+
+def test_environment_goes_before_a_configuration(stand_in, monkeypatch):
+    assert read_arguments(WRITTEN).origins == dict.fromkeys(WRITTEN, "configuration")
+    monkeypatch.setenv("UNIFIEDAMP_POLICY", "mixed_float16")
+    monkeypatch.setenv("UNIFIEDAMP_LOSS_SCALE", "dynamic")
+    monkeypatch.setenv("UNIFIEDAMP_BACKEND", "")  # as if it were not set
+    read = read_arguments(WRITTEN)
+    assert (read["backend"], read["policy"], read["loss_scale"]) == ("tensorflow", "mixed_float16", "dynamic")
+    assert read.origins == {
+        "backend": "configuration",
+        "policy": "environment variable UNIFIEDAMP_POLICY, before the configuration's 'float32'",
+        "loss_scale": "environment variable UNIFIEDAMP_LOSS_SCALE, before the configuration's 'static(scale=128.0)'",
+    }
+    assert read_arguments({}).origins["policy"] == "environment variable UNIFIEDAMP_POLICY"
+
+
+def test_what_is_named_goes_before_both(stand_in, monkeypatch):
+    for name, text in (("BACKEND", "mxnet"), ("POLICY", "mixed_float16"), ("LOSS_SCALE", "dynamic")):
+        monkeypatch.setenv(f"UNIFIEDAMP_{name}", text)
+    read = read_arguments(WRITTEN, {"backend": "torch", "policy": "bf16", "device": None})
+    assert (read["backend"], read["policy"], read["loss_scale"]) == ("torch", "bf16", "dynamic")
+    assert set(read.origins) == {"loss_scale"}
+    # A policy that is named with its own loss scale is named whole.
+    own = "mixed_float16;loss_scale=static(scale=8.0)"
+    assert read_arguments({}, {"policy": own})["loss_scale"] is None
+    assert resolve("torch", own, None, None, None).loss_scale == StaticLossScale(8.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "message"),
+    [
+        ("BACKEND", "troch", BackendNotFoundError, "UNIFIEDAMP_BACKEND: unknown backend 'troch'; did you mean 'torch'"),
+        ("POLICY", "mixed_float61", PolicyError, "UNIFIEDAMP_POLICY: unknown policy"),
+        ("LOSS_SCALE", "dynamci", ConfigError, "UNIFIEDAMP_LOSS_SCALE: unknown loss scale"),
+    ],
+)
+def test_a_wrong_variable_is_named(stand_in, monkeypatch, name, text, error, message):
+    monkeypatch.setenv(f"UNIFIEDAMP_{name}", text)
+    with pytest.raises(error, match=f"environment variable {message}"):
+        resolve(None if name == "BACKEND" else "torch", None, None, None, None)
+    with pytest.raises(error, match=f"environment variable {message}"):
+        read_arguments({"backend": "torch"})
+
+
+def test_a_session_says_where_it_has_its_settings_from(monkeypatch):
+    monkeypatch.setenv("UNIFIEDAMP_POLICY", "mixed_float16")
+    monkeypatch.setenv("UNIFIEDAMP_LOSS_SCALE", "16")
+    config = {"backend": "toy", "policy": "float32"}
+    plan = Amp.from_config(config).explain()
+    assert plan.row("policy").value.startswith("mixed_float16")
+    assert plan.row("policy").note == "environment variable UNIFIEDAMP_POLICY, before the configuration's 'float32'"
+    assert plan.row("backend").note == "configuration"
+    assert plan.row("loss_scale").value == "static(scale=16.0)"
+    named = Amp.from_config(config, policy="float32", loss_scale="none").explain()
+    assert (named.row("policy").value, named.row("policy").note) == ("float32;loss_scale=none", "argument")
+    again = Amp.from_config(read_arguments(config)).explain()
+    assert isinstance(read_arguments(config), Arguments)
+    assert again == plan
+
+
+def test_a_backend_may_know_variables_of_its_own(stand_in, monkeypatch):
+    stand_in.defaults = EnvironmentDefaults("mixed_float16", "environment variable X", {"mode": "x"}, "half of it")
+    resolved = resolve("torch", None, None, None, {"torch": {"mode": "y", "z": 1}})
+    assert (str(resolved.policy), resolved.origins["policy"]) == ("mixed_float16", "environment variable X")
+    assert resolved.options == {"mode": "y", "z": 1}
+    assert resolved.warnings == ("half of it",)
+    assert resolve("torch", None, None, None, None).options == {"mode": "x"}
+    assert resolve("torch", "float32", None, None, None).options == {}
+    monkeypatch.setenv("UNIFIEDAMP_POLICY", "float32")
+    assert resolve("torch", None, None, None, None).options == {}
 
 
 @pytest.mark.parametrize(

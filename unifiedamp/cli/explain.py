@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..config import read_config
 from ..errors import AmpWarning
 from ..layers import match_layers
 from ..recipes import find_config, recipe_module
@@ -44,8 +43,7 @@ def explain(
 
 
 def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any]:
-    arguments = read_config(find_config(config))
-    amp = Amp(**{**arguments, **{k: v for k, v in (("backend", backend), ("policy", policy)) if v is not None}})
+    amp = Amp.from_config(find_config(config), backend=backend, policy=policy)
     try:
         return amp.explain().to_dict()
     finally:
