@@ -99,16 +99,15 @@ def float16_helps(device: Device) -> Support:
 
 
 def rewrites(device: Device) -> Support:
-    """Whether the graph rewrite does anything: to float16 on a GPU, to bfloat16 on a CPU that oneDNN has kernels for."""
+    """Whether the graph rewrite changes graphs: to float16 on a GPU, to bfloat16 on a CPU that has what it takes."""
     if not device.is_cpu:
         return Support(True, "to float16")
-    takes = not cpu_flags() or cpu_flags() & {"avx512f", "avx_ne_convert"}
+    if not cpu_flags() or cpu_flags() & {"avx512f", "avx_ne_convert"}:
+        return Support(True, "to bfloat16, by oneDNN")
     return Support(
-        bool(takes),
-        "to bfloat16, by oneDNN"
-        if takes
-        else "TensorFlow's rewrite to bfloat16 leaves graphs alone on CPUs without AVX512 or AVX-NE-CONVERT, and the one "
-        "to float16 needs a GPU",
+        False,
+        "TensorFlow's rewrite to bfloat16 leaves graphs alone on CPUs without AVX512 or AVX-NE-CONVERT, and the one to "
+        "float16 needs a GPU",
     )
 
 

@@ -20,8 +20,8 @@ REWRITE_ALONE = "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
 def environment_defaults(device: Device, options: Mapping[str, Any]) -> EnvironmentDefaults:
     """Return the policy and the mode that the variables ask for on a device.
 
-    The rewrite is to float16 on a GPU. On a CPU there is one to bfloat16; where it leaves graphs alone, the variable has
-    no effect and the user is told. ``backend_options`` that ask for another mode, or for XLA, stand.
+    The rewrite is to float16 on a GPU. On a CPU there is one to bfloat16; where it leaves graphs alone, the variable
+    has no effect and the user is told. ``backend_options`` that ask for another mode, or for XLA, stand.
 
     Raises:
         ConfigError: a variable holds no truth value.
