@@ -11,7 +11,7 @@ from unifiedamp.backend import ScaleState, StepResult
 
 from . import gradients
 from .scale_state import DeviceScale, move
-from .scaler import Scaler
+from .scaler import Scaler, step_in_kernel
 from .steps import NotYet, Optimizer, Steps, check_capturable
 from .update import Updates
 
@@ -72,7 +72,7 @@ class ScaledSteps(Steps):
             self._look_into(optimizer, found)
             return
         if self._skips_in_kernel(optimizer):
-            _step_in_kernel(optimizer, found)
+            step_in_kernel(optimizer, found)
             self._look_into(optimizer, found)
             return
         if self.capturing:
@@ -142,12 +142,3 @@ class ScaledSteps(Steps):
     def replayed(self, counted: int) -> None:
         """See ``Steps``: the device counted, and moved the scale."""
         self._state.forget_mark()
-
-
-def _step_in_kernel(optimizer: Any, found: torch.Tensor) -> None:
-    """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
-    optimizer.grad_scale, optimizer.found_inf = None, found
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.grad_scale, optimizer.found_inf

@@ -20,6 +20,15 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
+    optimizer.grad_scale, optimizer.found_inf = None, found
+    try:
+        return optimizer.step(*args, **kwargs)
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
+
 class Scaler(torch.amp.GradScaler):
     """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
 
@@ -71,7 +80,7 @@ class Scaler(torch.amp.GradScaler):
         """Step or skip, for loops of torch's own form: gradients stay.
 
         Returns:
-            What ``optimizer.step`` returned; None where it was skipped.
+            What ``optimizer.step`` returned; None where the host skipped it.
         """
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is OptState.STEPPED:
@@ -81,7 +90,14 @@ class Scaler(torch.amp.GradScaler):
             raise RuntimeError(f"step(): no parameter of this {type(optimizer).__name__} has a gradient.")
         record["stage"] = OptState.STEPPED
         self.state.count(found)
+        if self._skips_in_kernel(optimizer):
+            return step_in_kernel(optimizer, found[1], *args, **kwargs)
         return None if found[1].item() else optimizer.step(*args, **kwargs)
+
+    def _skips_in_kernel(self, optimizer: Any) -> bool:
+        # A first step skipped in the kernel would leave fused SGD's momentum buffers unwritten.
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        return fused and bool(optimizer.state) and isinstance(self.state, DeviceScale)
 
     def forget(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop what was found for the optimizer."""

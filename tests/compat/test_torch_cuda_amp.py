@@ -9,6 +9,7 @@ from old_code import falls, listing
 import unifiedamp as ua
 from unifiedamp.compat import torch_cuda_amp as retired
 from unifiedamp.compat.torch_cuda_amp import GradScaler, autocast, custom_bwd, custom_fwd
+from unifiedamp_torch import device
 
 MOVED = ("from torch.cuda.amp import", "from unifiedamp.compat.torch_cuda_amp import")
 INF = float("inf")
@@ -85,6 +86,24 @@ def test_overflow_skips_and_the_scale_moves_as_the_reference(clip, fused):
     found = looped(GradScaler(8.0, 4.0, 0.25, 2), gradients, clip, fused)
     assert [pair[1] for pair in found] == [pair[1] for pair in wanted]
     assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in wanted], rel=1e-6)
+
+
+def test_a_fused_optimizer_skips_without_waiting_for_the_device(monkeypatch):
+    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    reads, item = [], torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: reads.append(tensor) or item(tensor))
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer, scaler, read = torch.optim.AdamW([weight], lr=0.1, fused=True), GradScaler(8.0), []
+    for gradient in (1.0, INF, 1.0, 1.0):
+        reads.clear()
+        optimizer.zero_grad()
+        scaler.scale((weight * gradient).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        read.append(len(reads))
+    assert read[1:] == [0, 0, 0]
+    assert optimizer.state[weight]["step"] == 3
+    assert scaler.get_scale() == 4.0
 
 
 def test_a_hopeless_run_stops():

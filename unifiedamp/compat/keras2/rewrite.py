@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -30,9 +30,12 @@ def enable_mixed_precision_graph_rewrite(opt: Any, loss_scale: Any = "dynamic") 
         WrongObjectError: no optimizer.
     """
     settings = dynamic_scale() if loss_scale == "dynamic" else loss_scale
-    amp = session(settings, _policy(), mode="graph_rewrite")
+    in_session = isinstance(opt, tf.compat.v1.train.Optimizer)
+    # What the session of ours makes for its own loops stays out of the user's graph.
+    with tf.Graph().as_default() if in_session else nullcontext():
+        amp = session(settings, _policy(), mode="graph_rewrite")
     with ExitStack() as entered:
-        if isinstance(opt, tf.compat.v1.train.Optimizer):
+        if in_session:
             prepared = _session_training(amp, opt, entered)
         else:
             entered.enter_context(amp.scope())
