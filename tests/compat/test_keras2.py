@@ -72,8 +72,10 @@ def test_the_graph_rewrite_trains_in_a_session():
 
 
 def test_a_sessions_graph_gets_one_loss_scale():
-    with tf.Graph().as_default() as graph, pytest.warns(ua.PolicyWarning):
-        keras2.enable_mixed_precision_graph_rewrite(tf.compat.v1.train.GradientDescentOptimizer(0.1), loss_scale=8.0)
+    with tf.Graph().as_default() as graph:
+        plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        with pytest.warns(ua.PolicyWarning):
+            keras2.enable_mixed_precision_graph_rewrite(plain, loss_scale=8.0)
         names = [variable.name for variable in graph.get_collection("variables")]
     assert sum("scale" in name for name in names) == 1, names
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import unifiedamp as ua
+from unifiedamp.compat import keras2
 from unifiedamp_tensorflow.harness import Probe
 from unifiedamp_tensorflow.harness_replicas import two_devices
 from unifiedamp_tensorflow.layers import native
@@ -86,6 +87,31 @@ def case_accumulation(form):
 
 def case_no_scale(form):
     return fed(form, [GOOD, (1.0, 2.0)], loss_scale="none")
+
+
+def case_keras2(form):
+    """A loop in Keras 2's calls; clipping by value comes before the optimizer looks."""
+    with STRATEGY.scope():
+        model = Probe([1.0])
+        optimizer = keras2.LossScaleOptimizer(keras.optimizers.SGD(0.1), SCALE)
+    scaler, rows = optimizer._amp_scaler, []
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(model(x))
+        gradients = optimizer.get_unscaled_gradients(tape.gradient(scaled, model.trainable_variables))
+        clipped = [tf.clip_by_value(gradient, -1.0, 1.0) for gradient in gradients]
+        optimizer.apply_gradients(zip(clipped, model.trainable_variables, strict=True))
+
+    step = tf.function(step) if form == "inside" else step
+    run = lambda x: STRATEGY.run(step, (x,))  # noqa: E731
+    run = tf.function(run) if form == "compiled" else run
+    for pair in (GOOD, GOOD, GOOD, INF, GOOD, NAN):
+        scale = scaler.read().scale
+        run(batch(pair))
+        state = scaler.read()
+        rows.append([scale, copies(model.ws[0]), state.good_steps, state.applied_steps, state.skipped_steps])
+    return rows
 
 
 def case_clip(form):

@@ -63,6 +63,11 @@ def test_without_a_scale(results, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_loop_in_keras_2s_calls(results, form):
+    assert results["keras2"][form] == oracle([GOOD, GOOD, GOOD, INF, GOOD, NAN])
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_clipping_acts_on_the_sum(results, form):
     assert results["clip"][form] == [[4.0, [pytest.approx(0.9)] * 2, 1, 1, 0]]
     assert results["clip_value_hides_no_inf"][form] == [[4.0, [1.0, 1.0], 0, 0, 1]]
