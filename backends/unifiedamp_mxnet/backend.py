@@ -321,10 +321,6 @@ class MXNetBackend(Backend):
         """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""
         return self._compiler.compile(fn, self._boundaries.models, mode)
 
-    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
-        """Return a copy of a model for inference; see ``convert.convert_model``."""
-        return convert_model(model, *inputs, policy=policy.replace(param_dtype="float32"))
-
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_native(array, self.context)

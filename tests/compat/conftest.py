@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 NEEDS = {
-    "torch": ["test_torch_cuda_amp*.py"],
+    "torch": ["test_torch_cuda_amp*.py", "test_apex*.py"],
     "tensorflow": ["test_keras2*.py", "test_tf_*.py"],
     "mxnet": ["test_mxnet*.py"],
 }

@@ -119,7 +119,7 @@ def convert_hybrid_block(block: Any, target_dtype: Any = "float16", *, data: Any
         raise ua.ConfigError("amp.convert_hybrid_block: give data=, an array like those the model will be called with")
     amp = ua.Amp("mxnet", _policy(target_dtype), loss_scale="none")
     inputs = data if isinstance(data, (list, tuple)) else [data]
-    return amp.backend.convert_model(block, inputs, amp.policy)  # type: ignore[attr-defined]
+    return amp.backend.convert_model(block, inputs, amp.policy)
 
 
 def convert_model(*_args: Any, **_kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ def autocast(enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bo
     return _sessions[key].autocast(bool(enabled) and dtype is not torch.float32)
 
 
-class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
+class GradScaler(torch.amp.GradScaler):
     """The scaler of a session, as a ``GradScaler``; on any device.
 
     It differs from torch's where torch's goes wrong: the loss is multiplied in float32, the scale stays within bounds,

@@ -53,7 +53,7 @@ def _scale(loss_scale: Any) -> Any:
     return dynamic_scale() if loss_scale == "dynamic" else loss_scale
 
 
-class Policy(_native.Policy):  # type: ignore[misc]
+class Policy(_native.Policy):
     """A Keras dtype policy with a loss scale, which ``model.compile`` uses while the policy is set.
 
     Args:
