@@ -36,3 +36,8 @@ def identifiers(text: str) -> set[str]:
     tree = ast.walk(ast.parse(text))
     fields = ("id", "attr", "arg", "name")
     return {getattr(node, field) for node in tree for field in fields if isinstance(getattr(node, field, None), str)}
+
+
+def old_text(name: str) -> str:
+    """A text of ours in an old API, where no write-up has one."""
+    return (Path(__file__).parent / "old" / f"{name}.py").read_text(encoding="utf-8")

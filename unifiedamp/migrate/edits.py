@@ -23,18 +23,19 @@ class Edits:
 
     Attributes:
         lines: statement → the code that replaces it; none removes it.
+        wraps: statements that go under a new ``with``.
     """
 
     def __init__(self) -> None:
         self.lines: dict[Statement, list[str]] = {}
         self._after: dict[Statement, list[str]] = {}
         self._before: dict[Statement, list[str]] = {}
-        self._wraps: list[Wrap] = []
+        self.wraps: list[Wrap] = []
         self._expressions: dict[cst.CSTNode, cst.BaseExpression] = {}
         self._changes: dict[cst.CSTNode, Callable[[Any], cst.CSTNode]] = {}
 
     def __bool__(self) -> bool:
-        kinds = (self.lines, self._after, self._before, self._wraps, self._expressions, self._changes)
+        kinds = (self.lines, self._after, self._before, self.wraps, self._expressions, self._changes)
         return any(map(bool, kinds))
 
     def expression(self, node: cst.BaseExpression, code: str) -> None:
@@ -59,8 +60,8 @@ class Edits:
 
     def wrap(self, first: Statement, last: Statement, header: str) -> None:
         """Put statements of one block under ``header``; twice the same is once."""
-        if Wrap(first, last, header) not in self._wraps:
-            self._wraps.append(Wrap(first, last, header))
+        if Wrap(first, last, header) not in self.wraps:
+            self.wraps.append(Wrap(first, last, header))
 
     def merge(self, other: Edits) -> None:
         """Take over another's changes."""
@@ -68,7 +69,7 @@ class Edits:
         for mine, its in ((self._after, other._after), (self._before, other._before)):
             for node, code in its.items():
                 mine.setdefault(node, []).extend(code)
-        self._wraps += other._wraps
+        self.wraps += other.wraps
         self._expressions |= other._expressions
         self._changes |= other._changes
 
@@ -87,7 +88,7 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self._edits = edits
         self._config = module.config_for_parsing
-        self._wraps = {wrap.first: wrap for wrap in edits._wraps}
+        self._wraps = {wrap.first: wrap for wrap in edits.wraps}
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         """See ``CSTTransformer``: expressions are replaced here, statements by the block they stand in."""

@@ -1,4 +1,4 @@
-"""From a file's text to its migrated text: each old API in turn, then the imports, then a check that it still parses."""
+"""From a file's text to its migrated text: each old API in turn, the imports, and a check that it still parses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import ModuleType
 import libcst as cst
 
 from ..errors import ConfigError
-from . import torch_amp
+from . import apex, keras, mxnet, torch_amp
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
 from .sessions import Names
 from .source import Source
 
-APIS: tuple[ModuleType, ...] = (torch_amp,)
+APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
 

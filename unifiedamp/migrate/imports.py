@@ -64,12 +64,12 @@ def _with_its_try(source: Source, statement: Statement) -> Statement:
     around = source.parents.get(block)
     if not isinstance(around, cst.Try) or around.body is not block or len(block.body) > 1:
         return statement
-    if around.orelse or around.finalbody or not all(_complains(source, h) for h in around.handlers):
+    if around.orelse or around.finalbody or not all(_complains(h) for h in around.handlers):
         return statement
     return around
 
 
-def _complains(source: Source, handler: cst.ExceptHandler) -> bool:
+def _complains(handler: cst.ExceptHandler) -> bool:
     quiet = (cst.Raise, cst.Pass, cst.Expr)
     return all(isinstance(s, cst.SimpleStatementLine) and isinstance(s.body[0], quiet) for s in handler.body.body)
 

@@ -89,15 +89,12 @@ def _owner(name: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "self" else parts[0]
 
 
-def share(source: Source, edits: Edits, name: str, made: cst.CSTNode) -> None:
+def share(source: Source, edits: Edits, name: str, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:
     """Let every function see a session made inside one: declare its name global there, if others use it."""
     scope = source.scope(made)
-    if not isinstance(scope, cst.FunctionDef):
+    if not isinstance(scope, cst.FunctionDef) or all(source.inside(user, scope) for user in users):
         return
-    outside = [use for use in source.uses(name) if not source.inside(use, scope)]
-    first = next((s for s in scope.body.body if isinstance(s, Statement)), None)
-    if not outside or first is None:
-        return
+    first = next(s for s in scope.body.body if isinstance(s, Statement))
     if _is_docstring(first):
         edits.after(first, f"global {name}")
     else:
@@ -113,4 +110,4 @@ def _is_docstring(statement: cst.CSTNode) -> bool:
 
 def stop(source: Source, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
     """Return the error that leaves an API's calls as they are."""
-    return CannotMigrate(Finding(source.line(node), what, write, blocks=True))
+    return CannotMigrate(Finding(source.line(node), " ".join(what.split()), write, blocks=True))

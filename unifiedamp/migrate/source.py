@@ -98,13 +98,12 @@ class Source:
 
     def uses(self, text: str) -> list[cst.BaseExpression]:
         """Return the expressions that are ``text``, a name or ``self.name``: no attributes, keywords or imports."""
-        found: list[cst.BaseExpression] = []
-        for node in self.nodes:
-            if (isinstance(node, cst.Name) and node.value == text and self.is_reference(node)) or (
-                isinstance(node, cst.Attribute) and dotted(node) == text
-            ):
-                found.append(node)
-        return found
+        return [
+            node
+            for node in self.nodes
+            if (isinstance(node, cst.Name) and node.value == text and self.is_reference(node))
+            or (isinstance(node, cst.Attribute) and dotted(node) == text)
+        ]
 
     def is_reference(self, name: cst.Name) -> bool:
         """Whether a name is a variable, and no attribute, keyword or part of an import."""
@@ -181,7 +180,7 @@ class Source:
         for node in self.nodes:
             if isinstance(node, cst.ClassDef):
                 inits = [f for f in walk(node) if isinstance(f, cst.FunctionDef) and f.name.value == "__init__"]
-                found.update({node.name.value: init for init in inits[:1]})
+                found |= dict(zip([node.name.value], inits, strict=False))
         return found
 
     def bound_in(self, text: str, scope: cst.FunctionDef | cst.Module) -> bool:
