@@ -204,8 +204,8 @@ class _MXNet:
                 continue
             place = self._clip_place(clip)
             if place is None or len(sizes) != 1:
-                raise stop(source, clip, source.code(clip), f"`{self.names.amp}.clip_grad_norm({trainer}, max_norm)`, of "
-                           "the gradients of the mean loss")  # fmt: skip
+                write = f"`{self.names.amp}.clip_grad_norm({trainer}, max_norm)`, of the gradients of the mean loss"
+                raise stop(source, clip, source.code(clip), write)
             limit = _divided(source, clip.args[1].value, sizes.pop())
             self.edits.statement(statement)
             self.edits.statement(place[0], f"{self.names.amp}.clip_grad_norm({trainer}, {limit})")
