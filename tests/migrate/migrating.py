@@ -24,11 +24,24 @@ def listing(name: str) -> str:
     return (LISTINGS / f"{name}.py").read_text(encoding="utf-8")
 
 
-def run(text: str, *arguments: Any, name: str = "listing") -> list[float]:
+def old_text(name: str) -> str:
+    """A text of ours in an old API, where no write-up has one."""
+    return (Path(__file__).parent / "old" / f"{name}.py").read_text(encoding="utf-8")
+
+
+def replaced(text: str, *changes: tuple[str, str]) -> str:
+    """Return ``text`` with each (old, new) replaced; each must be there once."""
+    for old, new in changes:
+        assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def run(text: str, steps: int, name: str = "listing") -> list[float]:
     """Run a listing's ``train``."""
     space: dict[str, Any] = {"__name__": name}
     exec(compile(text, name, "exec"), space)
-    return [float(loss) for loss in space["train"](*arguments)]
+    return [float(loss) for loss in space["train"](steps)]
 
 
 def identifiers(text: str) -> set[str]:
@@ -36,8 +49,3 @@ def identifiers(text: str) -> set[str]:
     tree = ast.walk(ast.parse(text))
     fields = ("id", "attr", "arg", "name")
     return {getattr(node, field) for node in tree for field in fields if isinstance(getattr(node, field, None), str)}
-
-
-def old_text(name: str) -> str:
-    """A text of ours in an old API, where no write-up has one."""
-    return (Path(__file__).parent / "old" / f"{name}.py").read_text(encoding="utf-8")

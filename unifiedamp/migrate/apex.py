@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from .edits import Edits
-from .forward import wrap_forward
+from .forward import calls_one, wrap_forward
 from .report import Finding
 from .sessions import Names, dynamic, literal, prepare_line, session_line, share, stop
 from .source import Source, Statement, argument, dotted, keywords, walk
@@ -218,7 +218,7 @@ class _Apex:
             wrap_forward(self.source, self.edits, name, call, self.models, header, ends)
             for name in dict.fromkeys(names)
         ]
-        if not any(wrapped):
+        if not any(wrapped) or calls_one(loss, self.models):
             raise stop(self.source, call, f"the loss {self.source.code(loss)} is not assigned in this function",
                        f"compute it in `{header}`")  # fmt: skip
 

@@ -10,15 +10,17 @@ from types import ModuleType
 import libcst as cst
 
 from ..errors import ConfigError
-from . import apex, keras, mxnet, torch_amp
+from . import apex, keras, mxnet, sessions_v1, torch_amp
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
 from .sessions import Names
 from .source import Source
 
-APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, mxnet)
+APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
+
+_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, RecursionError, SyntaxError)
 
 
 def migrate(path: str, content: bytes) -> Migration:
@@ -36,6 +38,7 @@ def migrate(path: str, content: bytes) -> Migration:
         return Migration(path, content, content)
     source = _read(path, content)
     edits, findings, apis, old = Edits(), [], [], []
+    needs: list[str] = []
     for api in APIS:
         if not api.found(source):
             continue
@@ -45,9 +48,10 @@ def migrate(path: str, content: bytes) -> Migration:
             edits.merge(made)
             apis.append(api.NAME)
             old += api.OLD_IMPORTS
+            needs += getattr(api, "NEEDS", ())
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
-    tidy(source, edits, old, _ua(source))
+    tidy(source, edits, old, _ua(source), needs)
     after = edits.apply(source.module).bytes
     _check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
@@ -56,19 +60,29 @@ def migrate(path: str, content: bytes) -> Migration:
 def _read(path: str, content: bytes) -> Source:
     try:
         return Source(content)
-    except cst.ParserSyntaxError as error:
-        raise ConfigError(f"{path}:{error.raw_line}: this is no Python: {error.message}") from None
-    except (UnicodeError, LookupError, ValueError, RecursionError, SyntaxError) as error:
-        raise ConfigError(f"{path}: cannot be read as Python: {' '.join(str(error).split())}") from None
+    except _UNREADABLE as error:
+        raise _no_python(path, content, error) from None
 
 
 def _check(path: str, content: bytes) -> None:
     try:
         cst.parse_module(content)
-    except cst.ParserSyntaxError as error:
-        raise ConfigError(f"{path}:{error.raw_line}: this is no Python: {error.message}") from None
-    except (UnicodeError, LookupError, ValueError, RecursionError, SyntaxError) as error:
-        raise ConfigError(f"{path}: cannot be read as Python: {' '.join(str(error).split())}") from None
+    except _UNREADABLE as error:
+        raise _no_python(path, content, error) from None
+
+
+def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
+    """Return the error in Python's own words, where it has some."""
+    try:
+        _parse(content)
+    except SyntaxError as own:
+        if own.lineno:
+            return ConfigError(f"{path}:{own.lineno}: this is no Python: {own.msg}")
+        return ConfigError(f"{path}: cannot be read as Python: {own.msg}")
+    except (ValueError, RecursionError, MemoryError) as own:
+        return ConfigError(f"{path}: cannot be read as Python: {own}")
+    said = error.message if isinstance(error, cst.ParserSyntaxError) else str(error)
+    return ConfigError(f"{path}: cannot be read: {' '.join(said.split())}")
 
 
 def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
@@ -91,13 +105,17 @@ def _ua(source: Source) -> str:
     return "unifiedamp" if "ua" in source.names() else "ua"
 
 
-def _parses(content: bytes) -> bool:
+def _parse(content: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            ast.parse(content)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
+        ast.parse(content)
+
+
+def _parses(content: bytes) -> bool:
+    try:
+        _parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
     return True
 
 

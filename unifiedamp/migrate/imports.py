@@ -13,7 +13,7 @@ from .source import Source, Statement, dotted
 Import = cst.Import | cst.ImportFrom
 
 
-def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str) -> None:
+def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Sequence[str] = ()) -> None:
     """Drop imports of ``old`` that only replaced code used, and import this package.
 
     Args:
@@ -21,6 +21,7 @@ def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str) -> None:
         edits: its changes, complete.
         old: dotted names whose imports may go.
         ua: what the migrated code calls this package.
+        needs: other imports that it needs.
     """
     gone: list[Statement] = []
     for node in [n for n in source.nodes if isinstance(n, Import)]:
@@ -31,8 +32,10 @@ def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str) -> None:
             gone.append(statement)
         elif drop:
             edits.change(node, functools.partial(_without, node, drop))
-    if "unifiedamp" not in source.imports.values():
-        _add(source, edits, gone, "import unifiedamp as ua" if ua == "ua" else "import unifiedamp")
+    there = "unifiedamp" in source.imports.values()
+    lines = [] if there else ["import unifiedamp as ua" if ua == "ua" else "import unifiedamp"]
+    if lines or needs:
+        _add(source, edits, gone, "\n".join([*lines, *needs]))
 
 
 def _aliases(node: Import) -> Sequence[cst.ImportAlias]:

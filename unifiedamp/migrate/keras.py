@@ -28,7 +28,7 @@ _REWRITE = re.compile(
     r"tensorflow\.(?:compat\.v1\.)?(?:train\.experimental|mixed_precision(?:\.experimental)?)"
     r"\.enable_mixed_precision_graph_rewrite"
 )
-_V1 = re.compile(r"compat\.v1\.(train\.\w*Optimizer|Session|placeholder)")
+_V1 = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession|placeholder)$")
 KERAS_SCALE = "2.0**15"
 
 
@@ -36,8 +36,21 @@ def _calls(source: Source, meaning: re.Pattern[str]) -> list[cst.Call]:
     return [n for n in source.nodes if isinstance(n, cst.Call) and meaning.fullmatch(source.meaning(n.func))]
 
 
+def rewrites(source: Source) -> list[cst.Call]:
+    """Return the calls of ``enable_mixed_precision_graph_rewrite``."""
+    return _calls(source, _REWRITE)
+
+
+def scale_of(source: Source, names: Names, given: cst.BaseExpression | None) -> str:
+    """Return the code of the loss scale for what such a call was given."""
+    scale = _Keras(source, names).scale(given)
+    return scale if "(" in scale else f"{names.ua}.StaticLossScale({scale})"
+
+
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
+    if any(map(_V1.search, map(source.meaning, source.nodes))):
+        return False  # sessions_v1.py
     return any(_calls(source, meaning) for meaning in (_POLICY, _WRAPPER, _REWRITE)) or bool(
         source.methods("get_scaled_loss")
     )
@@ -68,11 +81,6 @@ class _Keras:
         if len(starts) != 1:
             raise self._no_single_start(starts)
         self.start, self.rewrites = starts[0], bool(rewrites)
-        if any(
-            "compat.v1.train" in source.meaning(n) or "compat.v1.Session" in source.meaning(n) for n in source.nodes
-        ):
-            raise stop(source, self.start, "session training (tf.compat.v1)",
-                       "use `unifiedamp_tensorflow.v1.SessionRewrite`: see the page on the graph rewrite")  # fmt: skip
         policy, scale = self._rewrite() if self.rewrites else self._policy()
         wrappers = self._unwrap()
         scale = wrappers if wrappers is not None else scale
@@ -110,12 +118,19 @@ class _Keras:
             named = argument(value, "name", 0)
             scale = argument(value, "loss_scale", 1)
             if isinstance(literal(named), str):
-                return self._code(named), None if scale is None else self._scale(scale)
+                self._drop_unused(given)
+                return self._code(named), None if scale is None else self.scale(scale)
         if not isinstance(literal(value), str) and value is not given:
             value = given
         if isinstance(literal(value), str) or dotted(given):
             return self._code(value), None
         raise stop(self.source, self.start, f"the policy {self.source.code(given)}", 'name it: policy="mixed_float16"')
+
+    def _drop_unused(self, policy: cst.BaseExpression) -> None:
+        """Remove the line that makes a Keras policy which nothing else looks at."""
+        assigns = self.source.assigns(dotted(policy)) if dotted(policy) else []
+        if len(assigns) == 1 and len(self.source.uses(dotted(policy))) == 2:
+            self.edits.statement(self.source.statement(assigns[0]))
 
     def _is_used(self, call: cst.Call) -> bool:
         simple = self.source.simple(call)
@@ -137,7 +152,7 @@ class _Keras:
             raise stop(
                 self.source, call, self.source.code(call), "assign the optimizer to a name and wrap it after that"
             )
-        return '"mixed_float16"', self._dynamic() if scale is None else self._scale(scale)
+        return '"mixed_float16"', self.scale(scale)
 
     def _unwrap(self) -> str | None:
         """Take the optimizers out of their LossScaleOptimizers; return the scale these asked for."""
@@ -166,15 +181,15 @@ class _Keras:
     def _wrapper_scale(self, call: cst.Call) -> str:
         experimental = argument(call, "loss_scale", 1 if ".experimental." in self.source.meaning(call.func) else None)
         if experimental is not None:
-            return self._scale(experimental)
+            return self.scale(experimental)
         start, steps = argument(call, "initial_scale", 2), argument(call, "dynamic_growth_steps", 3)
         if literal(argument(call, "dynamic", 1)) is False:
             return self._code(start)
         return self._dynamic(self._code(start), self._code(steps))
 
-    def _scale(self, given: cst.BaseExpression) -> str:
+    def scale(self, given: cst.BaseExpression | None) -> str:
         """Return the code of a ``loss_scale=`` of the experimental API."""
-        if literal(given) == "dynamic":
+        if given is None or literal(given) == "dynamic":
             return self._dynamic()
         if isinstance(given, cst.Call):
             name = dotted(given.func).rpartition(".")[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -30,8 +31,9 @@ class Source:
 
     def __init__(self, content: bytes) -> None:
         original = cst.parse_module(content)
-        self._positions = MetadataWrapper(original, unsafe_skip_copy=True).resolve(PositionProvider)
-        self.module = cst.ensure_type(original.visit(_Splitter(original)), cst.Module)
+        splitter = _Splitter(original)
+        self.module = cst.ensure_type(original.visit(splitter), cst.Module)
+        self._lines = splitter.lines
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
         self._enter(self.module)
@@ -71,8 +73,8 @@ class Source:
         waiting = [node]
         while waiting:
             one = waiting.pop(0)
-            if one in self._positions:
-                return int(self._positions[one].start.line)
+            if one in self._lines:
+                return self._lines[one]
             waiting[:0] = one.children
         return 1
 
@@ -199,11 +201,23 @@ class Source:
 
 
 class _Splitter(cst.CSTTransformer):
-    """Gives each statement of interest a line of its own; expressions keep their identity."""
+    """Gives each statement of interest a line of its own.
+
+    Attributes:
+        lines: node of the new tree → its line in the old text.
+    """
 
     def __init__(self, module: cst.Module) -> None:
         super().__init__()
         self._module = module
+        self._positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+        self.lines: dict[cst.CSTNode, int] = {}
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        """See ``CSTTransformer``; every node is made anew."""
+        if original_node in self._positions:
+            self.lines[updated_node] = int(self._positions[original_node].start.line)
+        return super().on_leave(original_node, updated_node)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
