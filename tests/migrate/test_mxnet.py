@@ -1,7 +1,7 @@
 """mxnet.amp's listings, migrated, give the losses of the same loop without AMP, where nothing is cast.
 
-MXNet casts to float16 on GPUs only, so the session is told float32; the scale, a power of two, stays dynamic and changes
-no digit.
+MXNet casts to float16 on GPUs only, so the session is told float32; the scale, a power of two, stays dynamic
+and changes no digit.
 """
 
 from __future__ import annotations
