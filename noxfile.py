@@ -28,7 +28,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict on core."""
     session.install(
-        "-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "tomlkit", "-e", ".[conformance,report,tensorboard]"
+        "-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "tomlkit", "-e", ".[conformance,migrate,report,tensorboard]"
     )
     session.run("mypy")
 

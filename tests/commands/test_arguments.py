@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-COMMANDS = ["doctor", "explain", "compare", "tune"]
+COMMANDS = ["doctor", "explain", "compare", "tune", "migrate"]
 
 
 @pytest.mark.parametrize(

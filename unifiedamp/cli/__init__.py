@@ -9,6 +9,7 @@ from .conformance import conformance
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
+from .migrate import migrate
 from .report import EPILOG, report
 from .train import train
 from .tune import tune
@@ -26,4 +27,5 @@ app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))
 app.command("compare")(reports_errors(compare))
 app.command("tune")(reports_errors(tune))
+app.command("migrate")(reports_errors(migrate))
 app.command("conformance")(reports_errors(conformance))

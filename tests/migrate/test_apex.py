@@ -1,0 +1,78 @@
+"""Apex listings, migrated, give the losses that they give through ``unifiedamp.compat.apex``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+pytest.importorskip("torch")
+from migrating import identifiers, listing, migrated, replaced, run
+
+NAMES = ["apex_accumulate", "apex_gan", "apex_o1", "apex_o2", "apex_resume"]
+HERE = importlib.util.find_spec("unifiedamp.compat") and importlib.util.find_spec("unifiedamp.compat.apex")
+# The facade runs the same kernels in the same order on the same numbers; float32 rounding is all that may differ.
+SAME = {"rel": 1e-6, "abs": 1e-7}
+
+
+@pytest.mark.skipif(not HERE, reason="unifiedamp.compat.apex is not there")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_losses_are_those_of_the_old_code(name):
+    text = migrated(listing(name)).after.decode()
+    old = run(replaced(listing(name), ("from apex import amp", "from unifiedamp.compat import apex as amp")), 6)
+    assert run(text, 6) == pytest.approx(old, **SAME)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_apex_is_left_and_the_loss_falls(name):
+    text = migrated(listing(name)).after.decode()
+    assert not identifiers(text) & {"apex", "initialize", "master_params", "delay_unscale", "loss_id"}
+    losses = run(text, 8)
+    assert losses[-1] < losses[0]
+
+
+START = """\
+import torch
+from apex import amp
+model, optimizer = amp.initialize(model, optimizer, {settings})
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ("opt_level='O2'", "ua.Amp(\"torch\", policy='O2')"),
+        ("opt_level=args.level, loss_scale=args.scale", 'ua.Amp("torch", policy=args.level, loss_scale=args.scale)'),
+        ('opt_level="O1", loss_scale="dynamic"', 'ua.Amp("torch", policy="O1")'),
+        ('opt_level="O1", loss_scale="128"', 'ua.Amp("torch", policy="O1", loss_scale=128.0)'),
+        ('opt_level="O1", enabled=args.amp', 'ua.Amp("torch", policy="O1" if args.amp else "O0")'),
+        ('opt_level="O1", max_loss_scale=2.**16, verbosity=0', "loss_scale=ua.DynamicLossScale(max_scale=2.**16)"),
+    ],
+)
+def test_settings(settings, wanted):
+    assert wanted in migrated(START.format(settings=settings)).after.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("@amp.half_function\ndef f(x):\n    return x\n", 4, "amp.half_function"),
+        ("with amp.disable_casts():\n    pass\n", 4, "amp.disable_casts"),
+        ("with amp.scale_loss(f(model), optimizer) as s:\n    s.backward()\n", 4, "the loss f(model) is not assigned"),
+        ("models, optimizers = amp.initialize(models, optimizers)\n", 4, "a list in models"),
+    ],
+)
+def test_what_is_not_understood_stays_with_all_that_belongs_to_it(text, line, what):
+    done = migrated(START.format(settings='opt_level="O1"') + text)
+    assert not done.changed
+    (found,) = done.findings
+    assert (found.line, found.blocks) == (line, True)
+    assert what in found.what
+
+
+def test_code_that_makes_no_session_is_told_where_it_needs_one():
+    done = migrated(
+        "from apex import amp\n\ndef step(loss, opt):\n    with amp.scale_loss(loss, opt) as s:\n        s.backward()\n"
+    )
+    assert not done.changed
+    assert [found.line for found in done.findings] == [4]

@@ -1,0 +1,117 @@
+"""Loops over torch.amp, migrated, give the losses that they gave."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+from migrating import identifiers, listing, migrated, replaced, run
+
+# The same kernels run in the same order on the same numbers; float32 rounding is all that may differ.
+SAME = {"rel": 1e-6, "abs": 1e-7}
+# torch.cuda.amp turns itself off without a GPU: there the old code is torch's own, told that the device is the CPU.
+ON_CPU = """\
+from functools import partial
+GradScaler = partial(torch.amp.GradScaler, "cpu")
+autocast = partial(torch.autocast, "cpu", dtype=torch.float16)
+custom_fwd = partial(torch.amp.custom_fwd, device_type="cpu")
+custom_bwd = partial(torch.amp.custom_bwd, device_type="cpu")"""
+CUDA = {
+    "torch_cuda_amp": [("from torch.cuda.amp import GradScaler, autocast", ON_CPU)],
+    "torch_cuda_amp_clip": [
+        ("from torch.cuda.amp import GradScaler, autocast, custom_bwd, custom_fwd", ON_CPU),
+        ("@custom_bwd", "@custom_bwd()"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["torch_amp", "torch_amp_functions", "torch_amp_gan", *CUDA])
+@pytest.mark.filterwarnings("ignore:`torch.cuda.amp:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
+def test_the_losses_are_those_of_the_old_code(name):
+    done = migrated(listing(name))
+    text = done.after.decode()
+    assert not {word for word in identifiers(text) if "scaler" in word.lower()}
+    # The session takes a GPU by itself, and this is about the losses, so both run on the CPU.
+    text = text.replace(
+        'ua.Amp("torch", policy="mixed_float16")', 'ua.Amp("torch", policy="mixed_float16", device="cpu")'
+    )
+    text = text.replace('"torch",\n', '"torch", device="cpu",\n') if "device=" not in text else text
+    old, new = run(replaced(listing(name), *CUDA.get(name, ())), 6), run(text, 6)
+    assert len(set(old)) > 3
+    assert new == pytest.approx(old, **SAME)
+
+
+def test_a_region_where_the_session_cannot_be_seen_is_left_and_listed():
+    done = migrated(listing("torch_amp_functions"))
+    (found,) = done.findings
+    assert (found.line, found.blocks) == (27, False)
+    assert listing("torch_amp_functions").splitlines()[26].strip().startswith("with torch.no_grad(), autocast(")
+
+
+START = """\
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+with torch.autocast("cpu", dtype=torch.float16):
+    loss = model(torch.ones(2, 2)).sum()
+"""
+STEP = "scaler.scale(loss).backward()\nscaler.step(optimizer)\n"
+LOOP = "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "line", "what"),
+    [
+        ("scaler.scale(loss).backward(inputs=[])\nscaler.step(optimizer)", 8, "inputs=[]"),
+        ("scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update(2.0)", 10, "scaler.update(2.0)"),
+        ("done = scaler.step(optimizer)", 8, "the result of scaler.step(optimizer) is used"),
+        (LOOP + "trainer(scaler)", 11, "the scaler is passed to trainer"),
+        (LOOP + "scaler._growth_tracker = 1", 11, "scaler._growth_tracker"),
+        (LOOP + "scaler._lazy_init_scale_growth_tracker('cpu')", 11, "_lazy_init_scale_growth_tracker"),
+        (LOOP + "scaler = None", 11, "assigned twice"),
+        (
+            STEP + "a = scaler.get_scale()\nscaler.update()",
+            10,
+            "read between",
+        ),
+        ("scaler.scale(loss).backward()", 5, "whose step is never called"),
+        ("penalty = torch.autograd.grad(scaler.scale(loss), [])\n" + LOOP, 8, "more than backward()"),
+    ],
+)
+def test_what_is_not_understood_stays_with_all_that_belongs_to_it(rest, line, what):
+    done = migrated(START + rest + "\n")
+    assert not done.changed
+    (found,) = done.findings
+    assert (found.line, found.blocks) == (line, True)
+    assert what in found.what
+    assert found.write
+
+
+def test_what_torch_clips_by_itself_goes_on_working():
+    """Another norm, or other parameters than the optimizer's: torch's own call, on unscaled gradients."""
+    clip = "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)\n"
+    text = migrated(START + LOOP.replace("scaler.step", f"{clip}scaler.step")).after.decode()
+    assert "amp.unscale(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)\n" in text
+
+
+def test_the_switch_of_a_script_stays():
+    text = START.replace('GradScaler("cpu")', 'GradScaler("cpu", enabled=use_amp)').replace(
+        "import torch\n", "import torch\nuse_amp = False\n", 1
+    )
+    text = text.replace("dtype=torch.float16)", "dtype=torch.float16, enabled=use_amp)")
+    new = migrated(text + LOOP).after.decode()
+    assert 'policy="mixed_float16" if use_amp else "float32"' in new
+    space: dict[str, object] = {}
+    exec(new, space)
+    assert space["amp"].policy.name == "float32"
+    assert (space["amp"].loss_scale, space["amp"].applied_steps) == (1.0, 1)
+
+
+def test_names_that_are_taken_are_not_taken_again():
+    text = START + LOOP + "from torch import amp\nua = 1\nprint(amp.is_autocast_available('cpu'), ua)\n"
+    new = migrated(text).after.decode()
+    assert "amp_session = unifiedamp.Amp(" in new
+    exec(new, {})

@@ -1,0 +1,125 @@
+"""From a file's text to its migrated text: each old API in turn, the imports, and a check that it still parses."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from types import ModuleType
+
+import libcst as cst
+
+from ..errors import ConfigError
+from . import apex, keras, mxnet, sessions_v1, torch_amp
+from .edits import Edits
+from .imports import tidy
+from .report import CannotMigrate, Finding, Migration
+from .sessions import Names
+from .source import Source
+
+APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
+_HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
+
+_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, RecursionError, SyntaxError)
+
+
+def migrate(path: str, content: bytes) -> Migration:
+    """Migrate one file's text; nothing is written.
+
+    Args:
+        path: what messages call the file.
+        content: its bytes; encoding, line ends and everything outside the rewritten lines are kept.
+
+    Raises:
+        ConfigError: it is no Python.
+    """
+    if not _HINT.search(content):
+        _check(path, content)
+        return Migration(path, content, content)
+    source = _read(path, content)
+    edits, findings, apis, old = Edits(), [], [], []
+    needs: list[str] = []
+    for api in APIS:
+        if not api.found(source):
+            continue
+        made, said = _plan(api, source)
+        findings += said
+        if made:
+            edits.merge(made)
+            apis.append(api.NAME)
+            old += api.OLD_IMPORTS
+            needs += getattr(api, "NEEDS", ())
+    if not edits:
+        return Migration(path, content, content, (), tuple(sorted(findings)))
+    tidy(source, edits, old, _ua(source), needs)
+    after = edits.apply(source.module).bytes
+    _check_result(path, content, after)
+    return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
+
+
+def _read(path: str, content: bytes) -> Source:
+    try:
+        return Source(content)
+    except _UNREADABLE as error:
+        raise _no_python(path, content, error) from None
+
+
+def _check(path: str, content: bytes) -> None:
+    try:
+        cst.parse_module(content)
+    except _UNREADABLE as error:
+        raise _no_python(path, content, error) from None
+
+
+def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
+    """Return the error in Python's own words, where it has some."""
+    try:
+        _parse(content)
+    except SyntaxError as own:
+        if own.lineno:
+            return ConfigError(f"{path}:{own.lineno}: this is no Python: {own.msg}")
+        return ConfigError(f"{path}: cannot be read as Python: {own.msg}")
+    except (ValueError, RecursionError, MemoryError) as own:
+        return ConfigError(f"{path}: cannot be read as Python: {own}")
+    said = error.message if isinstance(error, cst.ParserSyntaxError) else str(error)
+    return ConfigError(f"{path}: cannot be read: {' '.join(said.split())}")
+
+
+def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
+    """Return an API's changes; ``amp`` is taken as the session's name where nothing else keeps it."""
+    ua = _ua(source)
+    try:
+        edits, findings = api.plan(source, Names("amp", ua))
+        kept = [use for use in source.uses("amp") if not edits.covers(source, use)]
+        if kept and "amp" in source.imports:
+            edits, findings = api.plan(source, Names("amp_session", ua))
+    except CannotMigrate as error:
+        return Edits(), list(error.findings)
+    return edits, findings
+
+
+def _ua(source: Source) -> str:
+    for name, meaning in source.imports.items():
+        if meaning == "unifiedamp":
+            return name
+    return "unifiedamp" if "ua" in source.names() else "ua"
+
+
+def _parse(content: bytes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ast.parse(content)
+
+
+def _parses(content: bytes) -> bool:
+    try:
+        _parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _check_result(path: str, before: bytes, after: bytes) -> None:
+    """Refuse a result that does not parse where the file did."""
+    if _parses(before) and not _parses(after):
+        raise ConfigError(f"{path}: the migrated text would not be Python (a fault of migrate's); nothing was changed")

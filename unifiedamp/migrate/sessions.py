@@ -1,0 +1,113 @@
+"""The session that replaces an old API: the line that makes it, where it goes, and the line that prepares objects."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from .edits import Edits
+from .report import CannotMigrate, Finding
+from .source import Source, Statement, dotted, walk
+
+LONGEST = 110
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the migrated code calls the session and the package."""
+
+    amp: str = "amp"
+    ua: str = "ua"
+
+
+def session_line(names: Names, target: str, backend: str, **arguments: str | None) -> str:
+    """Return ``target = ua.Amp("backend", ...)``; arguments are code, None leaves one out."""
+    parts = [f'"{backend}"', *(f"{key}={value}" for key, value in arguments.items() if value is not None)]
+    line = f"{target} = {names.ua}.Amp({', '.join(parts)})"
+    if len(line) <= LONGEST:
+        return line
+    return f"{target} = {names.ua}.Amp(\n" + "".join(f"    {part},\n" for part in parts) + ")"
+
+
+def prepare_line(target: str, models: Sequence[str], optimizers: Sequence[str]) -> str:
+    """Return ``model, optimizer = amp.prepare(model, optimizer)``."""
+    objects = ", ".join([*models, *optimizers])
+    line = f"{objects} = {target}.prepare({objects})"
+    return line if len(line) <= LONGEST else f"{objects} = {target}.prepare(\n    {objects}\n)"
+
+
+def dynamic(names: Names, **settings: str | None) -> str:
+    """Return the code of a dynamic loss scale; ``"dynamic"`` where every setting is the default."""
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    return f"{names.ua}.DynamicLossScale({', '.join(given)})" if given else '"dynamic"'
+
+
+def literal(node: cst.BaseExpression | None) -> object:
+    """Return the value of an expression of constants and arithmetic (``2.**16``), else None."""
+    if node is None:
+        return None
+    code = cst.Module([]).code_for_node(node)
+    try:
+        tree = ast.parse(code.strip(), mode="eval")
+        known = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+        if not all(isinstance(each, known) for each in ast.walk(tree)) or len(code) > 40:
+            return None
+        return eval(compile(tree, "constant", "eval"), {"__builtins__": {}})
+    except Exception:
+        return None
+
+
+# -- where things go ---------------------------------------------------------------------------------------------
+
+
+def behind(source: Source, made: Statement, others: Iterable[cst.CSTNode]) -> Statement:
+    """Return the statement in the block of ``made``, the last of ``made`` and those that hold one of ``others``."""
+    block = source.block(made)
+    found = [made, *filter(None, (source.in_block(other, block) for other in others))]
+    return max(found, key=lambda statement: source.order[statement])
+
+
+def models_of(source: Source, value: cst.CSTNode, scope: cst.CSTNode, depth: int = 3) -> list[str]:
+    """Return the models whose ``.parameters()`` an expression takes, through variables of the same scope."""
+    found: list[str] = []
+    for node in walk(value):
+        if isinstance(node, cst.Attribute) and node.attr.value in ("parameters", "named_parameters"):
+            found.append(_owner(dotted(node.value)))
+        elif isinstance(node, cst.Name) and depth and node in source.parents and source.is_reference(node):
+            for assign in source.assigns(node.value):
+                if source.scope(assign) is scope and assign.value is not value:
+                    found += models_of(source, assign.value, scope, depth - 1)
+    return [name for name in dict.fromkeys(found) if name]
+
+
+def _owner(name: str) -> str:
+    """Return the model that a part of it belongs to: ``model`` of ``model.head``, ``self.net`` of ``self.net.head``."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "self" else parts[0]
+
+
+def share(source: Source, edits: Edits, name: str, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:
+    """Let every function see a session made inside one: declare its name global there, if others use it."""
+    scope = source.scope(made)
+    if not isinstance(scope, cst.FunctionDef) or all(source.inside(user, scope) for user in users):
+        return
+    first = next(s for s in scope.body.body if isinstance(s, Statement))
+    if _is_docstring(first):
+        edits.after(first, f"global {name}")
+    else:
+        edits.before(first, f"global {name}")
+
+
+def _is_docstring(statement: cst.CSTNode) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+        return False
+    one = statement.body[0]
+    return isinstance(one, cst.Expr) and isinstance(one.value, cst.SimpleString | cst.ConcatenatedString)
+
+
+def stop(source: Source, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
+    """Return the error that leaves an API's calls as they are."""
+    return CannotMigrate(Finding(source.line(node), " ".join(what.split()), write, blocks=True))

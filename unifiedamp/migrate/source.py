@@ -1,0 +1,285 @@
+"""A Python file as ``migrate`` reads it: its syntax tree, what encloses what, and what names mean by its imports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+Statement = cst.BaseStatement
+Block = cst.IndentedBlock | cst.Module
+
+_SPLIT = re.compile(r"\.(step|update|backward|scale\w*|unscale\w*|init\w*|autocast|apply\w*|gradient|clip\w*)\(")
+
+
+class Source:
+    """A parsed file.
+
+    Args:
+        content: the file's bytes.
+
+    Attributes:
+        module: the tree; a line that holds several statements of interest has been split.
+        nodes: all nodes, in the order of the text.
+
+    Raises:
+        libcst.ParserSyntaxError: it is no Python.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        original = cst.parse_module(content)
+        splitter = _Splitter(original)
+        self.module = cst.ensure_type(original.visit(splitter), cst.Module)
+        self._lines = splitter.lines
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self.nodes: list[cst.CSTNode] = []
+        self._enter(self.module)
+        self.order = {node: index for index, node in enumerate(self.nodes)}
+        self.imports = dict(self._imported())
+
+    def _enter(self, root: cst.CSTNode) -> None:
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            self.nodes.append(node)
+            children = node.children
+            for child in children:
+                self.parents[child] = node
+            waiting.extend(reversed(children))
+
+    def _imported(self) -> Iterator[tuple[str, str]]:
+        for node in self.nodes:
+            if isinstance(node, cst.Import):
+                for alias in node.names:
+                    name = dotted(alias.name)
+                    bound = alias.evaluated_alias
+                    yield (bound, name) if bound else (name.partition(".")[0], name.partition(".")[0])
+            elif isinstance(node, cst.ImportFrom) and node.module is not None and not node.relative:
+                for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
+                    name = alias.evaluated_name
+                    yield alias.evaluated_alias or name, f"{dotted(node.module)}.{name}"
+
+    # -- what a node says ----------------------------------------------------------------------------------------
+
+    def code(self, node: cst.CSTNode) -> str:
+        """Return the text of a node."""
+        return self.module.code_for_node(node)
+
+    def line(self, node: cst.CSTNode) -> int:
+        """Return the line that a node begins on, from 1."""
+        waiting = [node]
+        while waiting:
+            one = waiting.pop(0)
+            if one in self._lines:
+                return self._lines[one]
+            waiting[:0] = one.children
+        return 1
+
+    def meaning(self, node: cst.CSTNode) -> str:
+        """Return the dotted name of an expression with the imports' aliases resolved, or ``""``."""
+        name = dotted(node)
+        root, _, rest = name.partition(".")
+        if root not in self.imports:
+            return name
+        return f"{self.imports[root]}.{rest}" if rest else self.imports[root]
+
+    def calls(self, *meanings: str) -> list[cst.Call]:
+        """Return the calls of functions that mean one of ``meanings``, in order."""
+        return [n for n in self.nodes if isinstance(n, cst.Call) and self.meaning(n.func) in meanings]
+
+    def methods(self, name: str) -> list[cst.Call]:
+        """Return the calls ``<anything>.name(...)``, in order."""
+        return [
+            n
+            for n in self.nodes
+            if isinstance(n, cst.Call) and isinstance(n.func, cst.Attribute) and n.func.attr.value == name
+        ]
+
+    def uses(self, text: str) -> list[cst.BaseExpression]:
+        """Return the expressions that are ``text``, a name or ``self.name``: no attributes, keywords or imports."""
+        return [
+            node
+            for node in self.nodes
+            if (isinstance(node, cst.Name) and node.value == text and self.is_reference(node))
+            or (isinstance(node, cst.Attribute) and dotted(node) == text)
+        ]
+
+    def is_reference(self, name: cst.Name) -> bool:
+        """Whether a name is a variable, and no attribute, keyword or part of an import."""
+        parent = self.parents[name]
+        if isinstance(parent, cst.Attribute):
+            return parent.value is name
+        if isinstance(parent, cst.Arg):
+            return parent.keyword is not name
+        return not isinstance(parent, cst.ImportAlias | cst.ImportFrom | cst.AsName | cst.FunctionDef | cst.ClassDef)
+
+    # -- what encloses it ----------------------------------------------------------------------------------------
+
+    def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """Yield what encloses a node, innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def statement(self, node: cst.CSTNode) -> Statement:
+        """Return the innermost statement around a node, or itself."""
+        for one in (node, *self.above(node)):
+            if isinstance(one, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+                return one
+        raise ValueError("a node outside any statement")
+
+    def simple(self, node: cst.CSTNode) -> cst.BaseSmallStatement | None:
+        """Return the one small statement of the line around a node, or None where there is no such line."""
+        line = self.statement(node)
+        return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+
+    def block(self, statement: cst.CSTNode) -> Block:
+        """Return the block that a statement stands in."""
+        for one in self.above(statement):
+            if isinstance(one, cst.IndentedBlock | cst.Module):
+                return one
+        raise ValueError("a statement outside any block")
+
+    def scope(self, node: cst.CSTNode) -> cst.FunctionDef | cst.Module:
+        """Return the function around a node, or the module."""
+        for one in self.above(node):
+            if isinstance(one, cst.FunctionDef):
+                return one
+        return self.module
+
+    def in_block(self, node: cst.CSTNode, block: Block) -> Statement | None:
+        """Return the statement of ``block`` that encloses a node, or None."""
+        for one in (node, *self.above(node)):
+            if isinstance(one, Statement) and self.parents.get(one) is block:
+                return one
+        return None
+
+    def inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+        """Whether ``node`` is ``outer`` or within it."""
+        return node is outer or any(one is outer for one in self.above(node))
+
+    def after(self, statement: Statement) -> list[Statement]:
+        """Return the statements that follow in the same block."""
+        body = list(self.block(statement).body)
+        return [s for s in body[body.index(statement) + 1 :] if isinstance(s, Statement)]
+
+    # -- who assigns what ----------------------------------------------------------------------------------------
+
+    def assigns(self, text: str) -> list[cst.Assign]:
+        """Return the plain assignments ``text = ...``, in order."""
+        return [
+            node
+            for node in self.nodes
+            if isinstance(node, cst.Assign) and len(node.targets) == 1 and dotted(node.targets[0].target) == text
+        ]
+
+    def functions(self) -> dict[str, cst.FunctionDef]:
+        """Return name → function defined in this file; for a class, its ``__init__``."""
+        found = {n.name.value: n for n in self.nodes if isinstance(n, cst.FunctionDef)}
+        for node in self.nodes:
+            if isinstance(node, cst.ClassDef):
+                inits = [f for f in walk(node) if isinstance(f, cst.FunctionDef) and f.name.value == "__init__"]
+                found |= dict(zip([node.name.value], inits, strict=False))
+        return found
+
+    def bound_in(self, text: str, scope: cst.FunctionDef | cst.Module) -> bool:
+        """Whether a name is a parameter of ``scope`` or assigned in it."""
+        if isinstance(scope, cst.FunctionDef) and text in parameters(scope):
+            return True
+        return any(
+            isinstance(node, cst.AssignTarget) and node.target is use and self.scope(use) is scope
+            for use in self.uses(text)
+            for node in (self.parents[use],)
+        )
+
+    def names(self) -> set[str]:
+        """Return every name in the file."""
+        return {node.value for node in self.nodes if isinstance(node, cst.Name)}
+
+
+class _Splitter(cst.CSTTransformer):
+    """Gives each statement of interest a line of its own.
+
+    Attributes:
+        lines: node of the new tree → its line in the old text.
+    """
+
+    def __init__(self, module: cst.Module) -> None:
+        super().__init__()
+        self._module = module
+        self._positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+        self.lines: dict[cst.CSTNode, int] = {}
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        """See ``CSTTransformer``; every node is made anew."""
+        if original_node in self._positions:
+            self.lines[updated_node] = int(self._positions[original_node].start.line)
+        return super().on_leave(original_node, updated_node)
+
+    def leave_SimpleStatementLine(
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.FlattenSentinel[cst.BaseStatement]:
+        """Split ``a; b``."""
+        if len(original_node.body) < 2 or not _SPLIT.search(self._module.code_for_node(original_node)):
+            return updated_node
+        lines = [cst.SimpleStatementLine([small]) for small in map(_without_semicolon, updated_node.body)]
+        lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
+        lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
+        return cst.FlattenSentinel(lines)
+
+    def leave_SimpleStatementSuite(
+        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
+    ) -> cst.BaseSuite:
+        """Split ``if a: b``."""
+        if not _SPLIT.search(self._module.code_for_node(original_node)):
+            return updated_node
+        lines = [cst.SimpleStatementLine([small]) for small in map(_without_semicolon, updated_node.body)]
+        return cst.IndentedBlock(lines, header=updated_node.trailing_whitespace)
+
+
+def _without_semicolon(small: cst.BaseSmallStatement) -> cst.BaseSmallStatement:
+    # With no semicolon after it the node is kept, and with it what is known about it.
+    if isinstance(small.semicolon, cst.MaybeSentinel):
+        return small
+    return small.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield a node and everything in it."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting.extend(reversed(one.children))
+
+
+def dotted(node: cst.CSTNode) -> str:
+    """Return ``a.b.c`` for such an expression, or ``""``."""
+    parts: list[str] = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    return ".".join([node.value, *reversed(parts)]) if isinstance(node, cst.Name) else ""
+
+
+def parameters(function: cst.FunctionDef) -> list[str]:
+    """Return the names of a function's parameters, positional ones first."""
+    params = function.params
+    return [p.name.value for p in (*params.posonly_params, *params.params, *params.kwonly_params)]
+
+
+def argument(call: cst.Call, name: str, position: int | None = None) -> cst.BaseExpression | None:
+    """Return a call's argument by keyword, or by position."""
+    for arg in call.args:
+        if arg.keyword is not None and arg.keyword.value == name:
+            return arg.value
+    plain = [arg for arg in call.args if arg.keyword is None and not arg.star]
+    return plain[position].value if position is not None and position < len(plain) else None
+
+
+def keywords(call: cst.Call) -> set[str]:
+    """Return the names of a call's keyword arguments; ``*`` where there are starred ones."""
+    return {arg.keyword.value if arg.keyword else "*" for arg in call.args if arg.keyword or arg.star}
