@@ -35,8 +35,7 @@ class Ahead:
 
     def __iter__(self) -> Generator[Any]:
         buffer = _Buffer(self._size)
-        worker = threading.Thread(target=self._around, args=(lambda: self._work(buffer),), daemon=True)
-        worker.name = "unifiedamp-prefetch"
+        worker = threading.Thread(target=self._run, args=(buffer,), name="unifiedamp-prefetch", daemon=True)
         worker.start()
         try:
             for made in buffer:
@@ -45,15 +44,18 @@ class Ahead:
             buffer.stop()
             worker.join(JOIN_SECONDS)
 
-    def _work(self, buffer: _Buffer) -> None:
-        batches: Iterator[Any] | None = None
+    def _run(self, buffer: _Buffer) -> None:
         try:
-            batches = iter(self._source)
-            while buffer.wants() and (batch := next(batches, _END)) is not _END:
-                buffer.put(self._make(batch))
+            self._around(lambda: self._fill(buffer))
             buffer.end(None)
         except BaseException as error:
             buffer.end(error)
+
+    def _fill(self, buffer: _Buffer) -> None:
+        batches = iter(self._source)
+        try:
+            while buffer.wants() and (batch := next(batches, _END)) is not _END:
+                buffer.put(self._make(batch))
         finally:
             if isinstance(batches, Generator):
                 batches.close()

@@ -53,12 +53,16 @@ class Switches:
         return bool(self._switches)
 
     def __enter__(self) -> None:
+        if not self._switches:
+            return
         with ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch)
             stack.pop_all()
 
     def __exit__(self, *exception: object) -> None:
+        if not self._switches:
+            return
         with ExitStack() as stack:
             for switch in self._switches:
                 stack.push(switch)

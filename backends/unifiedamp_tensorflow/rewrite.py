@@ -17,7 +17,7 @@ import tensorflow as tf
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors
 
 from . import layers
-from .facts import Device
+from .devices import Device
 from .ops import REWRITE_OPS
 from .proof import Proof, probe, watching
 

@@ -152,10 +152,11 @@ class TorchBackend(Backend):
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy) for model in new]
+        again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
-        for model, chosen in zip(new, dtypes, strict=True):
-            moved.append(self._attach(model, chosen))
+        for model, chosen, checkpointed in zip(new, dtypes, again, strict=True):
+            moved.append(self._attach(model, chosen, checkpointed))
         if self.spec.compile_mode == "max" or self.spec.tuning.channels_last:
             moved += [placement.to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
@@ -169,7 +170,7 @@ class TorchBackend(Backend):
         self._undo += self._tuned.fuse(optimizers)
         return list(models), list(optimizers)
 
-    def _attach(self, model: torch.nn.Module, dtypes: dict[str, str]) -> bool:
+    def _attach(self, model: torch.nn.Module, dtypes: dict[str, str], checkpointed: dict[str, torch.nn.Module]) -> bool:
         policy = self.spec.policy
         changed = False
         if policy.param_dtype != "float32":
@@ -182,15 +183,11 @@ class TorchBackend(Backend):
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
-        self._checkpoint(model)
+        self._undo += [checkpointing.Checkpointed(module).remove for module in checkpointed.values()]
+        self._tuned.note(model, list(checkpointed))
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
         return changed
-
-    def _checkpoint(self, model: torch.nn.Module) -> None:
-        paths, undo = checkpointing.wrap(model, self.spec.tuning.checkpoint_layers)
-        self._undo += undo
-        self._tuned.note(model, paths)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: dict[str, str]) -> None:
         chosen = float8_layers.choose(model, dtypes)

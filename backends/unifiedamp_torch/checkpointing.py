@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -55,18 +55,15 @@ def _uncounted(norms: Sequence[torch.nn.Module]) -> Iterator[None]:
             norm.track_running_stats = True
 
 
-def wrap(model: torch.nn.Module, globs: Sequence[str]) -> tuple[list[str], list[Callable[[], None]]]:
-    """Have matching layers checkpointed; return their paths, and what takes that back.
-
-    A layer inside one that matches is left alone: it is computed again with it.
+def choose(model: torch.nn.Module, globs: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """Return path → layer of the layers to be checkpointed; one inside another is computed again with it.
 
     Raises:
         PolicyError: a glob matches no layer, or two match one.
     """
-    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
+    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules() if path}
     matched = match_layers(dict.fromkeys(globs, ""), modules, "tuning.checkpoint_layers")
-    paths = [path for path in modules if path in matched and not _below(path, matched)]
-    return paths, [Checkpointed(modules[path]).remove for path in paths]
+    return {path: modules[path] for path in modules if path in matched and not _below(path, matched)}
 
 
 def _below(path: str, others: Any) -> bool:

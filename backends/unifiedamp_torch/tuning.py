@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -171,7 +170,9 @@ class Tuned:
         there = support(self._device)
         rows = [made[item](value) for item, value in self._tuning.asked().items() if there[item]]
         if self._biases:
-            note = "the norm subtracts it again: make the layer with bias=False (not changed; told by the layers' order)"
+            note = (
+                "the norm subtracts it again: make the layer with bias=False (not changed; told by the layers' order)"
+            )
             rows.append(PlanRow("tuning.bias_before_norm", ", ".join(self._biases), "none", "no effect", note))
         return rows
 
