@@ -1,4 +1,4 @@
-"""Matching globs (``layer_overrides``, ``checkpoint_layers``) against a model's layer paths, the same way on every backend."""
+"""Matching globs against a model's layer paths, the same way on every backend."""
 
 from __future__ import annotations
 

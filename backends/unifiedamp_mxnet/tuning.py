@@ -42,7 +42,7 @@ def support(context: Any) -> dict[str, Support]:
         "set_to_none": Support(True, "gradients are marked as not fresh, and written over by the next backward pass"),
         "compile": Support(True, "amp.compile(mode='max')"),
         "checkpoint_layers": Support(
-            False, "Gluon computes nothing again; MXNET_BACKWARD_DO_MIRROR is of MXNet 1's symbolic executor, by operator"
+            False, "Gluon computes nothing again; MXNET_BACKWARD_DO_MIRROR is of MXNet 1's symbolic executor"
         ),
     }  # fmt: skip
 

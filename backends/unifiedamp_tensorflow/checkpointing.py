@@ -42,8 +42,8 @@ def _check_random(path: str, layer: Any) -> None:
     random = [inner for _, inner in layers.walk(layer) if _draws(inner)]
     if random and not REPLAYS_SEEDS:
         raise errors.UnsupportedError(
-            f"tuning.checkpoint_layers: layer {path!r} holds {random[0].name!r}, and what a random layer of Keras 2 drew "
-            "cannot be drawn again in the backward pass; name layers without dropout or noise, or use Keras 3"
+            f"tuning.checkpoint_layers: layer {path!r} holds {random[0].name!r}, and what a random layer of Keras 2 "
+            "drew cannot be drawn again in the backward pass; name layers without dropout or noise, or use Keras 3"
         )
 
 

@@ -60,7 +60,7 @@ def _autotune(device: Device) -> Support:
 
 
 def by_xla(spec: SessionSpec, mode: str) -> bool:
-    """Tell whether a step compiled in ``mode`` is compiled by XLA; by best effort, where the graph rewrite is not on."""
+    """Tell whether a step compiled in ``mode`` is compiled by XLA; by best effort not under the graph rewrite."""
     rewritten = spec.options.get("mode") == "graph_rewrite" and spec.tuning.best_effort
     return bool(spec.options.get("xla", mode == "max" and not rewritten))
 
