@@ -47,7 +47,7 @@ def train(harness, tuning, form="eager", policy="float32", make=small, steps=4):
     return losses, harness.parameters(model)
 
 
-# -- what is written -----------------------------------------------------------------------------------------------------
+# -- what is written -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_compile_gives_way_to_a_mode_that_was_named():
     assert ua.Amp("toy", "float32", tuning="fast", compile="off").compile_mode == "off"
 
 
-# -- what is said --------------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("item", ITEMS)
@@ -154,16 +154,13 @@ def test_a_bias_before_a_batch_norm_is_told_and_left(harness):
     amp = tuned(harness, set_to_none=True)
     with amp.scope():
         model = harness.convnet(0)
-    before = harness.parameters(model)
-    model = amp.prepare(model)
+    amp.prepare(model)
     row = amp.explain().row("tuning.bias_before_norm")
-    assert row.value.split(".")[-1] in before or "conv" in row.value
-    assert row.effect == "no effect"
-    assert harness.parameters(model).keys() == before.keys()
+    assert (row.value, row.native, row.effect) == ("conv", "none", "no effect")
     amp.close()
 
 
-# -- what happens --------------------------------------------------------------------------------------------------------
+# -- what happens ----------------------------------------------------------------------------------------------------
 
 
 def test_global_state_is_left_as_it_was(harness):

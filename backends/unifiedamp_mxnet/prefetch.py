@@ -8,7 +8,7 @@ from typing import Any
 from unifiedamp.backend import Ahead, convert
 
 from .arrays import to_native
-from .native import mx
+from .native import context_of, mx
 
 
 def ahead(batches: Iterable[Any], size: int, context: Any) -> Ahead:
@@ -16,7 +16,8 @@ def ahead(batches: Iterable[Any], size: int, context: Any) -> Ahead:
     as_numpy, as_shape = mx.util.is_np_array(), mx.util.is_np_shape()
 
     def moved(value: Any) -> Any:
-        return to_native(value, context).as_in_context(context)
+        native = to_native(value, context)
+        return native if context_of(native) == context else native.copyto(context)
 
     def around(work: Callable[[], None]) -> None:
         # MXNet's numpy semantics are a thread's own.

@@ -43,16 +43,17 @@ class Checkpointed(Forward):
 
 
 @contextmanager
-def _uncounted(norms: Sequence[torch.nn.Module]) -> Iterator[None]:
+def _uncounted(norms: Sequence[Any]) -> Iterator[None]:
     """Have batch norms normalize by the batch without adding it to their running statistics."""
-    counting = [norm for norm in norms if norm.training and norm.track_running_stats]
-    for norm in counting:
-        norm.track_running_stats = False
+    kept: list[tuple[Any, Any, Any]] = []
+    for norm in norms:
+        kept.append((norm, norm.momentum, norm.num_batches_tracked))
+        norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield
     finally:
-        for norm in counting:
-            norm.track_running_stats = True
+        for norm, momentum, tracked in kept:
+            norm.momentum, norm.num_batches_tracked = momentum, tracked
 
 
 def choose(model: torch.nn.Module, globs: Sequence[str]) -> dict[str, torch.nn.Module]:

@@ -36,6 +36,7 @@ _UNTRACED = (
     "unifiedamp_torch.scaler",
     "unifiedamp_torch.stance",
     "unifiedamp_torch.steps",
+    "unifiedamp_torch.switches",
 )
 
 

@@ -40,8 +40,9 @@ def test_updates_are_aggregated_and_put_back():
             return update(indices, *args)
 
         trainer._optimizer.update_multi_precision = counting
+        ones = amp.to_native(np.ones((2, 4), np.float32))
         for _ in range(2):
-            amp.backward(lambda net=net: net(amp.to_native(np.ones((2, 4), np.float32))).mean(), trainer)
+            amp.backward(lambda: net(ones).mean(), trainer)  # noqa: B023
             amp.step(trainer)
         assert sum(sizes) == 2 * 12
         assert (sizes == [12, 12]) is bool(items)
@@ -75,6 +76,7 @@ def test_compile_says_what_hybridize_is_called_with():
         assert word in native
 
 
+@pytest.mark.filterwarnings("ignore:Please import `csr_matrix`:DeprecationWarning")  # MXNet's own loader asks for it
 def test_a_gluon_loader_is_prefetched():
     data = gluon.data.ArrayDataset(np.arange(10, dtype=np.float32), np.arange(10, dtype=np.int32))
     loader = gluon.data.DataLoader(data, batch_size=4)
@@ -85,7 +87,7 @@ def test_a_gluon_loader_is_prefetched():
 
 def test_prefetched_arrays_are_of_the_kind_in_use():
     amp = ua.Amp("mxnet", "float32")
-    for kind in (False, True):
+    for kind in [True] if MXNET_2 else [False, True]:
         with mx.util.np_shape(kind), mx.util.np_array(kind):
             (made,) = amp.prefetch([np.ones(2, np.float32)])
             assert type(made) is type(amp.to_native(np.ones(2, np.float32)))

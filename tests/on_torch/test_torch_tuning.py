@@ -1,6 +1,5 @@
 """What ``Tuning`` does to torch's models, optimizers and settings."""
 
-import copy
 from collections import Counter
 
 import numpy as np
@@ -48,7 +47,7 @@ def step(amp, model, optimizer, x=BATCH, seed=0):
     return loss, gradients
 
 
-# -- layout --------------------------------------------------------------------------------------------------------------
+# -- layout ----------------------------------------------------------------------------------------------------------
 
 
 def test_parameters_and_activations_are_channels_last():
@@ -75,34 +74,36 @@ def test_a_model_without_images_is_told():
     assert amp.explain().row("tuning.channels_last").effect == "no effect"
 
 
-# -- optimizers ----------------------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def settings_of(optimizer):
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("begun", [False, True])
 def test_optimizers_are_fused_and_put_back(kind, begun):
-    plain, fused = net(), net()
-    runs = []
-    for model, items in ((plain, {}), (fused, {"fused_optimizer": True})):
+    x, runs = torch.linspace(-1, 1, 12).reshape(3, 4), []
+    for items in ({}, {"fused_optimizer": True}):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
         optimizer = kind(model.parameters(), lr=0.01)
         if begun:
-            model(BATCH).sum().backward()
+            model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        found = copy.deepcopy(
-            [{name: value for name, value in g.items() if name != "params"} for g in optimizer.param_groups]
-        )
+        found = settings_of(optimizer)
         amp = amp_of(**items)
         model, optimizer = amp.prepare(model, optimizer)
         assert bool(optimizer.param_groups[0]["fused"]) is bool(items)
         for _ in range(3):
-            step(amp, model, optimizer)
+            step(amp, model, optimizer, x)
         amp.close()
-        assert [{name: value for name, value in g.items() if name != "params"} for g in optimizer.param_groups] == found
+        assert settings_of(optimizer) == found
         assert "_step_supports_amp_scaling" not in vars(optimizer)
-        step(
-            ua.Amp("torch", "float32", device="cpu"), *ua.Amp("torch", "float32").prepare(model, optimizer)
-        ) if 0 else 0
+        model(x).sum().backward()
+        optimizer.step()
         runs.append(model)
     for one, other in zip(*(run.parameters() for run in runs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -127,11 +128,11 @@ def test_an_optimizer_without_a_fused_form_is_told():
     assert amp.explain().row("tuning.fused_optimizer").effect == "no effect"
 
 
-# -- checkpointing -------------------------------------------------------------------------------------------------------
+# -- checkpointing ---------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpointed_layer_computes_again_what_it_computed():
-    """In float64, with dropout and batch norm inside: gradients, statistics and random numbers are those of the plain."""
+    """In float64, with dropout and batch norm inside: gradients, statistics, random numbers are those of the plain."""
     results = []
     for items in ({}, {"checkpoint_layers": ["0"]}):
         amp, model = amp_of(**items), net(double=True)
@@ -177,7 +178,7 @@ def test_recorded_steps_count_a_checkpointed_layer_once(tmp_path):
     assert Counter(names[0]) == Counter(names[1])
 
 
-# -- settings of the process ---------------------------------------------------------------------------------------------
+# -- settings of the process -----------------------------------------------------------------------------------------
 
 
 def settings():
@@ -237,18 +238,16 @@ def test_settings_hold_in_forward_backward_and_compiled_steps(monkeypatch, form)
     monkeypatch.setattr(tuning, "switches_of", lambda *_: WANTED)
     seen = []
 
-    class Seen(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            seen.append(settings()[:2])
-            return x.clone()
+    @torch.compiler.disable
+    def look(_=None):
+        seen.append(settings()[:2])
 
-        @staticmethod
-        def backward(ctx, grad):
-            seen.append(settings()[:2])
-            return grad
+    @torch.compiler.disable
+    def looks(x):
+        look()
+        x.register_hook(look)
+        return x * 1
 
-    looks = torch.compiler.disable(Seen.apply)
     amp, model, before = amp_of(tf32=True), nn.Linear(2, 1), settings()
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
 
@@ -271,7 +270,7 @@ def test_a_session_on_a_gpu_sets_them():
     assert settings() == before
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_data_loader_is_prefetched():
@@ -291,7 +290,7 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order():
     assert [float(each) for each in sums] == [i * i * 256.0 * 1024 for i in range(20)]
 
 
-# -- debugging switches --------------------------------------------------------------------------------------------------
+# -- debugging switches ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
