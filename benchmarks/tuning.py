@@ -19,7 +19,7 @@ from typing import Any
 import cli
 import numpy as np
 from recipes import RECIPES, Parts, find, layered, train_step_of
-from turns import Comparison, Loop, compare, hardware, say, write
+from turns import WARM_UP, Comparison, Loop, compare, hardware, say, write
 
 import unifiedamp as ua
 
@@ -112,6 +112,8 @@ def measure(backend: str, case: Case, options: Any) -> Comparison:
     native.clear()
     parts = Parts(backend, find(case.recipe, options.smoke), ITEMS[case.item].optimizer)
     labels = case.labels(parts)
+    if native.gpu():
+        labels["memory of a step, on / off"] = ""
     turn = cli.turn_seconds(native)
     if case.item == "set_to_none":
         sides = [by_hand(native, parts, none) for none in (True, False)]
@@ -121,13 +123,18 @@ def measure(backend: str, case: Case, options: Any) -> Comparison:
         return compare(labels, on, off, options.pairs, options.seconds, 10 * turn)
     sessions = [session(backend, case, parts, on) for on in (True, False)]
     loops = [Loop(layered(amp, parts, plain_layout(native, case)), native.finish) for amp in sessions]
-    if case.item == "checkpoint_layers" and hasattr(native, "peak_of"):
-        used = [native.peak_of(lambda loop=loop: loop.turn(3)) for loop in loops]
-        labels["memory of a step, on / off"] = " / ".join(f"{each / 2**20:.0f} MiB" for each in used if each)
+    if native.gpu() and hasattr(native, "peak_of") and labels["amp.compile"] == "off":
+        labels["memory of a step, on / off"] = " / ".join(memory(native, loop) for loop in loops)
     result = compare(labels, *loops, options.pairs, options.seconds, turn)
     for amp in sessions:
         amp.close()
     return result
+
+
+def memory(native: Any, loop: Loop) -> str:
+    """Return what a warm step allocates at most; one that was captured allocates nothing any more."""
+    loop.turn(WARM_UP)
+    return f"{native.peak_of(lambda: loop.turn(3)) / 2**20:.0f} MiB"
 
 
 def session(backend: str, case: Case, parts: Parts, on: bool) -> ua.Amp:

@@ -55,6 +55,15 @@ def test_batches_are_native_and_what_is_no_array_is_left(harness, amp):
     assert harness.dtype_of(made["b"].x) == "float32"
 
 
+def test_batches_of_another_framework(harness, peer, amp):
+    if peer == "toy":
+        pytest.skip("its tensors are no arrays to anybody else")
+    theirs, x = ua.Amp(peer, "float32"), np.arange(6, dtype=np.float32).reshape(2, 3)
+    (made,) = amp.prefetch([(theirs.to_native(x), 1)])
+    assert amp.to_numpy(made[0]).tolist() == x.tolist()
+    assert type(made[0]) is type(amp.to_native(x))
+
+
 def test_native_batches_pass(amp):
     x = amp.to_native(np.arange(4, dtype=np.float32))
     (made,) = amp.prefetch([x])

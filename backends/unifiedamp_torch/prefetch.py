@@ -22,7 +22,11 @@ def ahead(batches: Iterable[Any], size: int, device: torch.device) -> Ahead:
 
 
 def _moved(value: Any, device: torch.device) -> torch.Tensor:
-    return arrays.to_native(value, device).to(device, non_blocking=True)
+    return _native(value, device).to(device, non_blocking=True)
+
+
+def _native(value: Any, device: torch.device) -> torch.Tensor:
+    return arrays.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value, device)
 
 
 class _Copies:
@@ -47,7 +51,7 @@ class _Copies:
 
         def copy(value: Any) -> torch.Tensor:
             # What is on a GPU already is copied by the stream that this thread computes on.
-            host = arrays.to_native(value, torch.device("cpu"))
+            host = _native(value, torch.device("cpu"))
             pinned = host.pin_memory() if host.device.type == "cpu" else host
             tensors.append(pinned.to(self._device, non_blocking=True))
             return tensors[-1]

@@ -13,6 +13,7 @@ from unifiedamp.backend import PlanRow, SessionSpec, Support, Switches, Tuning, 
 
 from . import switches
 from .placement import follow, has_images
+from .update import settle
 
 TF32_SINCE = (8, 0)
 """The first compute capability with TF32."""
@@ -76,15 +77,17 @@ def _fused_devices(name: str) -> Sequence[str]:
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Have the optimizer update many parameters by one kernel; return what takes that back."""
+    """Have the optimizer update many parameters by one kernel, checkpoints loaded later included; return what takes
+    that back.
+    """
     kept = [(group, {name: group.get(name) for name in ("fused", "foreach")}) for group in optimizer.param_groups]
     marks = {name: vars(optimizer)[name] for name in _MARKS if name in vars(optimizer)}
-    for group in optimizer.param_groups:
-        group.update(fused=True, foreach=False)
-    vars(optimizer).update(dict.fromkeys(_MARKS, True))
+    _set_fused(optimizer)
     follow(optimizer)
+    hook = optimizer.register_load_state_dict_post_hook(_set_fused)
 
     def undo() -> None:
+        hook.remove()
         # By order and not by identity: a loaded checkpoint brings groups of its own.
         for group, (_, before) in zip(optimizer.param_groups, kept, strict=False):
             group.update(before)
@@ -94,6 +97,13 @@ def fuse(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         _bring_steps_home(optimizer)
 
     return undo
+
+
+def _set_fused(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=False)
+    vars(optimizer).update(dict.fromkeys(_MARKS, True))
+    settle(optimizer)
 
 
 _MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")

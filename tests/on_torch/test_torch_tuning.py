@@ -109,7 +109,19 @@ def test_optimizers_are_fused_and_put_back(kind, begun):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_loaded_checkpoint_leaves_the_optimizer_fused():
+    model = nn.Linear(2, 1)
+    plain = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    plain.step()
+    amp = amp_of(fused_optimizer=True)
+    model, optimizer = amp.prepare(model, torch.optim.Adam(model.parameters()))
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.param_groups[0]["fused"] is True
+    step(amp, model, optimizer, torch.ones(1, 2))
+    assert int(optimizer.state[model.weight]["step"]) == 2
+
+
 def test_a_fused_optimizer_skips_an_overflow():
     amp = ua.Amp("torch", "float32", device="cpu", loss_scale=8.0, tuning={"fused_optimizer": True})
     model = nn.Linear(2, 1)
