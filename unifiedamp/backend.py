@@ -38,7 +38,7 @@ from .facts import (
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
-from .prefetch import Ahead, convert
+from .prefetch import Ahead, convert_batch
 from .recording import facts as recording
 from .result import StepResult, StepValues
 from .switches import Switch, Switches
@@ -72,7 +72,7 @@ __all__ = [
     "Switch",
     "Switches",
     "Tuning",
-    "convert",
+    "convert_batch",
     "errors",
     "float32",
     "hookimpl",
@@ -459,7 +459,12 @@ class Backend:
 
         This default has a thread take them and make them native by :meth:`to_native`.
         """
-        return Ahead(batches, size, functools.partial(convert, to_native=self.to_native))
+
+        def native(value: Any) -> Any:
+            # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
+            return self.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
+
+        return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
 
     @required
     def to_numpy(self, tensor: Any) -> Any:

@@ -119,14 +119,14 @@ class _Buffer:
             self._changed.notify_all()
 
 
-def convert(value: Any, to_native: Callable[[Any], Any]) -> Any:
+def convert_batch(value: Any, to_native: Callable[[Any], Any]) -> Any:
     """Return a batch with its arrays made native, in nested lists, tuples, named tuples and dicts."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[convert(each, to_native) for each in value])
+        return type(value)(*[convert_batch(each, to_native) for each in value])
     if isinstance(value, (list, tuple)):
-        return type(value)([convert(each, to_native) for each in value])
+        return type(value)([convert_batch(each, to_native) for each in value])
     if isinstance(value, Mapping):
-        return {key: convert(each, to_native) for key, each in value.items()}
+        return {key: convert_batch(each, to_native) for key, each in value.items()}
     return to_native(value) if is_array(value) else value
 
 

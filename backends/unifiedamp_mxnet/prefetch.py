@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from unifiedamp.backend import Ahead, convert
+from unifiedamp.backend import Ahead, convert_batch
 
 from .arrays import to_native
 from .native import context_of, mx
@@ -26,4 +26,4 @@ def ahead(batches: Iterable[Any], size: int, context: Any) -> Ahead:
         with mx.util.np_shape(as_shape), mx.util.np_array(as_numpy):
             work()
 
-    return Ahead(batches, size, lambda batch: convert(batch, moved), around=around)
+    return Ahead(batches, size, lambda batch: convert_batch(batch, moved), around=around)

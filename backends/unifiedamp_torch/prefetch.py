@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Ahead, convert
+from unifiedamp.backend import Ahead, convert_batch
 
 from . import arrays
 
@@ -16,7 +16,9 @@ from . import arrays
 def ahead(batches: Iterable[Any], size: int, device: torch.device) -> Ahead:
     """Return ``batches`` on ``device``, ``size`` of them ready ahead."""
     if device.type != "cuda":
-        return Ahead(batches, size, functools.partial(convert, to_native=functools.partial(_moved, device=device)))
+        return Ahead(
+            batches, size, functools.partial(convert_batch, to_native=functools.partial(_moved, device=device))
+        )
     copies = _Copies(device)
     return Ahead(batches, size, copies.start, copies.finish, copies.around)
 
@@ -57,7 +59,7 @@ class _Copies:
             return tensors[-1]
 
         with torch.cuda.stream(self._stream):
-            made = convert(batch, copy)
+            made = convert_batch(batch, copy)
             there = self._stream.record_event()
         return made, tensors, there
 
