@@ -20,7 +20,7 @@ class Counting(keras.layers.Layer):
 
     def __init__(self, **names):
         super().__init__(**names)
-        self.dense, self.norm = keras.layers.Dense(8, name="dense"), keras.layers.BatchNormalization(name="norm")
+        self.dense, self.norm = dense(8, "dense", 0), keras.layers.BatchNormalization(name="norm")
         self.drop = keras.layers.Dropout(0.5 if checkpointing.REPLAYS_SEEDS else 0.0, seed=3, name="drop")
 
     def build(self, shape):
@@ -34,8 +34,11 @@ class Counting(keras.layers.Layer):
 
 
 def net():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input((4,)), Counting(name="block"), keras.layers.Dense(2, name="last")])
+    return keras.Sequential([keras.Input((4,)), Counting(name="block"), dense(2, "last", 1)])
+
+
+def dense(units, name, seed):
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), name=name)
 
 
 def trained(items, mode=None, policy="float32", steps=3, options=None):
