@@ -8,9 +8,9 @@ import unifiedamp as ua
 
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
-    "discard_step", "explain", "from_config", "gradients", "inference", "load_state_dict", "loss_scale", "observe",
-    "prefetch", "prepare", "record", "scale_loss", "scope", "skipped_steps", "state_dict", "step", "to_native",
-    "to_numpy", "unscale",
+    "convert_model", "discard_step", "explain", "from_config", "gradients", "inference", "load_master_weights",
+    "load_state_dict", "loss_scale", "master_weights", "observe", "prefetch", "prepare", "record", "scale_loss", "scope",
+    "skipped_steps", "state_dict", "step", "to_native", "to_numpy", "unscale",
 }  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_arguments_of_a_session():
     positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
-        "loss_scale", "accumulate_steps", "device", "strict", "compile", "tuning",
+        "loss_scale", "accumulate_steps", "device", "strict", "compile", "master_weights", "tuning",
         "backend_options",
     }  # fmt: skip
 
