@@ -138,14 +138,28 @@ def _same(inputs: int, outputs: int) -> tuple[Any, Any]:
     return np.eye(inputs, outputs, dtype=np.float32), np.zeros(outputs, np.float32)
 
 
-def layered(amp: ua.Amp, parts: Parts) -> Callable[[], Any]:
-    """Return one training step by the layer, on the fixed batch; ``Amp(compile=...)`` says in which form."""
+def layered(amp: ua.Amp, parts: Parts, change: Callable[[Any], Any] = lambda model: model) -> Callable[[], Any]:
+    """Return one training step by the layer, on the fixed batch; ``Amp(compile=...)`` says in which form.
+
+    Args:
+        amp: the session.
+        parts: what is trained.
+        change: done to the model before its optimizer is made.
+    """
+    train_step = train_step_of(amp, parts, change)
+    x, y = amp.to_native(parts.images), amp.to_native(parts.labels)
+    return lambda: train_step(x, y)
+
+
+def train_step_of(
+    amp: ua.Amp, parts: Parts, change: Callable[[Any], Any] = lambda model: model
+) -> Callable[[Any, Any], Any]:
+    """Return the training step of :func:`layered`, which takes a batch."""
     with amp.scope():
-        model = parts.model()
+        model = change(parts.model())
         optimizer = parts.optimizer(model)
     model, optimizer = amp.prepare(model, optimizer)
     loss_fn = parts.loss_fn
-    x, y = amp.to_native(parts.images), amp.to_native(parts.labels)
 
     @amp.compile
     def train_step(x: Any, y: Any) -> Any:
@@ -156,4 +170,4 @@ def layered(amp: ua.Amp, parts: Parts) -> Callable[[], Any]:
         amp.step(optimizer)
         return loss
 
-    return lambda: train_step(x, y)
+    return train_step

@@ -10,6 +10,8 @@ from typing import Any
 from record import RESULTS, ROOT, cells, failures, headings
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+TUNING_PAGE = ROOT / "docs" / "tuning.md"
+MEASURED = "<!-- measured: below is written by benchmarks/report.py -->\n"
 
 INTRO = """# Benchmarks
 
@@ -104,5 +106,14 @@ def page(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def tuning_page(folder: Path) -> str:
+    """Return the page on tuning, with the tables of the results in ``folder`` below its own text."""
+    text = TUNING_PAGE.read_text(encoding="utf-8").partition(MEASURED)[0]
+    records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("tuning-*.json"))]
+    lines = [f"### {each['title']}\n\n" + "\n".join(table(each)) + f"\n\n{provenance(each)}\n" for each in records]
+    return text + MEASURED + "\n" + ("\n".join(lines) if lines else "Not measured yet.\n")
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(RESULTS), encoding="utf-8")
+    TUNING_PAGE.write_text(tuning_page(RESULTS), encoding="utf-8")

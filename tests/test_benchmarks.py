@@ -192,6 +192,7 @@ def test_a_gpu_is_told():
 
 def test_the_page_is_that_of_the_kept_results():
     assert report.PAGE.read_text(encoding="utf-8") == report.page(record.RESULTS)
+    assert report.TUNING_PAGE.read_text(encoding="utf-8") == report.tuning_page(record.RESULTS)
 
 
 def test_smoke_is_not_kept():
@@ -211,6 +212,16 @@ def test_overhead_runs_and_is_reported(name, tmp_path):
     page = report.page(tmp_path)
     assert f"### {name}: unifiedamp over native" in page
     assert f"{found['rows'][0]['ratio']:.3f}" in page
+
+
+@torch_only
+def test_tuning_is_measured_item_by_item(tmp_path):
+    """What is measured elsewhere too runs here at its smallest, eager; what the device lacks is said."""
+    items = ("channels_last", "tf32", "fused_optimizer", "set_to_none", "checkpoint_layers", "prefetch")
+    found, printed = run("tuning", "torch", "--items", *items, out=tmp_path)
+    assert [row["labels"]["item"] for row in found["rows"]] == [item for item in items if item != "tf32"]
+    assert "tf32: not measured: TF32 is of NVIDIA's GPUs" in printed
+    assert found["columns"] == ["on", "off"]
 
 
 @torch_only

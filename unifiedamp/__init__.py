@@ -23,6 +23,7 @@ from .errors import (
     StateWarning,
     StepOrderError,
     StepWarning,
+    TuningWarning,
     UnsupportedError,
     WrongObjectError,
 )
@@ -31,6 +32,7 @@ from .plugins import available_backends
 from .policy import Policy
 from .result import StepResult
 from .session import Amp
+from .tuning import Tuning
 
 __version__ = "0.1.0"
 
@@ -59,6 +61,8 @@ __all__ = [
     "StepOrderError",
     "StepResult",
     "StepWarning",
+    "Tuning",
+    "TuningWarning",
     "UnsupportedError",
     "WrongObjectError",
     "amp_function",

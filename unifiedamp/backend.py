@@ -27,6 +27,7 @@ from .errors import AmpWarning
 from .facts import (
     COMPILE_MODES,
     FEATURES,
+    TUNING,
     Capabilities,
     EnvironmentDefaults,
     MatmulShape,
@@ -37,8 +38,11 @@ from .facts import (
 from .layers import match_layers
 from .loss_scale import LossScale, ScaleState, float32
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
+from .prefetch import Ahead, convert_batch
 from .recording import facts as recording
 from .result import StepResult, StepValues
+from .switches import Switch, Switches
+from .tuning import Tuning
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +52,8 @@ __all__ = [
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
+    "TUNING",
+    "Ahead",
     "Backend",
     "BackendPlugin",
     "Capabilities",
@@ -63,6 +69,10 @@ __all__ = [
     "StepResult",
     "StepValues",
     "Support",
+    "Switch",
+    "Switches",
+    "Tuning",
+    "convert_batch",
     "errors",
     "float32",
     "hookimpl",
@@ -102,6 +112,7 @@ class SessionSpec:
         compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
         master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
             of that name is declared.
+        tuning: the items of ``Tuning`` asked for. Core tells the user of those that the backend does not declare.
     """
 
     policy: Policy
@@ -112,6 +123,7 @@ class SessionSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     compile_mode: str = "default"
     master_weights: bool = False
+    tuning: Tuning = field(default_factory=Tuning)
     warned: set[str] = field(default_factory=set, repr=False)
 
     def warn(self, message: str, category: type[AmpWarning]) -> None:
@@ -199,6 +211,18 @@ class Backend:
     @required
     def explain(self) -> list[PlanRow]:
         """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
+
+    def tuning_rows(self) -> list[PlanRow]:
+        """Return a row "tuning.<item>" for each item of ``spec.tuning`` that is declared in ``Capabilities.tuning``,
+        and rows on what the prepared models show ("tuning.bias_before_norm").
+
+        Global settings of the framework are to hold while the session computes, and no longer (:class:`Switches`).
+        """
+        return []
+
+    def debugging_switches(self) -> dict[str, str]:
+        """Return the framework's debugging switches that are on now: how each is set → what it costs."""
+        return {}
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -429,6 +453,18 @@ class Backend:
         """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
         that can be had; a native tensor comes back as it is.
         """
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        """Return the batches as native ones on the session's device, ``size`` of them made ready ahead.
+
+        This default has a thread take them and make them native by :meth:`to_native`.
+        """
+
+        def native(value: Any) -> Any:
+            # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
+            return self.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
+
+        return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
 
     @required
     def to_numpy(self, tensor: Any) -> Any:

@@ -50,6 +50,7 @@ class AmpConfig(BaseModel):
     strict: StrictBool = False
     master_weights: StrictBool = False
     compile: StrictStr = "default"
+    tuning: StrictStr | dict[StrictStr, Any] | None = None
     backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
 
 

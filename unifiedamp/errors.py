@@ -103,6 +103,12 @@ class CompileWarning(AmpWarning):
     error_class = UnsupportedError
 
 
+class TuningWarning(AmpWarning):
+    """An item of ``Tuning`` has no effect here, or something left on undoes what tuning gains; the message says why."""
+
+    error_class = UnsupportedError
+
+
 class StateWarning(AmpWarning):
     """Loaded state disagrees with the session's settings; the message says which value is used."""
 

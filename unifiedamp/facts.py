@@ -42,15 +42,22 @@ class Capabilities:
         policies: preset name → whether it runs here, and whether it helps.
         features: feature name → whether it is there. Core knows the names in :data:`FEATURES`; a name that is
             missing counts as "no".
+        tuning: item of ``Tuning`` → whether it has an effect here, and the native means or the reason why not. Core
+            knows the names in :data:`TUNING`; one that is missing counts as "no".
     """
 
     device: str
     policies: Mapping[str, Support]
     features: Mapping[str, Support]
+    tuning: Mapping[str, Support] = field(default_factory=dict)
 
     def feature(self, name: str) -> Support:
         """Return the answer for ``name``."""
         return self.features.get(name, Support(False, "not declared by this backend"))
+
+    def tunes(self, item: str) -> Support:
+        """Return the answer for an item of ``Tuning``."""
+        return self.tuning.get(item, Support(False, "not known to this backend"))
 
 
 FEATURES = {
@@ -71,6 +78,18 @@ FEATURES = {
     "shape_advice": "the sizes of a model's matrix products, by layer",
     "kernel_profile": "which kernels the device ran, and how long",
 }
+
+
+TUNING = {
+    "channels_last": "convolutional models in the layout that Tensor Cores want",
+    "tf32": "TensorFloat-32 for what remains in float32",
+    "cudnn_benchmark": "cuDNN tries its algorithms on each new shape",
+    "fused_optimizer": "one kernel updates many parameters",
+    "set_to_none": "gradients are let go of, not zeroed",
+    "compile": "amp.compile in mode 'max'",
+    "checkpoint_layers": "layers that compute again in the backward pass what they would have kept",
+}
+"""Items of ``Tuning`` → what each means; :class:`Capabilities` answers for them."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from .backend import Backend, PlanRow
 from .loss_scale import LossScale
 from .policy import Policy
+from .tuning import Tuning, tuning_rows
 
 COLUMNS = ("setting", "value", "native", "effect", "note")
 
@@ -21,8 +22,10 @@ class Plan:
     rows: tuple[PlanRow, ...]
 
     @classmethod
-    def of(cls, backend: Backend, policy: Policy, loss_scale: LossScale, origins: Mapping[str, str]) -> Plan:
-        """Put core's own rows before the backend's."""
+    def of(
+        cls, backend: Backend, policy: Policy, loss_scale: LossScale, tuning: Tuning, origins: Mapping[str, str]
+    ) -> Plan:
+        """Put core's own rows before the backend's, and those of tuning after them."""
         device = backend.capabilities().device
         core = (
             PlanRow(
@@ -31,7 +34,7 @@ class Plan:
             PlanRow("policy", str(policy), "see the rows below", note=origins.get("policy", "")),
             PlanRow("loss_scale", str(loss_scale), "see the rows below", note=origins.get("loss_scale", "")),
         )
-        return cls(backend.name, core + tuple(backend.explain()))
+        return cls(backend.name, core + tuple(backend.explain()) + tuple(tuning_rows(backend, tuning)))
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)

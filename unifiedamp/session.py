@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -19,6 +19,7 @@ from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .resolve import resolve
 from .result import StepResult
+from .tuning import Tuning, compile_mode, tell_of_debugging, tell_of_lacking
 from .watch import Watch
 from .window import ReplicaWindows, Slot, Window
 
@@ -39,6 +40,8 @@ class Amp:
         device: "cpu", "cuda", "cuda:1", "gpu(0)": the framework's own spelling. None takes its best.
         strict: turn every downgrade or no-effect warning into an error.
         compile: what ``amp.compile`` does unless it is told otherwise: "default", "max" or "off".
+        tuning: speed settings besides the policy: a ``Tuning``, ``"fast"`` or a mapping of its items. None changes
+            nothing.
         backend_options: settings of one framework alone, by backend: ``{"tensorflow": {"xla": True}}``.
         master_weights: under a policy whose parameters have 16 bits (``float16``, ``bfloat16``), optimizers train
             float32 copies of them; ``float16`` then gets a dynamic loss scale unless another one is asked for.
@@ -59,12 +62,14 @@ class Amp:
         device: str | None = None,
         strict: bool = False,
         compile: str = "default",
+        tuning: Tuning | str | Mapping[str, Any] | None = None,
         backend_options: Mapping[str, Any] | None = None,
         master_weights: bool = False,
     ) -> None:
         if not isinstance(accumulate_steps, int) or isinstance(accumulate_steps, bool) or accumulate_steps < 1:
             raise ConfigError(f"accumulate_steps must be a whole number of at least 1, got {accumulate_steps!r}")
-        self.compile_mode = _compile_mode(compile, "compile")
+        self.tuning = Tuning.of(tuning)
+        self.compile_mode = compile_mode(_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
@@ -78,6 +83,7 @@ class Amp:
             resolved.options,
             self.compile_mode,
             master_weights,
+            self.tuning,
         )
         for message in resolved.warnings:
             spec.warn(message, PolicyWarning)
@@ -93,6 +99,7 @@ class Amp:
         self._watch = Watch(self.backend, resolved.loss_scale)
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
+        tell_of_lacking(self.backend, self.tuning)
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any], **arguments: Any) -> Amp:
@@ -145,6 +152,7 @@ class Amp:
         for optimizer in optimizers:
             self._window.bind(optimizer)
         self._models += models
+        tell_of_debugging(self.backend, self.tuning)
         left = {True: iter(models), False: iter(optimizers)}
         prepared = tuple(next(left[yes]) for yes in is_model)
         return prepared if len(prepared) > 1 else prepared[0]
@@ -311,6 +319,7 @@ class Amp:
         support = self.capabilities.feature("compile")
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
+        tell_of_debugging(self.backend, self.tuning)
         compiled = self.backend.compile(fn, self._window, mode)
         replays = self.backend.replays_traces and not self.backend.is_model(compiled)
         return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
@@ -381,7 +390,7 @@ class Amp:
 
     def explain(self) -> Plan:
         """Return the resolved plan before training: print it, or iterate over its rows."""
-        return Plan.of(self.backend, self.policy, self.loss_scale_settings, self._origins)
+        return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins)
 
     def observe(self, observer: object) -> None:
         """Plug in an object with any of the hooks of ``unifiedamp.plugins.ObserverHooks``.
@@ -422,6 +431,29 @@ class Amp:
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
         return self.backend.to_numpy(tensor)
+
+    def prefetch(self, batches: Iterable[Any], size: int = 2) -> Iterable[Any]:
+        """Return ``batches`` as native ones on the session's device, made ready ahead of the loop.
+
+        A thread takes from ``batches`` while the loop computes. On a GPU, copies are made from pinned memory beside the
+        computation where the framework can; what TensorFlow has of its own for ``tf.data`` is used for its datasets.
+        Arrays (numpy, DLPack, any framework's) in nested lists, tuples and dicts become native tensors; everything
+        else stays as it is. Each loop over the result takes ``batches`` from its start, if it has one.
+
+        Args:
+            batches: an iterable of batches, a framework's own data loader among others.
+            size: batches made ready ahead of the one in use, at least 1.
+
+        Raises:
+            ConfigError: ``size`` is no such number.
+            WrongObjectError: ``batches`` cannot be iterated over. What ``batches`` raises comes out in its place,
+                after the batches before it.
+        """
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"amp.prefetch: size must be a whole number of at least 1, got {size!r}")
+        if not isinstance(batches, Iterable):
+            raise WrongObjectError(f"amp.prefetch takes an iterable of batches, got {type(batches).__name__}")
+        return self.backend.prefetch(batches, size)
 
     def close(self) -> None:
         """Take back what the session attached to models, optimizers and the framework; end a recording."""

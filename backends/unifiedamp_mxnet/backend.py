@@ -22,7 +22,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, epsilons, facts, shapes, usage, weights
+from . import arrays, checks, devices, epsilons, facts, prefetch, shapes, tuning, usage, weights
 from .adopt import AdoptedScaler, Everywhere
 from .autocast import Region
 from .bound import Bound
@@ -54,6 +54,8 @@ class MXNetBackend(Backend):
         self.context = devices.resolve_context(spec.device)
         facts.check_policy(spec, self.context)
         self._scaler = Scaler(spec.loss_scale)
+        self._tuned = tuning.Tuned(spec, self.context)
+        self._undo: list[Callable[[], None]] = []
         self._boundaries = Boundaries()
         self._compiler = Compiler(spec)
         self._bound: dict[int, Bound] = {}
@@ -76,6 +78,14 @@ class MXNetBackend(Backend):
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
         return facts.explain(self.spec, self.context, self._table)
+
+    def tuning_rows(self) -> list[PlanRow]:
+        """See ``Backend``."""
+        return self._tuned.rows()
+
+    def debugging_switches(self) -> dict[str, str]:
+        """See ``Backend``."""
+        return tuning.debugging_switches()
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -107,6 +117,7 @@ class MXNetBackend(Backend):
     def _take_model(self, model: Any) -> None:
         checks.warn_of_fixed_graphs(model, self.spec)
         self._boundaries.add_model(model)
+        self._tuned.note(model)
         self._make_tables()
         if self._compiler.active:
             self._compiler.hybridize(model)
@@ -114,11 +125,14 @@ class MXNetBackend(Backend):
     def _bind(self, trainer: Any) -> None:
         if id(trainer) not in self._bound:
             self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler)
+            self._undo += self._tuned.fuse(trainer)
 
     def close(self) -> None:
         """See ``Backend``."""
         for bound in self._bound.values():
             bound.close()
+        while self._undo:
+            self._undo.pop()()
         self._boundaries.close()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -146,7 +160,7 @@ class MXNetBackend(Backend):
         if table is None:
             facts.check_region_policy(policy, self.context)
             table = Table(policy, scaled=self._scaler.enabled)
-            table.optimize_layout = bool(self.spec.options.get("layout_optimization"))
+            table.optimize_layout = bool(self.spec.options.get("layout_optimization")) or self._tuned.layout
             self._boundaries.apply(table)
             self._tables[policy] = table
         return table
@@ -324,6 +338,10 @@ class MXNetBackend(Backend):
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_native(array, self.context)
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        """See ``Backend``."""
+        return prefetch.ahead(batches, size, self.context)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

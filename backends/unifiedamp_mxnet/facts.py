@@ -8,6 +8,7 @@ from typing import Any
 
 from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, Policy, SessionSpec, Support, errors
 
+from . import tuning
 from .casts import Table
 from .compile import BULK, hybridize_flags
 from .devices import compute_capability, gpu_support
@@ -134,7 +135,7 @@ def capabilities(context: Any) -> Capabilities:
     )
     features["kernel_profile"] = Support(False, "MXNet's profiler names operators, not the device's kernels")
     policies = {name: policy_support(preset, context) for name, preset in PRESETS.items()}
-    return Capabilities(str(context), policies, features)
+    return Capabilities(str(context), policies, features, tuning.support(context))
 
 
 def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:

@@ -6,6 +6,8 @@ import threading
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from unifiedamp.backend import Switches
+
 from .tapes import Recording, Tapes
 
 DISABLED = "disabled"
@@ -19,9 +21,11 @@ class _Thread(threading.local):
         compute: dtype name in place of a layer's own, :data:`DISABLED`, or None to leave layers as they are.
         training: the ``training`` argument for a prepared model called without one; None outside regions.
         calling: a prepared model is being called, so inner ones follow it.
+        again: a layer computes again what it did not keep for the backward pass.
     """
 
     compute: str | None = None
+    again: bool = False
     training: bool | None = None
     calling: bool = False
 
@@ -32,14 +36,18 @@ thread = _Thread()
 class Region:
     """``with amp.autocast()``: records gradients, sets what prepared layers do."""
 
-    __slots__ = ("_before", "_compute", "_extra", "_recording", "_tapes")
+    __slots__ = ("_before", "_compute", "_extra", "_recording", "_switches", "_tapes")
 
-    def __init__(self, tapes: Tapes, compute: str | None, extra: AbstractContextManager[Any] | None) -> None:
+    def __init__(
+        self, tapes: Tapes, switches: Switches, compute: str | None, extra: AbstractContextManager[Any] | None
+    ) -> None:
+        self._switches = switches
         self._tapes = tapes
         self._compute = compute
         self._extra = extra
 
     def __enter__(self) -> None:
+        self._switches.__enter__()
         if self._extra is not None:
             self._extra.__enter__()
         self._before = (thread.compute, thread.training)
@@ -51,14 +59,18 @@ class Region:
         thread.compute, thread.training = self._before
         if self._extra is not None:
             self._extra.__exit__(*exception)
+        self._switches.__exit__(*exception)
 
 
 class Inference:
     """``with amp.inference()``: the session's policy, evaluation mode, nothing recorded."""
 
-    __slots__ = ("_before", "_compute", "_extra", "_stack", "_tapes")
+    __slots__ = ("_before", "_compute", "_extra", "_stack", "_switches", "_tapes")
 
-    def __init__(self, tapes: Tapes, compute: str | None, extra: AbstractContextManager[Any] | None) -> None:
+    def __init__(
+        self, tapes: Tapes, switches: Switches, compute: str | None, extra: AbstractContextManager[Any] | None
+    ) -> None:
+        self._switches = switches
         self._tapes = tapes
         self._compute = compute
         self._extra = extra
@@ -66,6 +78,7 @@ class Inference:
     def __enter__(self) -> None:
         self._before = (thread.compute, thread.training)
         self._stack = ExitStack()
+        self._stack.enter_context(self._switches)
         recording = self._tapes.here()
         if recording is not None and recording.depth:
             self._stack.enter_context(recording.tape.stop_recording())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -26,7 +26,22 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import convert, epsilons, facts, late, modes, ops, prepare, shapes, switches, usage, weights
+from . import (
+    checkpointing,
+    convert,
+    epsilons,
+    facts,
+    late,
+    modes,
+    ops,
+    prefetch,
+    prepare,
+    shapes,
+    switches,
+    tuning,
+    usage,
+    weights,
+)
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -53,6 +68,7 @@ class TensorFlowBackend(Backend):
         self.device = facts.device_of(spec.device)
         self.mode = modes.make_mode(spec, self.device)
         facts.warn_without_gain(spec, self.device)
+        self.tuned = tuning.Tuned(spec, self.device)
         self.tapes = Tapes()
         self.scaler = DeviceScaler(spec.loss_scale, self.device.is_cpu) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
@@ -63,6 +79,7 @@ class TensorFlowBackend(Backend):
         self._applied_before = 0
         self._compiling = 0
         self._models: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
         self.notes: Notes | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -85,11 +102,19 @@ class TensorFlowBackend(Backend):
         """See ``Backend.explain``; under ``mode="graph_rewrite"`` a small graph is converted to see what happens."""
         return [*self.mode.explain(), *facts.explain(self.spec, self.device)]
 
+    def tuning_rows(self) -> list[PlanRow]:
+        """See ``Backend.tuning_rows``."""
+        return self.tuned.rows()
+
+    def debugging_switches(self) -> dict[str, str]:
+        """See ``Backend.debugging_switches``."""
+        return tuning.debugging_switches()
+
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[None]:
         """See ``Backend.scope``."""
-        return self.mode.scope()
+        return self.tuned.scope(self.mode.scope())
 
     def is_model(self, obj: Any) -> bool:
         """See ``Backend.is_model``."""
@@ -99,9 +124,13 @@ class TensorFlowBackend(Backend):
         """See ``Backend.prepare``."""
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
+        again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in models]
         plan = prepare.plan_optimizers(models, optimizers, self.bounds)
         self._place(replicas_of([v for _, named in plan for v in named.values()], optimizers))
         self.mode.attach(models)
+        for model, chosen in zip(models, again, strict=True):
+            self._undo += [checkpointing.attach(layer) for layer in chosen.values()]
+            self.tuned.note(model, list(chosen))
         for optimizer, named in plan:
             with self.replicas.scope():
                 bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
@@ -123,6 +152,8 @@ class TensorFlowBackend(Backend):
 
     def close(self) -> None:
         """See ``Backend.close``."""
+        while self._undo:
+            self._undo.pop()()
         self.mode.detach()
 
     def wrap_optimizer(self, optimizer: Any, after_step: Callable[[], None]) -> Any:
@@ -148,11 +179,11 @@ class TensorFlowBackend(Backend):
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """See ``Backend.autocast``."""
-        return Region(self.tapes, *self.mode.region(enabled, policy))
+        return Region(self.tapes, self.tuned.switches, *self.mode.region(enabled, policy))
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend.inference``; Keras passes the mode with each call, so all prepared models evaluate inside."""
-        return Inference(self.tapes, *self.mode.region(True, None))
+        return Inference(self.tapes, self.tuned.switches, *self.mode.region(True, None))
 
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend.scale_loss``."""
@@ -182,7 +213,8 @@ class TensorFlowBackend(Backend):
         variables = [variable for bound in bounds for variable in bound.variables]
         seed = self.seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
-        gradients = self.tapes.gradient(loss, variables, seed)
+        with self.tuned.switches:
+            gradients = self.tapes.gradient(loss, variables, seed)
         unconnected = gradients is None or all(gradient is None for gradient in gradients)
         if unconnected and not self.tapes.knows(loss):
             raise errors.LossError(
@@ -355,7 +387,7 @@ class TensorFlowBackend(Backend):
             UnsupportedError: at the first call, where XLA cannot compile the step (several replicas, graph rewrite).
         """
         self.looking_is_free = False
-        return CompiledStep(fn, window, self, bool(self.spec.options.get("xla", mode == "max")))
+        return CompiledStep(fn, window, self, tuning.by_xla(self.spec, mode))
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -379,6 +411,10 @@ class TensorFlowBackend(Backend):
         """See ``Backend.to_native``."""
         with tf.device(self.device.tf_name):
             return ops.to_native(array)
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        """See ``Backend.prefetch``: what ``tf.data`` has of its own for its datasets."""
+        return prefetch.ahead(batches, size, self.device)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend.to_numpy``."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
 
-from unifiedamp.backend import CallState, errors
+from unifiedamp.backend import CallState, Switches, errors
 
 from .recorder import Page
 from .retraces import Traces
@@ -53,7 +53,7 @@ class CompiledStep:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn if not isinstance(fn, tf.Module) else functools.partial(fn)
         self._window, self._backend, self._xla = window, backend, xla
-        self._around = backend.mode.around_call()
+        self._around = _around(backend.mode.around_call(), backend.tuned.switches)
         self._signature = _signature(self._fn)
         self._traces = Traces(_name(fn), xla, lambda text: backend.spec.warn(text, errors.CompileWarning))
         self._functions: dict[Any, Any] = {}
@@ -119,7 +119,7 @@ class CompiledStep:
 
     def _new_function(self, start: Any) -> Any:
         if self._xla:
-            self._check_xla()
+            self._settle_xla()
         reduce_retracing = not (self._xla or self._needs_sizes)
         converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
 
@@ -140,6 +140,14 @@ class CompiledStep:
             step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
         )
         return function
+
+    def _settle_xla(self) -> None:
+        try:
+            self._check_xla()
+        except errors.AmpError:
+            if not self._backend.spec.tuning.best_effort:
+                raise
+            self._xla = False
 
     def _check_xla(self) -> None:
         self._backend.mode.check_xla()
@@ -175,6 +183,21 @@ class CompiledStep:
         self._window.restore(state[0])
         for bound, part in zip(self._backend.bounds, state[1:], strict=True):
             bound.restore(part)
+
+
+def _around(mode: Callable[[], Any] | None, switches: Switches) -> Callable[[], Any] | None:
+    """Return what makes a context for each call; None where nothing is to be held."""
+    if not switches:
+        return mode
+    if mode is None:
+        return lambda: switches
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with switches, mode():
+            yield
+
+    return both
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
 
 from unifiedamp.backend import PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
 
+from . import tuning
 from .checks import NO_FLOAT8
+from .devices import Device
 
 GOOD = Support(True)
 NO_MASTERS = (
@@ -20,26 +21,6 @@ NO_MASTERS = (
 )
 NO_CORES = "there are no Tensor Cores on this device"
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device of a session.
-
-    Attributes:
-        name: as users write it ("cpu", "gpu:0").
-        tf_name: as TensorFlow writes it.
-        compute_capability: of an NVIDIA GPU; None elsewhere.
-    """
-
-    name: str
-    tf_name: str
-    compute_capability: tuple[int, int] | None = None
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
-        return self.name.startswith("cpu")
 
 
 def device_of(asked: str | None) -> Device:
@@ -173,7 +154,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "kernel_profile": Support(not device.is_cpu, NO_CORES if device.is_cpu else "tf.profiler"),
         "shape_advice": Support(True, "Dense, convolutions, RNN cells, MultiHeadAttention"),
     }
-    return Capabilities(device.name, policy_support(device, emulate), features)
+    return Capabilities(device.name, policy_support(device, emulate), features, tuning.support(device))
 
 
 def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
@@ -184,7 +165,7 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
             PlanRow("accumulate_steps", str(spec.accumulate_steps), "tf.Variable accumulators", "emulated",
                     "kept on the device, so that micro-steps may be separate compiled calls")
         )  # fmt: skip
-    xla = bool(spec.options.get("xla", spec.compile_mode == "max"))
+    xla = tuning.by_xla(spec, spec.compile_mode)
     note = "each new shape is compiled anew" if xla else "a second shape is traced with its size left open"
     rows.append(PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})", note=note))
     rows.append(PlanRow("compile of model.fit", "Keras's own", "model.compile(..., jit_compile=True) for XLA"))

@@ -12,7 +12,7 @@ from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors, ma
 
 from . import float8, layers
 from .autocast import DISABLED
-from .facts import Device
+from .devices import Device
 from .ops import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
 from .rewrite import active_switches
 

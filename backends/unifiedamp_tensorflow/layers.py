@@ -18,6 +18,7 @@ from .autocast import DISABLED, thread
 PINNED = "_unifiedamp_pinned"
 OUTPUT = "_unifiedamp_output"
 CALL = "_unifiedamp_call"
+AGAIN = "_unifiedamp_again"
 FOLLOWING = ("float32", "float16", "bfloat16")
 """Compute dtypes that a region may replace; a layer that works in integers or float64 means it."""
 
@@ -96,14 +97,25 @@ def attach(layer: Any, *, pinned: bool, output_dtype: str | None, call: Any = No
         object.__setattr__(layer, OUTPUT, output_dtype)
     if call is not None:
         object.__setattr__(layer, CALL, call)
-    original = original_class(layer)
-    set_class(layer, _following(original, OUTPUT in vars(layer), CALL in vars(layer)))
+    _follow(layer)
+
+
+def attach_again(layer: Any, again: Any) -> None:
+    """Have ``again(layer, call, args, kwargs)`` run the layer's ``call``, whose results it need not keep."""
+    vars(layer).setdefault(PINNED, True)
+    object.__setattr__(layer, AGAIN, again)
+    _follow(layer)
+
+
+def _follow(layer: Any) -> None:
+    roles = [name in vars(layer) for name in (OUTPUT, CALL, AGAIN)]
+    set_class(layer, _following(original_class(layer), *roles))
 
 
 def detach(layer: Any) -> None:
     """Give ``layer`` its class back."""
     set_class(layer, original_class(layer))
-    for name in (PINNED, OUTPUT, CALL):
+    for name in (PINNED, OUTPUT, CALL, AGAIN):
         vars(layer).pop(name, None)
 
 
@@ -124,7 +136,7 @@ def original_class_of(kind: type) -> type:
 
 
 @functools.cache
-def _following(original: type, is_model: bool, own_call: bool) -> type:
+def _following(original: type, is_model: bool, own_call: bool, again: bool) -> type:
     body: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -137,6 +149,8 @@ def _following(original: type, is_model: bool, own_call: bool) -> type:
         body |= _cached_dtype(original)
     if own_call:
         body["call"] = _layer_call(original)
+    if again:
+        body["call"] = _call_again(body.get("call", original.call))
     if is_model:
         body["__call__"] = _model_call(original)
     return type(original)(original.__name__, (original,), body)
@@ -173,6 +187,14 @@ def _layer_call(original: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = vars(self)[CALL](self, args[0]) if args else None
         return original.call(self, *args, **kwargs) if outputs is None else outputs
+
+    return call
+
+
+def _call_again(run: Any) -> Any:
+    @functools.wraps(run)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)[AGAIN](self, run, args, kwargs)
 
     return call
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors
 
-from .facts import Device
+from .devices import Device
 
 MODES = ("keras", "graph_rewrite")
 

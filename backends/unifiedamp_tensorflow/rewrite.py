@@ -17,9 +17,10 @@ import tensorflow as tf
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors
 
 from . import layers
-from .facts import Device
+from .devices import Device
 from .ops import REWRITE_OPS
 from .proof import Proof, probe, watching
+from .tuning import by_xla
 
 SWITCHES = {("float16", "gpu"): "auto_mixed_precision", ("bfloat16", "cpu"): "auto_mixed_precision_onednn_bfloat16"}
 LISTS = ("ALLOWLIST", "INFERLIST", "DENYLIST", "CLEARLIST")
@@ -118,7 +119,7 @@ class RewriteMode:
     def __init__(self, spec: SessionSpec, device: Device) -> None:
         self._spec, self._policy = spec, spec.policy
         self._switch = switch_for(spec.policy, device)
-        if spec.options.get("xla", spec.compile_mode == "max"):
+        if by_xla(spec, spec.compile_mode):
             self.check_xla()
         if spec.policy.layer_overrides:
             raise errors.UnsupportedError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .facts import Device
+from .devices import Device
 
 
 def peak_memory(device: Device) -> int | None:

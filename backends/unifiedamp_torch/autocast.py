@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from unifiedamp.backend import Switches
+
 
 class _Entered(threading.local):
     """What this thread is in: native regions, innermost last, and the op overrides that are active."""
@@ -51,6 +53,7 @@ class Region(torch.autocast):
         dtype: the dtype that matrix products and convolutions run in; None makes a region without autocast.
         cache_enabled: keep the casts of parameters until the outermost region is left.
         overrides: operation → choice, active inside.
+        switches: process-wide settings that hold inside; torch.compile has them around the whole step instead.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Region(torch.autocast):
         dtype: torch.dtype | None,
         cache_enabled: bool = True,
         overrides: Mapping[str, str] | None = None,
+        switches: Switches | None = None,
     ) -> None:
+        self._switches = switches or None
         self._native = (device_type, dtype, dtype is not None, cache_enabled)
         super().__init__(*self._native)
         self._overrides = overrides or None
@@ -70,6 +75,8 @@ class Region(torch.autocast):
             native = self._spare.pop()
         except IndexError:
             native = torch.autocast(*self._native)
+        if self._switches is not None:
+            self._switches.__enter__()
         native.__enter__()
         entered.stack.append((native, entered.overrides))
         entered.overrides = self._overrides
@@ -78,6 +85,8 @@ class Region(torch.autocast):
     def __exit__(self, *error: Any) -> None:
         native, entered.overrides = entered.stack.pop()
         native.__exit__(*error)
+        if self._switches is not None:
+            self._switches.__exit__()
         self._spare.append(native)
 
     def __reduce__(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from . import (
     arrays,
     binding,
     casts,
+    checkpointing,
     convert,
     custom,
     device,
@@ -40,8 +41,10 @@ from . import (
     ops,
     placement,
     plan,
+    prefetch,
     report,
     shapes,
+    tuning,
     usage,
     weights,
 )
@@ -80,6 +83,7 @@ class TorchBackend(Backend):
         plan.check_policy(spec, self.device)
         self._release: list[Any] = []
         self._hold_ops(spec.policy)
+        self._tuned = tuning.Tuned(spec, self.device)
         self._regions: dict[tuple[bool, Policy | None], Region] = {}
         self._names = binding.Names()
         self._masters = Masters()
@@ -115,6 +119,14 @@ class TorchBackend(Backend):
             rows += float8_layers.rows(self._float8, self._emulate)
         return rows
 
+    def tuning_rows(self) -> list[PlanRow]:
+        """See ``Backend``."""
+        return self._tuned.rows()
+
+    def debugging_switches(self) -> dict[str, str]:
+        """See ``Backend``."""
+        return tuning.debugging_switches()
+
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The native scaler, for torch's own tools; None without loss scaling."""
@@ -140,11 +152,12 @@ class TorchBackend(Backend):
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy) for model in new]
+        again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
-        for model, chosen in zip(new, dtypes, strict=True):
-            moved.append(self._attach(model, chosen))
-        if self.spec.compile_mode == "max":
+        for model, chosen, checkpointed in zip(new, dtypes, again, strict=True):
+            moved.append(self._attach(model, chosen, checkpointed))
+        if self.spec.compile_mode == "max" or self.spec.tuning.channels_last:
             moved += [placement.to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
         self._masters.align()
@@ -154,9 +167,10 @@ class TorchBackend(Backend):
         if any(moved):
             for optimizer in self._optimizers:
                 placement.follow(optimizer)
+        self._undo += self._tuned.fuse(optimizers)
         return list(models), list(optimizers)
 
-    def _attach(self, model: torch.nn.Module, dtypes: dict[str, str]) -> bool:
+    def _attach(self, model: torch.nn.Module, dtypes: dict[str, str], checkpointed: dict[str, torch.nn.Module]) -> bool:
         policy = self.spec.policy
         changed = False
         if policy.param_dtype != "float32":
@@ -169,6 +183,8 @@ class TorchBackend(Backend):
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
+        self._undo += [checkpointing.Checkpointed(module).remove for module in checkpointed.values()]
+        self._tuned.note(model, list(checkpointed))
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
         return changed
@@ -218,7 +234,8 @@ class TorchBackend(Backend):
                 f"autocast to float32; use policy 'mixed_{params}' for the session"
             )
         low = enabled and policy.compute_dtype != params
-        return Region(self.device.type, casts.DTYPES[policy.region_dtype] if low else None, cache, policy.op_overrides)
+        dtype = casts.DTYPES[policy.region_dtype] if low else None
+        return Region(self.device.type, dtype, cache, policy.op_overrides, self._tuned.switches)
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend``."""
@@ -240,7 +257,8 @@ class TorchBackend(Backend):
         if len(optimizers) < len(self._optimizers):
             of_model = [self._masters.low(p) for each in optimizers for p in gradients.parameters(each)]
             inputs = [param for param in of_model if param.requires_grad]
-        return Handle(value, inputs, self.spec.policy.op_overrides, functools.partial(self._carry, optimizers))
+        after = functools.partial(self._carry, optimizers)
+        return Handle(value, inputs, self.spec.policy.op_overrides, after, self._tuned.switches)
 
     def _carry(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
@@ -387,7 +405,8 @@ class TorchBackend(Backend):
         for name in _UNCOMPILED:
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
-        compiled = compile_step(fn, self.spec.policy.op_overrides, self._looks_at_layers, static=captures)
+        overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
+        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches)
         return self._captured(compiled, window, Updates()) if captures else compiled
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
@@ -409,6 +428,10 @@ class TorchBackend(Backend):
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_native(array, self.device)
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        """See ``Backend``: on a GPU from pinned memory, on a stream of its own."""
+        return prefetch.ahead(batches, size, self.device)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

@@ -6,6 +6,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _UNTRACED = (
     "unifiedamp.recording",
     "unifiedamp.result",
     "unifiedamp.session",
+    "unifiedamp.switches",
     "unifiedamp.watch",
     "unifiedamp.window",
     "unifiedamp_torch.backend",
@@ -34,7 +36,11 @@ _UNTRACED = (
     "unifiedamp_torch.scaler",
     "unifiedamp_torch.stance",
     "unifiedamp_torch.steps",
+    "unifiedamp_torch.switches",
 )
+
+
+NOTHING = nullcontext()
 
 
 @functools.cache
@@ -51,7 +57,11 @@ def ready_dynamo() -> None:
 
 
 def compile_step(
-    fn: Callable[..., Any], overrides: Mapping[str, str], uncompiled: Callable[[], bool], static: bool = False
+    fn: Callable[..., Any],
+    overrides: Mapping[str, str],
+    uncompiled: Callable[[], bool],
+    static: bool = False,
+    switches: AbstractContextManager[Any] = NOTHING,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
@@ -60,6 +70,7 @@ def compile_step(
         overrides: the session's op overrides.
         uncompiled: asked at each call of a step whether this one is to run as plain Python.
         static: compile anew for each shape, as a step that is captured for each shape wants it.
+        switches: held around each call of a step.
     """
     ready_dynamo()
     backend = _OwnInductor() if overrides else "inductor"
@@ -76,7 +87,8 @@ def compile_step(
         before = entered.overrides, entered.in_compiled_step
         entered.overrides, entered.in_compiled_step = overrides or None, True
         try:
-            return compiled(*args, **kwargs)
+            with switches:
+                return compiled(*args, **kwargs)
         finally:
             entered.overrides, entered.in_compiled_step = before
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import Switches, errors
 
 from .autocast import recomputing
 
@@ -25,7 +25,7 @@ class Handle:
         value: the scaled loss, a float32 scalar.
     """
 
-    __slots__ = ("_after", "_inputs", "_overrides", "value")
+    __slots__ = ("_after", "_inputs", "_overrides", "_switches", "value")
 
     def __init__(
         self,
@@ -33,11 +33,13 @@ class Handle:
         inputs: Sequence[torch.Tensor] | None,
         overrides: Mapping[str, str],
         after: Callable[[], None],
+        switches: Switches,
     ) -> None:
         self.value = value
         self._inputs = inputs
         self._after = after
         self._overrides = overrides
+        self._switches = switches
 
     def __enter__(self) -> Handle:
         return self
@@ -53,7 +55,8 @@ class Handle:
         """
         before, recomputing.overrides = recomputing.overrides, self._overrides
         try:
-            self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
+            with self._switches:
+                self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
             recomputing.overrides = before
         self._after()

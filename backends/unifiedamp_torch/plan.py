@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import PRESETS, Capabilities, PlanRow, Policy, SessionSpec, Support, errors
 
 from . import device as devices
-from . import ops
+from . import ops, tuning
 
 OPTIONS = ("cache_enabled", "emulate")
 
@@ -34,7 +34,7 @@ def check_options(spec: SessionSpec) -> None:
 
 def capabilities(device: torch.device, emulate: bool) -> Capabilities:
     """Return what torch can do on ``device``, with reasons."""
-    return Capabilities(str(device), devices.policy_support(device, emulate), _features(device))
+    return Capabilities(str(device), devices.policy_support(device, emulate), _features(device), tuning.support(device))
 
 
 def _features(device: torch.device) -> dict[str, Support]:

@@ -77,6 +77,25 @@ def memory(run: Callable[[], Any]) -> dict[str, int]:
     return {"peak": max(peak, torch.cuda.max_memory_allocated()), "held": torch.cuda.max_memory_reserved()}
 
 
+def peak_of(run: Callable[[], Any]) -> int | None:
+    """Return the most bytes that ``run`` allocates beyond what is allocated already."""
+    if DEVICE == "cpu":
+        return None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def plain_layout(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model with torch's default layout, channels first."""
+    return model.to(memory_format=torch.contiguous_format)
+
+
+zeroes_gradients = True
+"""``optimizer.zero_grad(set_to_none=False)`` exists."""
+
+
 def forward_of(model: Any, loss_fn: Any, policy: str) -> Callable[[Any, Any], torch.Tensor]:
     """Return the loss of a batch under a policy."""
     dtype = DTYPES.get(policy)

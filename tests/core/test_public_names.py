@@ -9,9 +9,8 @@ import unifiedamp as ua
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
     "convert_model", "discard_step", "explain", "from_config", "gradients", "inference", "load_master_weights",
-    "load_state_dict", "loss_scale", "master_weights", "observe",
-    "prepare", "record", "scale_loss", "scope", "skipped_steps", "state_dict", "step", "to_native", "to_numpy",
-    "unscale",
+    "load_state_dict", "loss_scale", "master_weights", "observe", "prefetch", "prepare", "record", "scale_loss",
+    "scope", "skipped_steps", "state_dict", "step", "to_native", "to_numpy", "unscale",
 }  # fmt: skip
 
 
@@ -41,8 +40,8 @@ def test_arguments_of_a_session():
     positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
-        "loss_scale", "accumulate_steps", "device", "strict", "compile", "backend_options",
-        "master_weights",
+        "loss_scale", "accumulate_steps", "device", "strict", "compile", "master_weights", "tuning",
+        "backend_options",
     }  # fmt: skip
 
 
@@ -57,7 +56,7 @@ def test_errors_have_one_root(name):
 
 
 def test_values_are_frozen():
-    for value in (ua.Policy(), ua.DynamicLossScale(), ua.StaticLossScale(), ua.NoLossScale()):
+    for value in (ua.Policy(), ua.DynamicLossScale(), ua.StaticLossScale(), ua.NoLossScale(), ua.Tuning()):
         assert hash(value) == hash(type(value)())
         with pytest.raises(AttributeError):
             value.kind = "other"
