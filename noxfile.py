@@ -63,8 +63,11 @@ REPORTS = Path(".venv/reports").absolute()
 SHARED = ("-n", "2", "--dist", "worksteal")
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
 # What the main environment proves once need not be proved again in the older ones.
-PROVED = ("tests/test_mutants.py", "tests/test_benchmarks.py", "tests/commands")
-LESS = ("--amp-trajectories", "200", *[part for path in PROVED for part in ("--ignore", path)])
+PROVED = ["commands", "migrate/test_any_python.py"]
+PROVED += [
+    f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "killed_training", "kit", "mutants")
+]
+LESS = ("--amp-trajectories", "200", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
 
 
 def run_tests(session: nox.Session, environment: str, *options: str, **variables: str) -> None:

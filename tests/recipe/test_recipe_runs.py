@@ -121,7 +121,7 @@ def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path
 
     killed, rng, checkpoint = 0, random.Random(3), tmp_path / "killed" / "checkpoint.npz"
     arguments = ("train", "--config", config, "--out", tmp_path / "killed", "--resume")
-    for _ in range(3):
+    for _ in range(2):
         process = start(*arguments, code=POISONED, cwd=tmp_path)
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
