@@ -25,16 +25,6 @@ def taken_back():
     assert current.table is None
 
 
-@pytest.fixture(autouse=True)
-def numpy_arrays():
-    if not NUMPY_API:
-        yield
-        return
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
-
-
 def run(name, dtype, steps):
     moved = ("from mxnet.contrib import amp", "from unifiedamp.compat import mxnet as amp")
     if NUMPY_API:

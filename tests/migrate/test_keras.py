@@ -48,7 +48,7 @@ def _policy_put_back():
 
 
 def seed() -> None:
-    """Seed what Keras draws weights from; its ``set_random_seed`` leaves Keras 2 warning for the rest of the process."""
+    """Seed what Keras draws weights from; ``set_random_seed`` would leave Keras 2 warning ever after."""
     random.seed(0)
     tf.random.set_seed(0)
 

@@ -15,7 +15,7 @@ if not ua.available_backends()["mxnet"].installed:
 ua.Amp("mxnet", "float32")  # MXNet needs the layer's help to be imported
 from migrating import identifiers, listing, migrated, replaced, run  # noqa: E402
 
-from unifiedamp_mxnet.native import NUMPY_API, mx  # noqa: E402
+from unifiedamp_mxnet.native import NUMPY_API  # noqa: E402
 
 NAMES = ["mxnet2_amp"] if NUMPY_API else ["mxnet_amp", "mxnet_amp_devices"]
 # Gradients of the mean against gradients of the sum that the step divides: the same up to float32 rounding, which six
@@ -28,15 +28,6 @@ PLAIN = [
     ("with amp.scale_loss(loss, trainer) as scaled_loss:", "if True:"),
     ("autograd.backward(scaled_loss)", "autograd.backward(loss)"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _numpy_arrays():
-    if NUMPY_API:
-        mx.npx.set_np()
-    yield
-    if NUMPY_API:
-        mx.npx.reset_np()
 
 
 @pytest.mark.parametrize("name", NAMES)
