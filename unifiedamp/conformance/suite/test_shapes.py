@@ -11,7 +11,7 @@ from unifiedamp.shape_advice import advise
 pytestmark = pytest.mark.needs("shape_advice")
 
 
-def prepared(harness, model):
+def session_over(harness, model):
     amp = ua.Amp(harness.backend, "float32")
     with amp.scope():
         made = model()
@@ -20,7 +20,7 @@ def prepared(harness, model):
 
 def mlp(harness, *sizes):
     weights = [(np.ones((a, b), np.float32), np.zeros(b, np.float32)) for a, b in pairwise(sizes)]
-    return prepared(harness, lambda: harness.mlp(weights))
+    return session_over(harness, lambda: harness.mlp(weights))
 
 
 def rows(found):
@@ -48,7 +48,7 @@ def test_the_batch_size_counts_too(harness):
 
 
 def test_convolutions_by_their_channels(harness):
-    amp, model = prepared(harness, lambda: harness.convnet(0))
+    amp, model = session_over(harness, lambda: harness.convnet(0))
     found = rows(advise(amp.backend, [model], "bfloat16"))
     assert ("conv", "conv", "input channels", 1, 8) in found
     assert ("head", "linear", "outputs", 10, 16) in found
