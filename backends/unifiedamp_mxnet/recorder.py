@@ -31,7 +31,7 @@ class Noted(NamedTuple):
     kind: str
     place: str
     dtype: str
-    largest: Any
+    array: Any
 
 
 class Notes:
@@ -45,7 +45,7 @@ class Notes:
     def __init__(self, models: Sequence[Any], activations: bool) -> None:
         self._activations: list[Noted] = []
         self._counts: list[tuple[str, Any, Any]] = []
-        self._known: dict[int, tuple[Any, Any]] = {}
+        self._known: dict[int, Any] = {}
         self._losses: list[Any] = []
         self._scale = 1.0
         self._undo: list[Callable[[], None]] = []
@@ -84,14 +84,11 @@ class Notes:
         if not autograd.is_recording():
             return  # inference
         for array in _arrays(value):
-            known = self._known.get(id(array))
-            if known is None:
-                # The array is kept, so that no other takes its id while the step lasts.
-                with autograd.pause():
-                    known = self._known[id(array)] = (array, largest(array))
-            elif place == "input":
+            if place == "input" and id(array) in self._known:
                 continue
-            self._activations.append(Noted(layer, kind, place, dtype_name(array), known[1]))
+            # Kept until it is read: nobody writes to what the backward pass needs, and looking now would wait for it.
+            self._known[id(array)] = array
+            self._activations.append(Noted(layer, kind, place, dtype_name(array), array))
 
     def gradients(self, bound: Bound, scale: float) -> list[str]:
         """Count a Trainer's gradients, those of all contexts together."""
@@ -113,7 +110,9 @@ class Notes:
 
     def read(self) -> recording.RecordedStep:
         """Return all that was noted; waits for the device."""
-        values = read([noted.largest for noted in self._activations])
+        with autograd.pause():
+            found = {id(noted.array): largest(noted.array) for noted in self._activations}
+        values = read([found[id(noted.array)] for noted in self._activations])
         activations = [
             recording.Activation(*noted[:4], float(value[0]))
             for noted, value in zip(self._activations, values, strict=True)

@@ -95,4 +95,9 @@ class Distribution:
         )  # fmt: skip
 
 
+def all_finite(counts: Sequence[int]) -> bool:
+    """Tell from a backend's counts whether no value is inf or nan."""
+    return not any(counts[_INF:])
+
+
 EMPTY = Distribution(0, 0, 0, 0, {})

@@ -11,7 +11,7 @@ from ..backend import Backend, NonFiniteReport
 from ..result import NON_FINITE, StepResult
 from ..watch import Watch
 from .blame import first_activation, first_gradient, run_order
-from .counts import Distribution
+from .counts import Distribution, all_finite
 from .facts import Activation, GradientCounts, RecordedStep
 from .sinks import Record, Sink, number
 
@@ -118,7 +118,7 @@ class Recorder:
         state = self._backend.read_state()
         if seen.gradients:
             self._remember_order(seen)
-            bad = [name for name, counts in seen.gradients.items() if not Distribution.of(counts.scaled).finite]
+            bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
             self._look_again = bool(skipped)
             self._tell_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
