@@ -50,6 +50,12 @@ SECTIONS = {
         "was allocated on the device at most, compiling included; `held` is what the allocator holds in steady state, "
         "the memory of captured graphs included.",
     ),
+    "recorder": (
+        "What recording costs",
+        "The convolutional recipe's loop with `amp.record`, one step in twenty recorded, against the same loop that has "
+        "never recorded; what that adds when each hundredth is recorded has its own column. `stopped` has recorded "
+        "before and does no more; `never / never` is two identical loops, and shows the noise.",
+    ),
     "bf16": (
         "What bfloat16 gains",
         "The layer's loop, compiled, under `mixed_bfloat16` and under `float32`. A ratio below 1 means that bfloat16 "
