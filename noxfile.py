@@ -103,4 +103,5 @@ def tests_jax(session: nox.Session) -> None:
     session.install("-r", "ci/jax.txt", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     REPORTS.mkdir(parents=True, exist_ok=True)
     report = ("--amp-json", str(REPORTS / "jax.json"))
-    session.run("python", "-m", "pytest", *SHARED, "examples/third_party_backend/tests", *report, *session.posargs)
+    options = (*SHARED, "--amp-trajectories", "300", *report, *session.posargs)
+    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *options)
