@@ -14,7 +14,6 @@ The rules of this layer:
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import pluggy
 
 from . import errors, result
-from .errors import AmpWarning
+from .extras import Extras
 from .facts import (
     COMPILE_MODES,
     FEATURES,
@@ -41,6 +40,7 @@ from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from .prefetch import Ahead, convert_batch
 from .recording import facts as recording
 from .result import StepResult, StepValues
+from .spec import SessionSpec
 from .switches import Switch, Switches
 from .tuning import Tuning
 
@@ -98,57 +98,6 @@ def required(method: F) -> F:
     return missing  # type: ignore[return-value]
 
 
-@dataclass
-class SessionSpec:
-    """What a session asks of its backend; resolved by core, read by the backend.
-
-    Attributes:
-        policy: the precision policy, overrides included.
-        loss_scale: the loss scale in force (never None).
-        accumulate_steps: micro-batches per optimizer step; a scaled loss is divided by it.
-        device: the device asked for, or None for the framework's best.
-        strict: turn warnings into errors.
-        options: ``backend_options`` of this backend, its own to check.
-        compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
-        master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
-            of that name is declared.
-        tuning: the items of ``Tuning`` asked for. Core tells the user of those that the backend does not declare.
-    """
-
-    policy: Policy
-    loss_scale: LossScale
-    accumulate_steps: int = 1
-    device: str | None = None
-    strict: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    compile_mode: str = "default"
-    master_weights: bool = False
-    tuning: Tuning = field(default_factory=Tuning)
-    warned: set[str] = field(default_factory=set, repr=False)
-
-    def warn(self, message: str, category: type[AmpWarning]) -> None:
-        """Warn once per session; under ``strict`` raise the warning's error class instead."""
-        if self.strict:
-            raise category.error_class(message)
-        if message not in self.warned:
-            self.warned.add(message)
-            warnings.warn(message, category, stacklevel=4)
-
-    def check_options(self, known: Iterable[str], backend: str) -> None:
-        """Refuse a ``backend_options`` key that the backend does not know, naming the nearest.
-
-        Raises:
-            ConfigError: an unknown key.
-        """
-        names = list(known)
-        for key in self.options:
-            if key not in names:
-                hint = errors.nearest(key, names)
-                raise errors.ConfigError(
-                    f"backend_options.{backend} has no setting {key!r}{hint} (it has: {', '.join(names) or 'none'})"
-                )
-
-
 class ScaledLoss(Protocol):
     """What ``with amp.scale_loss(...) as scaled_loss`` gives."""
 
@@ -160,7 +109,7 @@ class ScaledLoss(Protocol):
         """Add the gradients of the scaled loss to the window of each optimizer named."""
 
 
-class Backend:
+class Backend(Extras):
     """One framework, for one session. Subclass it; each method's docstring is its contract.
 
     Every method may be called while the framework traces a compiled step; a method that cannot be traced says so.
@@ -191,19 +140,6 @@ class Backend:
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """Return the preset that the device does best, and why in a few words."""
 
-    @classmethod
-    def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:
-        """Return what the framework's own environment variables ask for; asked where no policy was given.
-
-        Args:
-            device: the device asked for, or None.
-            options: ``backend_options`` of this backend.
-
-        Raises:
-            ConfigError: a variable cannot be understood; the message names it.
-        """
-        return EnvironmentDefaults()
-
     @required
     def capabilities(self) -> Capabilities:
         """Return what this backend can do on the session's device."""
@@ -211,18 +147,6 @@ class Backend:
     @required
     def explain(self) -> list[PlanRow]:
         """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
-
-    def tuning_rows(self) -> list[PlanRow]:
-        """Return a row "tuning.<item>" for each item of ``spec.tuning`` that is declared in ``Capabilities.tuning``,
-        and rows on what the prepared models show ("tuning.bias_before_norm").
-
-        Global settings of the framework are to hold while the session computes, and no longer (:class:`Switches`).
-        """
-        return []
-
-    def debugging_switches(self) -> dict[str, str]:
-        """Return the framework's debugging switches that are on now: how each is set → what it costs."""
-        return {}
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -341,88 +265,7 @@ class Backend:
         """Return where the last non-finite step came from, as far as it is known."""
         return NonFiniteReport()
 
-    # -- recording -----------------------------------------------------------------------------------------------
-
-    # Called where the capability ``recording`` is declared.
-
-    def begin_recording(self, activations: bool) -> None:
-        """Note the numbers of the steps from here to ``end_recording``; nothing may be left that costs afterwards.
-
-        Args:
-            activations: also the largest absolute value of each layer's output, and of each input that came out of no
-                layer, in the order in which they run. What runs in inference regions does not count.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
-
-    def note_gradients(self, optimizer: Any) -> Sequence[str]:
-        """Count the optimizer's raw gradients on the device, by ``recording.EDGE_BITS``, and note scale and loss.
-
-        Called between ``begin_recording`` and ``end_recording`` when a window is complete, before ``unscale``. In a
-        compiled step it runs while tracing; the trace then returns the counts, and another one is run on steps that
-        are not recorded.
-
-        Returns:
-            The names of the gradients, as ``gradients`` gives them.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
-
-    def end_recording(self) -> recording.RecordedStep:
-        """Look no more; return what was noted, read from the device in one go."""
-        raise errors.UnsupportedError(f"backend {self.name!r} records nothing")
-
-    def epsilons(self) -> list[recording.Epsilon]:
-        """Return the epsilons of the prepared models' layers and of the optimizers."""
-        return []
-
-    # -- whole models --------------------------------------------------------------------------------------------
-
-    # The first two are called where the capability ``float32_weights`` is declared.
-
-    def read_weights(self, model: Any) -> dict[str, Any]:
-        """Return name → float32 numpy array of everything in a model that has a floating-point dtype, statistics of
-        normalization included: master weights where there are some, else the model's own values, cast.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} does not read weights")
-
-    def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
-        """Set what :meth:`read_weights` returned, masters and the model's own values alike.
-
-        Args:
-            model: a model of this framework.
-            weights: its names, all of them, → float32 arrays of its shapes.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} does not write weights")
-
-    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
-        """Return a copy of a model for inference whose parameters have ``policy.compute_dtype``; see
-        ``Amp.convert_model``. Called where the capability ``convert_model`` is declared, with a policy whose
-        ``compute_dtype`` is float16 or bfloat16.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} converts no models")
-
     # -- tools ---------------------------------------------------------------------------------------------------
-
-    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
-        """Return the sizes of the models' matrix products and convolutions, in the order of their layers.
-
-        Called where the capability ``shape_advice`` is declared.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} does not know the sizes of a model's matrix products")
-
-    def peak_memory(self) -> int | None:
-        """Return the most bytes that the framework has held on the device so far; None where it keeps no count."""
-        return None
-
-    def out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether an exception says that memory ran out, on the device or beside it."""
-        return isinstance(error, MemoryError)
-
-    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
-        """Call ``run`` under the framework's profiler; return name → seconds of each kernel that the device ran.
-
-        Called where the capability ``kernel_profile`` is declared.
-        """
-        raise errors.UnsupportedError(f"backend {self.name!r} has no profile of the device's kernels")
 
     @required
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
