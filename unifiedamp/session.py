@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from . import plugins, result, whole_models
-from .backend import COMPILE_MODES, Backend, Capabilities, ScaledLoss, SessionSpec, Support
+from . import plugins, whole_models
 from .checkpoint import dump_session, load_session
-from .errors import ConfigError, PolicyWarning, StepOrderError, UnsupportedError, WrongObjectError, nearest
+from .errors import ConfigError, PolicyWarning, UnsupportedError, WrongObjectError, nearest
+from .facts import COMPILE_MODES
 from .loss_scale import LossScale
 from .plan import Plan
 from .policy import Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .resolve import resolve
-from .result import StepResult
+from .spec import SessionSpec
+from .step_calls import StepCalls
 from .tuning import Tuning, compile_mode, tell_of_debugging, tell_of_lacking
-from .watch import Watch
-from .window import ReplicaWindows, Slot, Window
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Amp:
+class Amp(StepCalls):
     """One mixed-precision session: a policy, a loss scaler and the calls of a training step.
 
     Args:
@@ -87,18 +86,9 @@ class Amp:
         )
         for message in resolved.warnings:
             spec.warn(message, PolicyWarning)
-        self.backend: Backend = resolved.backend_class(spec)
+        super().__init__(resolved.backend_class(spec), accumulate_steps, resolved.loss_scale)
         if master_weights:
             self._require("master_weights", "master_weights=True")
-        self._window: Window | ReplicaWindows = (
-            ReplicaWindows(accumulate_steps, self.backend.replica)
-            if self.backend.runs_replicas
-            else Window(accumulate_steps)
-        )
-        self._scaling = resolved.loss_scale.enabled
-        self._watch = Watch(self.backend, resolved.loss_scale)
-        self._recorder: Recorder | None = None
-        self._models: list[Any] = []
         tell_of_lacking(self.backend, self.tuning)
 
     @classmethod
@@ -157,140 +147,7 @@ class Amp:
         prepared = tuple(next(left[yes]) for yes in is_model)
         return prepared if len(prepared) > 1 else prepared[0]
 
-    # -- one step ------------------------------------------------------------------------------------------------
-
-    def autocast(self, enabled: bool = True, policy: str | Policy | None = None) -> AbstractContextManager[Any]:
-        """Return a region that runs under the policy; nestable, thread-local.
-
-        Args:
-            enabled: False runs the region without autocast.
-            policy: another policy for this region; None takes the session's.
-        """
-        if isinstance(policy, str):
-            policy = Policy.parse(policy)
-        self._window.enter_region()
-        return self.backend.autocast(enabled, policy)
-
-    def inference(self, *models: Any) -> AbstractContextManager[Any]:
-        """Return a region under the policy without gradients, with models in evaluation mode.
-
-        Args:
-            *models: the models to evaluate; none given means all prepared ones.
-        """
-        return self.backend.inference(models or tuple(self._models))
-
-    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
-        """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
-
-        Args:
-            loss: a scalar computed inside ``autocast``.
-            optimizers: the optimizer, or the list of optimizers, that the loss trains.
-
-        Raises:
-            StepOrderError: no autocast region was entered in this iteration.
-            LossError: the loss is not a scalar.
-            UnsupportedError: the framework differentiates functions only; ``backward`` takes one.
-        """
-        if not self._context_form:
-            raise UnsupportedError(
-                f"amp.scale_loss: backend {self.backend.name!r} lacks this form: {self._context_form.reason}; "
-                "amp.backward(closure, optimizer) means the same"
-            )
-        slots = self._slots(optimizers, "scale_loss")
-        if self._window.begin_scale(slots):
-            self._end_open_iteration()
-        return self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
-
-    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
-        """Run ``closure`` under autocast, scale its loss and differentiate.
-
-        Args:
-            closure: returns a scalar loss.
-            optimizers: the optimizer, or the list of optimizers, that the loss trains.
-
-        Returns:
-            The unscaled loss, native.
-        """
-        slots = self._slots(optimizers, "backward")
-        self._window.enter_region()
-        if self._window.begin_scale(slots):
-            self._end_open_iteration()
-        return self.backend.backward(closure, [slot.optimizer for slot in slots])
-
-    def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale, once; a no-op inside an accumulation window and when done before."""
-        self._unscaled_slot(optimizer, "unscale")
-
-    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        """Clip the global 2-norm of the true gradients; a no-op inside an accumulation window.
-
-        Args:
-            optimizer: a prepared optimizer.
-            max_norm: the largest norm, positive.
-
-        Returns:
-            The norm before clipping, a native scalar; None inside an accumulation window.
-        """
-        _require_positive(max_norm, "clip_grad_norm: max_norm")
-        slot = self._unscaled_slot(optimizer, "clip_grad_norm")
-        return self.backend.clip_grad_norm(slot.optimizer, max_norm) if slot else None
-
-    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
-        """Clamp the true gradients to [-clip_value, clip_value]; a no-op inside an accumulation window."""
-        _require_positive(clip_value, "clip_grad_value: clip_value")
-        slot = self._unscaled_slot(optimizer, "clip_grad_value")
-        if slot:
-            self.backend.clip_grad_value(slot.optimizer, clip_value)
-
-    def gradients(self, optimizer: Any) -> dict[str, Any]:
-        """Return name → native gradient, scaled before ``unscale`` and true after it; empty between windows."""
-        return self.backend.gradients(self._window.slot(optimizer, "gradients").optimizer)
-
-    def step(self, optimizer: Any, scheduler: Any = None) -> StepResult:
-        """Look for inf and nan, apply or skip, move the scale, empty the gradients.
-
-        Args:
-            optimizer: a prepared optimizer.
-            scheduler: anything with ``step()``; stepped only when the optimizer's step was applied (looking at that
-                may wait for the device).
-
-        Raises:
-            StepOrderError: no loss was scaled in this iteration.
-            LossScaleExhausted: too many skips in a row.
-        """
-        window = self._window
-        slot = window.slot(optimizer, "step")
-        window.check_step(slot, "step")
-        if window.accumulating(slot):
-            window.end_micro_batch(slot)
-            return StepResult(self._not_applied(result.ACCUMULATING))
-        ends = window.ends_iteration(slot)
-        recorder = self._recorder
-        if recorder is not None and not slot.unscaled:
-            recorder.before_unscale(slot.optimizer, slot.index)
-        outcome = self.backend.step(slot.optimizer, ends)
-        window.end_step(slot, ends)
-        if scheduler is not None:
-            self._step_scheduler(scheduler, outcome)
-        leads = window.leads() and not self.backend.tracing()
-        if recorder is not None and leads:
-            recorder.after_optimizer(outcome)
-            recorder.after_steps(int(ends))
-        if ends and self._scaling and leads:
-            self._watch.after_step()
-        return outcome
-
-    def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients (a guard of your own fired): nothing is applied, the scale stays."""
-        slot = self._window.slot(optimizer, "discard_step")
-        ends = self._window.ends_iteration(slot)
-        self.backend.drop_gradients(slot.optimizer)
-        self._window.end_step(slot, ends)
-        if self._recorder is not None and not self.backend.tracing():
-            self._recorder.discarded()
-        if ends:
-            self.backend.update()
-        return StepResult(self._not_applied(result.DISCARDED))
+    # -- compiling -----------------------------------------------------------------------------------------------
 
     @overload
     def compile(self, fn: F, *, mode: str | None = None) -> F: ...
@@ -323,28 +180,6 @@ class Amp:
         compiled = self.backend.compile(fn, self._window, mode)
         replays = self.backend.replays_traces and not self.backend.is_model(compiled)
         return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
-
-    def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``compiled``, with a look at the scale, and the recorder's, after each call that replayed a trace."""
-        window = self._window
-        ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
-
-        @functools.wraps(compiled)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            recorder, counted = self._recorder, self._watch.steps
-            recorded = None if recorder is None else recorder.step
-            entered, ended = window.snapshot(), window.ended
-            output = compiled(*args, **kwargs)
-            if window.ended != ended:
-                ends.add(entered)
-            # Where the call replayed a trace, amp.step did not run.
-            if recorder is not None and recorder.step == recorded and entered in ends:
-                recorder.after_steps()
-            if self._scaling and self._watch.steps == counted:
-                self._watch.after_step()
-            return output
-
-        return watched
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -382,11 +217,6 @@ class Amp:
         self._watch.expect(self.backend.read_state())
 
     # -- tools ---------------------------------------------------------------------------------------------------
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the backend can do on this device, each answer with a reason."""
-        return self.backend.capabilities()
 
     def explain(self) -> Plan:
         """Return the resolved plan before training: print it, or iterate over its rows."""
@@ -506,54 +336,10 @@ class Amp:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _context_form(self) -> Support:
-        return self.capabilities.feature("context_form")
-
     def _require(self, feature: str, call: str) -> None:
         support = self.capabilities.feature(feature)
         if not support:
             raise UnsupportedError(f"{call}: backend {self.backend.name!r} cannot: {support.reason}")
-
-    def _slots(self, optimizers: Any, call: str) -> list[Slot]:
-        many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)
-        if not many:
-            raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        return [self._window.slot(optimizer, call) for optimizer in many]
-
-    def _end_open_iteration(self) -> None:
-        """An optimizer that had its step gets a new loss, so the iteration before ends here."""
-        self.backend.update()
-        if self._recorder is not None and not self.backend.tracing():
-            self._recorder.after_steps()
-
-    def _unscaled_slot(self, optimizer: Any, call: str) -> Slot | None:
-        slot = self._window.slot(optimizer, call)
-        self._window.check_step(slot, call)
-        if self._window.accumulating(slot):
-            return None
-        if not slot.unscaled:
-            if self._recorder is not None:
-                self._recorder.before_unscale(slot.optimizer, slot.index)
-            self.backend.unscale(slot.optimizer)
-            slot.unscaled = True
-        return slot
-
-    def _not_applied(self, reason: str) -> Callable[[], result.StepValues]:
-        def read() -> result.StepValues:
-            scale = self.backend.read_state().scale
-            return result.StepValues(False, False, reason, scale, scale)
-
-        return read
-
-    def _step_scheduler(self, scheduler: Any, outcome: StepResult) -> None:
-        if self.backend.tracing():
-            raise StepOrderError(
-                "amp.step(optimizer, scheduler): a scheduler cannot be gated inside a compiled step; give the "
-                "optimizer a schedule of the framework (it counts applied steps only), or step it outside"
-            )
-        if outcome.applied:
-            scheduler.step()
 
 
 def _compile_mode(mode: object, what: str) -> str:
@@ -562,8 +348,3 @@ def _compile_mode(mode: object, what: str) -> str:
             f"{what} must be one of {', '.join(COMPILE_MODES)}, got {mode!r}{nearest(str(mode), COMPILE_MODES)}"
         )
     return mode
-
-
-def _require_positive(value: float, what: str) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"{what} must be a positive number, got {value!r}")

@@ -18,11 +18,14 @@ from .stance import Uncompiled
 #: What runs inside a model's forward (casts, layers, autocast regions) is traced with it.
 _UNTRACED = (
     "unifiedamp.backend",
+    "unifiedamp.extras",
     "unifiedamp.loss_scale",
     "unifiedamp.plugins",
     "unifiedamp.recording",
     "unifiedamp.result",
     "unifiedamp.session",
+    "unifiedamp.spec",
+    "unifiedamp.step_calls",
     "unifiedamp.switches",
     "unifiedamp.watch",
     "unifiedamp.window",

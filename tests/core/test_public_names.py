@@ -15,7 +15,7 @@ AMP_CALLS = {
 
 
 def public(cls):
-    return {name for name in vars(cls) if not name.startswith("_")}
+    return {name for kind in cls.__mro__[:-1] for name in vars(kind) if not name.startswith("_")}
 
 
 def test_every_name_is_there_and_documented():

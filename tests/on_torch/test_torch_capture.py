@@ -289,3 +289,21 @@ def test_exhaustion_is_noticed(monkeypatch):
         for i in range(70):
             run.feed(i, bad=True)
     assert run.amp.skipped_steps <= 5 + 50
+
+
+def test_a_checkpointed_layer_is_computed_again_in_a_replay(monkeypatch):
+    # Layer 0 holds no random layer, so a capture need not ask for the random state.
+    runs, given = both(monkeypatch, lambda run, i: run.feed(i, bad=i % 5 == 3), tuning={"checkpoint_layers": ("0",)})
+    assert_same(runs, given)
+    assert runs[1].amp.skipped_steps == 4
+
+
+def test_prefetched_batches_feed_a_captured_step(monkeypatch):
+    given = []
+    for ahead in (False, True):
+        run = Trained(monkeypatch, True)
+        batches = [batch(seed) for seed in range(STEPS)]
+        native = run.amp.prefetch(batches, 3) if ahead else [map(run.amp.to_native, each) for each in batches]
+        given.append([run.step(x, y) for x, y in native])
+        assert run.amp.applied_steps == STEPS
+    torch.testing.assert_close(given[0], given[1], rtol=0, atol=0)
