@@ -1,4 +1,4 @@
-"""What a user meets: each framework alone, at its best, and the layer's three forms, held against float32.
+"""What a user meets: each framework alone, at its best, and the layer's forms, held against float32.
 
 `python benchmarks/frameworks.py [torch] [tensorflow] [mxnet]` runs each configuration in a process of its own; they
 take turns, so that a ratio is of one run. It prints a table and writes `benchmarks/results/frameworks-<backend>.json`
@@ -32,8 +32,8 @@ def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
     if not setup.ours:
         parts = Parts(backend, recipe)
         return importlib.import_module(f"setups.{backend}_setups").build(parts, setup), native
-    config = {"backend": backend, "policy": setup.policy, "compile": setup.compiled}
-    return Loop(layered(ua.Amp(**config), Parts(backend, recipe)), native.finish), native
+    amp = ua.Amp(backend, setup.policy, compile=str(setup.compiled), tuning=setup.tuning)
+    return Loop(layered(amp, Parts(backend, recipe)), native.finish), native
 
 
 def measure(backend: str, name: str, options: Any, limits: Limits) -> Iterator[Standing]:

@@ -23,6 +23,7 @@ class Setup:
         tf32: whether float32 products may use TF32; None leaves the framework's default.
         channels_last: torch's memory format.
         tuned: let cuDNN try its algorithms out.
+        tuning: of ours, as ``Amp(tuning=...)`` takes it.
     """
 
     how: str
@@ -33,9 +34,11 @@ class Setup:
     tf32: bool | None = None
     channels_last: bool = False
     tuned: bool = False
+    tuning: str | None = None
 
 
 def ours(policy: str) -> dict[str, Setup]:
-    """Return the layer's three forms; each differs from the others by one word of configuration."""
+    """Return the layer's forms; each differs from the others by one word of configuration."""
     forms = {"eager": "off", "default": "default", "max": "max"}
-    return {f"ours {name}": Setup(f'compile="{mode}"', policy, mode, ours=True) for name, mode in forms.items()}
+    found = {f"ours {name}": Setup(f'compile="{mode}"', policy, mode, ours=True) for name, mode in forms.items()}
+    return {**found, "ours fast": Setup('tuning="fast"', policy, "max", ours=True, tuning="fast")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import torch
@@ -44,7 +45,8 @@ def main(
         amp.step(optimizer)
         log.add(loss.detach())
     log.end()
-    print(f"norm of the gradients before clipping to {clip:g}: {min(norms):.2f} to {max(norms):.2f}")
+    finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # a skipped step's is not
+    print(f"norm of the gradients before clipping to {clip:g}: {min(finite):.2f} to {max(finite):.2f}")
 
     kept, all_kept = (megabytes_kept(amp, forward, model, x) for forward in (frugal, ResNet.forward))
     print(f"kept for the backward pass of one batch: {kept:.2f} MB with checkpointing, {all_kept:.2f} MB without")

@@ -49,7 +49,7 @@ def train(
     torch.manual_seed(0)
     with amp.scope():
         model = ResNet(*size, data.classes).to(memory_format=torch.channels_last)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if steps else 0.01, momentum=0.9, fused=True)
     model, optimizer = amp.prepare(model, optimizer)
 
     @amp.compile
