@@ -130,6 +130,9 @@ class Backend(Extras):
     runs_replicas: ClassVar[bool] = False
     #: Set by core when the next skipped step should be looked into, for ``non_finite_report``.
     diagnosing: bool = False
+    #: Set by core while an observer or a recorder wants to know of each skipped step: where looking would wait, what
+    #: ``non_finite_report`` needs of the last skipped step may be kept on the device.
+    remembers_skips: bool = False
 
     def __init__(self, spec: SessionSpec) -> None:
         self.spec = spec

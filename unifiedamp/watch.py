@@ -22,7 +22,6 @@ class Watch:
 
     Attributes:
         steps: how many steps were counted.
-        hooks: calls the observers; None without any.
     """
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
@@ -32,7 +31,7 @@ class Watch:
         self.steps = 0
         self._last: ScaleState | None = None
         self._near = self._curious = False
-        self.hooks: Any = None
+        self._hooks: Any = None
         self.expect(None)
 
     def expect(self, state: ScaleState | None) -> None:
@@ -41,18 +40,32 @@ class Watch:
         self._come_near(self._limit == 1)
 
     @property
+    def hooks(self) -> Any:
+        """What calls the observers; None without any."""
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, hooks: Any) -> None:
+        self._hooks = hooks
+        self._tell_backend()
+
+    @property
     def curious(self) -> bool:
-        """Whether somebody wants to know the tensors of every skipped step; heard where looking is free."""
+        """Whether somebody wants to know the tensors of every skipped step."""
         return self._curious
 
     @curious.setter
     def curious(self, wanted: bool) -> None:
-        self._curious = wanted and self._backend.looking_is_free
-        self._backend.diagnosing = self._near or self._curious
+        self._curious = wanted
+        self._tell_backend()
+
+    def _tell_backend(self) -> None:
+        self._backend.diagnosing = self._near or (self._curious and self._backend.looking_is_free)
+        self._backend.remembers_skips = self._curious or self._hooks is not None
 
     def _come_near(self, near: bool) -> None:
         self._near = near
-        self._backend.diagnosing = near or self._curious
+        self._tell_backend()
         self._left = self._interval()
 
     def after_step(self) -> None:
@@ -65,12 +78,12 @@ class Watch:
         self._left -= 1
         if self._left > 0:
             return
-        must_know = self.hooks is not None or self._backend.diagnosing
+        must_know = self._hooks is not None or self._backend.diagnosing
         state = self._backend.read_state() if must_know else self._backend.peek_state()
         if state is None:
             self._left = self._interval()
             return
-        if self.hooks is not None:
+        if self._hooks is not None:
             self._tell(state)
         if state.bad_steps >= self._limit and self._backend.diagnosing:
             self._stop(state)
@@ -78,7 +91,7 @@ class Watch:
         self._come_near(state.bad_steps >= self._limit - 1)
 
     def _interval(self) -> int:
-        every_step = self._backend.looking_is_free or self._backend.diagnosing or self.hooks is not None
+        every_step = self._backend.looking_is_free or self._backend.diagnosing or self._hooks is not None
         return 1 if every_step else LOOK_EVERY
 
     def _tell(self, state: ScaleState) -> None:
@@ -86,9 +99,9 @@ class Watch:
         if before is None:
             return
         if state.skipped_steps > before.skipped_steps:
-            self.hooks.on_step_skipped(state=state, report=self._backend.non_finite_report())
+            self._hooks.on_step_skipped(state=state, report=self._backend.non_finite_report())
         if state.scale != before.scale:
-            self.hooks.on_scale_changed(before=before.scale, after=state.scale, state=state)
+            self._hooks.on_scale_changed(before=before.scale, after=state.scale, state=state)
 
     def _stop(self, state: ScaleState) -> None:
         report = self._backend.non_finite_report()
@@ -99,8 +112,8 @@ class Watch:
         else:
             cause = "whether the loss was finite is not known"
         where = f"; gradients not finite: {first_names(report.tensors)}" if report.tensors else ""
-        if self.hooks is not None:
-            self.hooks.on_scale_exhausted(state=state, report=report)
+        if self._hooks is not None:
+            self._hooks.on_scale_exhausted(state=state, report=report)
         raise LossScaleExhausted(
             f"{state.bad_steps} steps in a row were skipped (max_consecutive_skips={self._limit}); the loss scale is "
             f"{state.scale:g} after {state.applied_steps} applied steps; {cause}{where}. Look at the data and the "

@@ -11,7 +11,7 @@ import torch
 def to_native(array: Any, device: torch.device) -> torch.Tensor:
     """Return ``array`` as a tensor on ``device``; memory is shared on the CPU where torch can write to it."""
     if isinstance(array, torch.Tensor):
-        return array
+        return array.to(device, non_blocking=True)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return torch.from_dlpack(array).to(device, non_blocking=True)
     plain = np.asarray(array)

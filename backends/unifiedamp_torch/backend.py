@@ -56,7 +56,7 @@ from .masters import Masters
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler, world_size
-from .steps import PlainSteps
+from .steps import NotYet, PlainSteps
 from .update import Updates
 
 _UNCOMPILED = (
@@ -91,7 +91,7 @@ class TorchBackend(Backend):
         self._float8: list[dict[str, str]] = []
         self._optimizers: list[Any] = []
         self._undo: list[Callable[[], None]] = []
-        self._report = NonFiniteReport()
+        self._report, self._skips = NonFiniteReport(), report.LastSkips()
         self._loss: torch.Tensor | None = None
         self._notes: Notes | None = None
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
@@ -333,11 +333,27 @@ class TorchBackend(Backend):
 
     def non_finite_report(self) -> NonFiniteReport:
         """See ``Backend``."""
-        return self._report
+        return self._skips.report() or self._report
+
+    @property
+    def remembers_skips(self) -> bool:  # type: ignore[override]
+        """See ``Backend``; a captured step does so on the device, or does not."""
+        return self._steps.remembers
+
+    @remembers_skips.setter
+    def remembers_skips(self, wanted: bool) -> None:
+        self._steps.remembers = wanted and not self.looking_is_free
 
     def _look_into(self, optimizer: Any, found: torch.Tensor) -> None:
-        if self.diagnosing and found.item():
-            self._report = report.non_finite(self.gradients(optimizer), self._loss)
+        if self.diagnosing:
+            if found.item():
+                self._skips.forget()
+                self._report = report.non_finite(self.gradients(optimizer), self._loss)
+        elif self.remembers_skips:
+            noted = (id(optimizer), self.gradients(optimizer), self._loss)
+            if self._steps.capturing and not self._skips.ready(*noted):
+                raise NotYet  # what a capture allocates is filled anew by each replay
+            self._skips.note(*noted, found)
 
     # -- recording -----------------------------------------------------------------------------------------------
 

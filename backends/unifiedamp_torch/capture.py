@@ -197,7 +197,7 @@ class CapturedStep:
         if entry.refused or entry.calls <= WARM_UP:
             return None
         ground = self._ground
-        taken = fixed(ground.models, ground.optimizers, ground.masters)
+        taken = (fixed(ground.models, ground.optimizers, ground.masters), ground.steps.remembers)
         if entry.graph is None or entry.graph.fixed != taken:
             entry.graph = None  # before another is captured: its memory is wanted
             entry.graph = self._capture(entry, args, kwargs, tensors, taken)

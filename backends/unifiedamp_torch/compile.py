@@ -34,6 +34,7 @@ _UNTRACED = (
     "unifiedamp_torch.handle",
     "unifiedamp_torch.masters",
     "unifiedamp_torch.recorder",
+    "unifiedamp_torch.report",
     "unifiedamp_torch.scale_state",
     "unifiedamp_torch.scaled_steps",
     "unifiedamp_torch.scaler",

@@ -36,10 +36,11 @@ class Steps:
 
     Attributes:
         capturing: steps are being captured and not done.
+        remembers: what is known of a skipped step is kept on the device.
     """
 
     def __init__(self) -> None:
-        self.capturing = False
+        self.capturing = self.remembers = False
         self._settled: set[int] = set()
         self._updates: Updates | None = None
 

@@ -87,9 +87,9 @@ class CompiledUpdate:
             for param in group["params"]:
                 if param.grad is not None:
                     yield param
-                    yield from [
-                        each for each in self._optimizer.state[param].values() if isinstance(each, torch.Tensor)
-                    ]
+                    # Not by [param]: where an optimizer keeps nothing, that would add an entry, and compile anew.
+                    kept = self._optimizer.state.get(param, {})
+                    yield from [each for each in kept.values() if isinstance(each, torch.Tensor)]
 
 
 class Updates:

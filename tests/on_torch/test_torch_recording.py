@@ -50,7 +50,41 @@ def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
     assert (skip["since"], skip["step"], skip["count"], skip["exact"]) == (12, 18, 1, False)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("every", [6, None])
+def test_the_gradients_of_the_last_skip_are_known_where_looking_waits(monkeypatch, captured, every):
+    """Overflow in one gradient alone, at a step nobody recorded: told at the next look, by the device's notes."""
+    run = Recorded(monkeypatch, captured=captured, body=_overflows_in_the_last_bias)
+    if not torch.cuda.is_available():
+        run.amp.backend.looking_is_free = run.amp.backend._steps._free = False
+    records = []
+    recorder = run.amp.record(records.append, every=every or 10**6)
+    for seed in range(1, 18):
+        run.feed(seed, bad=seed in (9, 10))
+        if seed == 11 and not every:
+            assert run.amp.backend.non_finite_report().tensors == ("0.3.bias",)
+    recorder.stop()
+    skips = [record["non_finite"]["gradients"] for record in records if record["kind"] == "skip"]
+    assert skips == ([["0.3.bias"]] if every else [])
+    assert run.amp.skipped_steps == 2
+    run.feed(20)
+    assert not run.amp.backend.remembers_skips
+
+
+def _overflows_in_the_last_bias(run, x, y):
+    """Where a batch holds an inf, the gradient of the last bias becomes inf, and no other."""
+    amp, optimizer = run.amp, run.optimizer
+    with amp.autocast():
+        loss = torch.nn.functional.cross_entropy(run.model(x.clamp(-9, 9)), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    run.model[0][3].bias.grad.add_(torch.where(x.isinf().any(), torch.inf, 0.0))
+    amp.step(optimizer)
+    return loss
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_device_is_waited_for_on_recorded_steps_alone(monkeypatch, compiled):
     run = Recorded(monkeypatch, captured=compiled)
@@ -60,8 +94,10 @@ def test_the_device_is_waited_for_on_recorded_steps_alone(monkeypatch, compiled)
             x, y = (each.cuda() for each in batch(seed))
             recorded = seed == 0 or (seed + 1) % 10 == 0
             torch.cuda.set_sync_debug_mode("error" if seed > 20 and not recorded else "default")
-            run.step(x, y)
-        torch.cuda.set_sync_debug_mode("default")
+            try:
+                run.step(x, y)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
     assert [record["step"] for record in steps_of(records)] == [1, 10, 20, 30, 40]
 
 

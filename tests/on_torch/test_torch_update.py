@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 
 import unifiedamp as ua
 from unifiedamp_torch.compile import ready_dynamo
@@ -36,6 +37,18 @@ def stepped(kind, **options):
         if step:
             optimizer.step()
     return optimizer
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_is_compiled_once(momentum):
+    """Compiling anew would fall into the capture of a step; SGD without momentum keeps no state at all."""
+    optimizer = stepped("SGD", momentum=momentum)
+    settle(optimizer)
+    update = CompiledUpdate(optimizer)
+    counters.clear()
+    for _ in range(3):
+        update(torch.zeros(()))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("kind", sorted(TRACEABLE))
