@@ -151,7 +151,7 @@ class TorchBackend(Backend):
         binding.check_dtypes(new, policy, self.spec.loss_scale.enabled, self.spec.master_weights)
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names, self._masters.low)
-        dtypes = [layers.layer_dtypes(model, policy) for model in new]
+        dtypes = [layers.layer_dtypes(model, policy, self.device.type) for model in new]
         again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]

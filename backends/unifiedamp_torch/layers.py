@@ -88,8 +88,11 @@ class LayerForward(Forward):
         return output if self._outputs is None else cast(output, self._outputs)
 
 
-def layer_dtypes(model: torch.nn.Module, policy: Policy) -> dict[str, str]:
+def layer_dtypes(model: torch.nn.Module, policy: Policy, device_type: str = "cpu") -> dict[str, str]:
     """Return layer path → dtype, where it is not the policy's own.
+
+    On CUDA devices recurrent layers stay in float32 under a mixed policy with bfloat16, unless they are named: torch's
+    autocast casts them to float16 there, whatever its dtype is, and no loss scale looks after them.
 
     Raises:
         PolicyError: two globs match one layer, or a glob matches none.
@@ -99,6 +102,9 @@ def layer_dtypes(model: torch.nn.Module, policy: Policy) -> dict[str, str]:
     if policy.param_dtype != "float32" and policy.keep_norm_float32:
         norms = {path: "float32" for path, module in paths.items() if isinstance(module, _NORMS)}
         chosen = norms | chosen
+    if device_type == "cuda" and policy.is_mixed and policy.region_dtype == "bfloat16":
+        rnns = [path for path, module in paths.items() if isinstance(module, torch.nn.RNNBase)]
+        chosen |= {path: "float32" for path in rnns if dtype_at(path, chosen) is None}
     return chosen
 
 

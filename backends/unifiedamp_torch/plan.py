@@ -166,6 +166,7 @@ def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Seque
         PlanRow("output_dtype", policy.output_dtype, f"forward hook: output.to(torch.{policy.output_dtype})"),
         *_scale_rows(spec, device),
         *_override_rows(policy, device),
+        *_rnn_rows(policy, device),
     ]  # fmt: skip
     plan += [_optimizer_row(index, each, spec, device) for index, each in enumerate(optimizers)]
     plan += _compile_rows(spec.compile_mode, device)
@@ -232,6 +233,13 @@ def _override_rows(policy: Any, device: torch.device) -> list[PlanRow]:
         PlanRow(f"layer_overrides.{glob}", dtype, _layer_call(device, dtype, policy))
         for glob, dtype in policy.layer_overrides.items()
     ]
+
+
+def _rnn_rows(policy: Any, device: torch.device) -> list[PlanRow]:
+    if device.type != "cuda" or not policy.is_mixed or policy.region_dtype != "bfloat16":
+        return []
+    note = "torch's autocast would run recurrent layers in float16 there"
+    return [PlanRow("nn.LSTM, nn.GRU, nn.RNN", "float32", _layer_call(device, "float32", policy), "emulated", note)]
 
 
 def _layer_call(device: torch.device, dtype: str, policy: Any) -> str:

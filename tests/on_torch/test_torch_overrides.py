@@ -10,6 +10,7 @@ from loops import batch, mlp, session
 import unifiedamp as ua
 from unifiedamp.policy import OP_VOCABULARY
 from unifiedamp_torch.harness import harness
+from unifiedamp_torch.layers import layer_dtypes
 
 LOW = torch.bfloat16
 
@@ -224,3 +225,46 @@ def test_globs_that_clash_or_match_nothing(overrides):
     amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides=overrides))
     with pytest.raises(ua.PolicyError, match="layer_overrides"):
         amp.prepare(Two())
+
+
+# -- recurrent layers on CUDA -----------------------------------------------------------------------------------------
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = torch.nn.LSTM(4, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        self.inside = self.rnn(x)[0]
+        return self.head(self.inside)
+
+
+@pytest.mark.parametrize(
+    ("policy", "device", "chosen"),
+    [
+        ("mixed_bfloat16", "cuda", {"rnn": "float32"}),
+        ("mixed_float8", "cuda", {"rnn": "float32"}),
+        ("mixed_bfloat16", "cpu", {}),
+        ("mixed_float16", "cuda", {}),
+        ("bfloat16", "cuda", {}),
+        ("mixed_bfloat16;layers=rnn:bfloat16", "cuda", {"rnn": "bfloat16"}),
+    ],
+)
+def test_recurrent_layers_stay_in_float32_where_torch_would_take_float16(policy, device, chosen):
+    assert layer_dtypes(Recurrent(), ua.Policy.parse(policy), device) == chosen
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recurrent_layers_on_a_gpu():
+    x = torch.ones(3, 2, 4, device="cuda")
+    native = Recurrent().cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        native(x)
+    assert native.inside.dtype is torch.float16  # torch's fault that this is about
+    amp = ua.Amp("torch", "mixed_bfloat16")
+    model = amp.prepare(Recurrent())
+    with amp.autocast():
+        model(x)
+    assert model.inside.dtype is torch.float32
+    assert "float16" in amp.explain().row("nn.LSTM, nn.GRU, nn.RNN").note

@@ -6,7 +6,7 @@ import torch
 from loops import mlp, session
 
 import unifiedamp as ua
-from unifiedamp_torch import device
+from unifiedamp_torch import arrays, device
 
 
 def test_a_function_class_runs_in_float32_without_autocast():
@@ -145,3 +145,9 @@ def test_scope_sets_the_default_device_and_puts_it_back():
             assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
             raise KeyError
         assert torch.empty(1).device.type == "meta"
+
+
+def test_tensors_come_to_the_sessions_device():
+    x = torch.ones(2)
+    assert session().to_native(x) is x
+    assert arrays.to_native(x, torch.device("meta")).device.type == "meta"
