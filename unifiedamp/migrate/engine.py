@@ -14,8 +14,8 @@ from . import apex, keras, mxnet, sessions_v1, torch_amp
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
-from .sessions import Names
 from .source import Source
+from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
@@ -89,13 +89,19 @@ def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
     """Return an API's changes; ``amp`` is taken as the session's name where nothing else keeps it."""
     ua = _ua(source)
     try:
-        edits, findings = api.plan(source, Names("amp", ua))
-        kept = [use for use in source.uses("amp") if not edits.covers(source, use)]
+        work = _worked_out(api, source, Names("amp", ua))
+        kept = [use for use in source.uses("amp") if not work.edits.covers(source, use)]
         if kept and "amp" in source.imports:
-            edits, findings = api.plan(source, Names("amp_session", ua))
+            work = _worked_out(api, source, Names("amp_session", ua))
     except CannotMigrate as error:
         return Edits(), list(error.findings)
-    return edits, findings
+    return work.edits, work.findings
+
+
+def _worked_out(api: ModuleType, source: Source, names: Names) -> Work:
+    work = Work(source, names)
+    api.plan(work)
+    return work
 
 
 def _ua(source: Source) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import libcst as cst
 
 from .edits import Edits
-from .source import Source, Statement, dotted, walk
+from .nodes import dotted, targets, walk
+from .source import Source, Statement
 
 
 def wrap_forward(
@@ -58,20 +59,6 @@ def _assignments(source: Source, name: str) -> Iterator[Statement]:
     for node in source.nodes:
         if isinstance(node, cst.Assign | cst.AugAssign | cst.AnnAssign) and name in targets(node):
             yield source.statement(node)
-
-
-def targets(node: cst.CSTNode) -> set[str]:
-    """Return the variables that are assigned in a node."""
-    found: set[str] = set()
-    for one in walk(node):
-        goals: Sequence[cst.BaseExpression] = ()
-        if isinstance(one, cst.Assign):
-            goals = [target.target for target in one.targets]
-        elif isinstance(one, cst.AugAssign | cst.AnnAssign | cst.NamedExpr | cst.For):
-            goals = [one.target]
-        for goal in goals:
-            found |= {dotted(part) for part in walk(goal) if isinstance(part, cst.Name | cst.Attribute)} - {""}
-    return found
 
 
 def mentions(source: Source, node: cst.CSTNode, names: Collection[str]) -> bool:

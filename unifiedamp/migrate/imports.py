@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from .edits import Edits
-from .source import Source, Statement, dotted
+from .nodes import dotted
+from .source import Source, Statement
 
 Import = cst.Import | cst.ImportFrom
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import libcst as cst
 
-from .edits import Edits
-from .report import CannotMigrate, Finding
-from .source import Source, Statement, dotted, walk
+from .nodes import dotted, walk
+from .source import Source, Statement
+from .work import Names, Work
 
 LONGEST = 110
-
-
-@dataclass(frozen=True)
-class Names:
-    """What the migrated code calls the session and the package."""
-
-    amp: str = "amp"
-    ua: str = "ua"
 
 
 def session_line(names: Names, target: str, backend: str, **arguments: str | None) -> str:
@@ -43,24 +33,6 @@ def dynamic(names: Names, **settings: str | None) -> str:
     """Return the code of a dynamic loss scale; ``"dynamic"`` where every setting is the default."""
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return f"{names.ua}.DynamicLossScale({', '.join(given)})" if given else '"dynamic"'
-
-
-def literal(node: cst.BaseExpression | None) -> object:
-    """Return the value of an expression of constants and arithmetic (``2.**16``), else None."""
-    if node is None:
-        return None
-    code = cst.Module([]).code_for_node(node)
-    try:
-        tree = ast.parse(code.strip(), mode="eval")
-        known = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
-        if not all(isinstance(each, known) for each in ast.walk(tree)) or len(code) > 40:
-            return None
-        return eval(compile(tree, "constant", "eval"), {"__builtins__": {}})
-    except Exception:
-        return None
-
-
-# -- where things go ---------------------------------------------------------------------------------------------
 
 
 def behind(source: Source, made: Statement, others: Iterable[cst.CSTNode]) -> Statement:
@@ -89,16 +61,16 @@ def _owner(name: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "self" else parts[0]
 
 
-def share(source: Source, edits: Edits, name: str, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:
+def share(work: Work, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:
     """Let every function see a session made inside one: declare its name global there, if others use it."""
-    scope = source.scope(made)
-    if not isinstance(scope, cst.FunctionDef) or all(source.inside(user, scope) for user in users):
+    scope = work.source.scope(made)
+    if not isinstance(scope, cst.FunctionDef) or all(work.source.inside(user, scope) for user in users):
         return
     first = next(s for s in scope.body.body if isinstance(s, Statement))
     if _is_docstring(first):
-        edits.after(first, f"global {name}")
+        work.edits.after(first, f"global {work.names.amp}")
     else:
-        edits.before(first, f"global {name}")
+        work.edits.before(first, f"global {work.names.amp}")
 
 
 def _is_docstring(statement: cst.CSTNode) -> bool:
@@ -106,8 +78,3 @@ def _is_docstring(statement: cst.CSTNode) -> bool:
         return False
     one = statement.body[0]
     return isinstance(one, cst.Expr) and isinstance(one.value, cst.SimpleString | cst.ConcatenatedString)
-
-
-def stop(source: Source, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
-    """Return the error that leaves an API's calls as they are."""
-    return CannotMigrate(Finding(source.line(node), " ".join(what.split()), write, blocks=True))

@@ -6,11 +6,11 @@ import re
 
 import libcst as cst
 
-from .edits import Edits
-from .keras import rewrites, scale_of
-from .report import Finding
-from .sessions import Names, stop
-from .source import Source, argument
+from .keras.scales import experimental_scale
+from .keras.words import REWRITE, calls_of
+from .nodes import argument
+from .source import Source, Statement
+from .work import Work
 
 NAME = "tf.compat.v1 graph rewrite"
 OLD_IMPORTS: tuple[str, ...] = ()
@@ -20,35 +20,39 @@ _SESSION = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession)"
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    return bool(rewrites(source)) and bool(_sessions(source))
+    return bool(calls_of(source, REWRITE)) and bool(calls_of(source, _SESSION))
 
 
-def _sessions(source: Source) -> list[cst.Call]:
-    return [n for n in source.nodes if isinstance(n, cst.Call) and _SESSION.fullmatch(source.meaning(n.func))]
-
-
-def plan(source: Source, names: Names) -> tuple[Edits, list[Finding]]:
-    """Return the changes to a file, and what is left to a person.
+def plan(work: Work) -> None:
+    """Work out the changes to a file.
 
     Raises:
         CannotMigrate: the calls must stay as they are.
     """
-    edits = Edits()
-    calls = rewrites(source)
-    call, statement = calls[0], source.statement(calls[0])
-    simple, inner = source.simple(call), argument(call, "opt", 0)
-    if len(calls) > 1 or inner is None or not isinstance(simple, cst.Assign) or simple.value is not call:
-        raise stop(source, calls[-1], source.code(calls[-1]), "`opt = rewrite.prepare(opt)`, once in a SessionRewrite")
+    source, edits, calls = work.source, work.edits, calls_of(work.source, REWRITE)
+    call, statement, inner = calls[0], source.statement(calls[0]), argument(calls[0], "opt", 0)
+    if len(calls) > 1 or inner is None or source.assignment(call) is None:
+        raise work.stop(calls[-1], source.code(calls[-1]), "`opt = rewrite.prepare(opt)`, once in a SessionRewrite")
     edits.expression(call, f"rewrite.prepare({source.code(inner)})")
     last = [statement, *source.after(statement)][-1]
-    scale = scale_of(source, names, argument(call, "loss_scale", 1))
-    edits.wrap(statement, last, f'with SessionRewrite("mixed_float16", loss_scale={scale}) as rewrite:')
-    for session in _sessions(source):
-        block = source.in_block(session, source.block(statement))
-        if block is None or source.order[block] < source.order[statement] or argument(session, "config", 2) is not None:
-            raise stop(source, session, source.code(session),
-                       "make the session in the SessionRewrite, with config=rewrite.session_config()")  # fmt: skip
-        given = [source.code(arg).rstrip(", ") for arg in session.args]
-        arguments = ", ".join([*given, "config=rewrite.session_config()"])
-        edits.expression(session, f"{source.code(session.func)}({arguments})")
-    return edits, []
+    edits.wrap(statement, last, f'with SessionRewrite("mixed_float16", loss_scale={_scale(work, call)}) as rewrite:')
+    for session in calls_of(source, _SESSION):
+        _configure(work, session, statement)
+
+
+def _scale(work: Work, call: cst.Call) -> str:
+    """Return the code of the loss scale that the graph rewrite was given."""
+    scale = experimental_scale(work.source, work.names, argument(call, "loss_scale", 1))
+    return scale if "(" in scale else f"{work.names.ua}.StaticLossScale({scale})"
+
+
+def _configure(work: Work, session: cst.Call, statement: Statement) -> None:
+    """Give a session of the block behind the rewrite its configuration."""
+    source = work.source
+    block = source.in_block(session, source.block(statement))
+    if block is None or source.order[block] < source.order[statement] or argument(session, "config", 2) is not None:
+        raise work.stop(session, source.code(session),
+                        "make the session in the SessionRewrite, with config=rewrite.session_config()")  # fmt: skip
+    given = [source.code(arg).rstrip(", ") for arg in session.args]
+    arguments = ", ".join([*given, "config=rewrite.session_config()"])
+    work.edits.expression(session, f"{source.code(session.func)}({arguments})")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+
+from .nodes import dotted, parameters, walk
+from .splitter import Splitter
 
 Statement = cst.BaseStatement
 Block = cst.IndentedBlock | cst.Module
-
-_SPLIT = re.compile(r"\.(step|update|backward|scale\w*|unscale\w*|init\w*|autocast|apply\w*|gradient|clip\w*)\(")
 
 
 class Source:
@@ -31,7 +29,7 @@ class Source:
 
     def __init__(self, content: bytes) -> None:
         original = cst.parse_module(content)
-        splitter = _Splitter(original)
+        splitter = Splitter(original)
         self.module = cst.ensure_type(original.visit(splitter), cst.Module)
         self._lines = splitter.lines
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
@@ -136,6 +134,16 @@ class Source:
         line = self.statement(node)
         return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
 
+    def is_alone(self, call: cst.Call) -> bool:
+        """Whether a call is a statement of its own."""
+        simple = self.simple(call)
+        return isinstance(simple, cst.Expr) and simple.value is call
+
+    def assignment(self, call: cst.Call) -> cst.Assign | None:
+        """Return the assignment whose value is this call and nothing else."""
+        simple = self.simple(call)
+        return simple if isinstance(simple, cst.Assign) and simple.value is call else None
+
     def block(self, statement: cst.CSTNode) -> Block:
         """Return the block that a statement stands in."""
         for one in self.above(statement):
@@ -198,88 +206,3 @@ class Source:
     def names(self) -> set[str]:
         """Return every name in the file."""
         return {node.value for node in self.nodes if isinstance(node, cst.Name)}
-
-
-class _Splitter(cst.CSTTransformer):
-    """Gives each statement of interest a line of its own.
-
-    Attributes:
-        lines: node of the new tree → its line in the old text.
-    """
-
-    def __init__(self, module: cst.Module) -> None:
-        super().__init__()
-        self._module = module
-        self._positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-        self.lines: dict[cst.CSTNode, int] = {}
-
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """See ``CSTTransformer``; every node is made anew."""
-        if original_node in self._positions:
-            self.lines[updated_node] = int(self._positions[original_node].start.line)
-        return super().on_leave(original_node, updated_node)
-
-    def leave_SimpleStatementLine(
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.SimpleStatementLine | cst.FlattenSentinel[cst.BaseStatement]:
-        """Split ``a; b``."""
-        if len(original_node.body) < 2 or not _SPLIT.search(self._module.code_for_node(original_node)):
-            return updated_node
-        lines = [cst.SimpleStatementLine([small]) for small in map(_without_semicolon, updated_node.body)]
-        lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
-        lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
-        return cst.FlattenSentinel(lines)
-
-    def leave_SimpleStatementSuite(
-        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
-    ) -> cst.BaseSuite:
-        """Split ``if a: b``."""
-        if not _SPLIT.search(self._module.code_for_node(original_node)):
-            return updated_node
-        lines = [cst.SimpleStatementLine([small]) for small in map(_without_semicolon, updated_node.body)]
-        return cst.IndentedBlock(lines, header=updated_node.trailing_whitespace)
-
-
-def _without_semicolon(small: cst.BaseSmallStatement) -> cst.BaseSmallStatement:
-    # With no semicolon after it the node is kept, and with it what is known about it.
-    if isinstance(small.semicolon, cst.MaybeSentinel):
-        return small
-    return small.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
-
-
-def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield a node and everything in it."""
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        yield one
-        waiting.extend(reversed(one.children))
-
-
-def dotted(node: cst.CSTNode) -> str:
-    """Return ``a.b.c`` for such an expression, or ``""``."""
-    parts: list[str] = []
-    while isinstance(node, cst.Attribute):
-        parts.append(node.attr.value)
-        node = node.value
-    return ".".join([node.value, *reversed(parts)]) if isinstance(node, cst.Name) else ""
-
-
-def parameters(function: cst.FunctionDef) -> list[str]:
-    """Return the names of a function's parameters, positional ones first."""
-    params = function.params
-    return [p.name.value for p in (*params.posonly_params, *params.params, *params.kwonly_params)]
-
-
-def argument(call: cst.Call, name: str, position: int | None = None) -> cst.BaseExpression | None:
-    """Return a call's argument by keyword, or by position."""
-    for arg in call.args:
-        if arg.keyword is not None and arg.keyword.value == name:
-            return arg.value
-    plain = [arg for arg in call.args if arg.keyword is None and not arg.star]
-    return plain[position].value if position is not None and position < len(plain) else None
-
-
-def keywords(call: cst.Call) -> set[str]:
-    """Return the names of a call's keyword arguments; ``*`` where there are starred ones."""
-    return {arg.keyword.value if arg.keyword else "*" for arg in call.args if arg.keyword or arg.star}

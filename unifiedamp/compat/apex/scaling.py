@@ -1,92 +1,18 @@
-"""``scale_loss``: a loss scaler per loss id, and what happens to gradients when the context is left."""
+"""``scale_loss``: the loss scaler of a loss id, and what happens to gradients when the context is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-import unifiedamp as ua
-from unifiedamp.backend import LossScale
 from unifiedamp.errors import ConfigError, WrongObjectError
 
+from .scaler import LossScaler
 from .state import amp_state
 from .steps import Stash
-
-
-class PassGradients(torch.optim.Optimizer):
-    """The gradients of one backward pass, as an optimizer whose step leaves them alone.
-
-    A session that steps it looks for inf and nan, divides by the scale and moves the scale: what Apex does when the
-    context of ``scale_loss`` is left, and all that it does.
-    """
-
-    def step(self, closure: Any = None) -> None:
-        """Do nothing."""
-
-
-class Named(torch.nn.Module):
-    """Parameters under the names that they have in their models."""
-
-    def __init__(self, params: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._parameters.update(params)  # register_parameter wants no dots
-
-
-class LossScaler:
-    """The loss scale of one loss id: a session of its own over the float32 parameters that optimizers train.
-
-    Args:
-        loss_id: its index, for messages.
-        loss_scale: as ``unifiedamp.Amp`` takes it.
-        params: name → float32 parameter.
-        device: where the scale lives.
-
-    Attributes:
-        moves: how often gradients were divided by this scale.
-    """
-
-    def __init__(self, loss_id: int, loss_scale: LossScale, params: Mapping[str, Any], device: Any) -> None:
-        self.loss_id = loss_id
-        self.moves = 0
-        self.session = ua.Amp("torch", policy="float32", loss_scale=loss_scale, device=str(device))
-        # Where all parameters have 16 bits, something must stand for them while the session is made ready.
-        self._bag = Named(params or {"none": torch.nn.Parameter(torch.zeros((), device=device))})
-        self._gradients = PassGradients(self._bag.parameters(), {})
-        self.session.prepare(self._bag, self._gradients)
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the scale moves."""
-        return isinstance(self.session.loss_scale_settings, ua.DynamicLossScale)
-
-    def loss_scale(self) -> float:
-        """Return the present scale."""
-        return self.session.loss_scale
-
-    def scaled(self, loss: Any) -> Any:
-        """Return the loss times the scale, a float32 tensor."""
-        with self.session.autocast(), self.session.scale_loss(loss, self._gradients) as handle:
-            return handle.value
-
-    def unscale(self, params: Sequence[Any]) -> ua.StepResult:
-        """Divide these parameters' gradients by the scale, look for inf and nan, and move the scale.
-
-        Returns:
-            What was found, which need not be looked at yet.
-        """
-        self.moves += 1
-        grads = [param.grad for param in params]
-        self._gradients.param_groups[0]["params"] = list(params)
-        outcome = self.session.step(self._gradients)
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
-        return outcome
-
-    def __repr__(self) -> str:
-        return f"LossScaler({self.loss_id}, {self.session.loss_scale_settings})"
 
 
 @contextmanager
@@ -122,24 +48,14 @@ def scale_loss(
         return
     stashes = _stashes(optimizers)
     scaler = _scaler(stashes[0].scalers, loss_id)
-    for stash in stashes:
-        stash.check_delayed(scaler)
-    session = stashes[0].session
-    with session.autocast(enabled=False), session.scale_loss(loss, [stash.optimizer for stash in stashes]) as handle:
-        scaled = scaler.scaled(handle.value)
-    for stash in stashes:
-        stash.before_backward()
-    yield scaled
+    yield _scaled(loss, stashes, scaler)
     for stash in stashes:
         stash.collect()
-    if delay_unscale:
-        for stash in stashes:
-            stash.delay(scaler)
+    if not delay_unscale:
+        _unscale(stashes, scaler)
         return
-    params = [param for stash in stashes for param in stash.with_gradients()]
-    outcome = scaler.unscale(params) if params else None
     for stash in stashes:
-        stash.after_unscale(scaler, outcome)
+        stash.delay(scaler)
 
 
 def master_params(optimizer: Any) -> Iterator[Any]:
@@ -148,6 +64,25 @@ def master_params(optimizer: Any) -> Iterator[Any]:
         raise WrongObjectError(f"master_params takes an optimizer, got {type(optimizer).__name__}")
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _scaled(loss: Any, stashes: Sequence[Stash], scaler: LossScaler) -> Any:
+    """Return the loss times the scale, with the optimizers ready for its backward pass."""
+    for stash in stashes:
+        stash.check_delayed(scaler)
+    session = stashes[0].session
+    with session.autocast(enabled=False), session.scale_loss(loss, [stash.optimizer for stash in stashes]) as handle:
+        scaled = scaler.scaled(handle.value)
+    for stash in stashes:
+        stash.before_backward()
+    return scaled
+
+
+def _unscale(stashes: Sequence[Stash], scaler: LossScaler) -> None:
+    params = [param for stash in stashes for param in stash.with_gradients()]
+    outcome = scaler.unscale(params) if params else None
+    for stash in stashes:
+        stash.after_unscale(scaler, outcome)
 
 
 def _stashes(optimizers: Any) -> list[Stash]:

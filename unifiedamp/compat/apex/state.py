@@ -11,7 +11,7 @@ from unifiedamp.errors import StepOrderError
 from .options import Options
 
 if TYPE_CHECKING:
-    from .scaling import LossScaler
+    from .scaler import LossScaler
 
 
 class AmpState:

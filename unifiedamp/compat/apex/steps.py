@@ -13,7 +13,7 @@ from unifiedamp.errors import StepOrderError, UnsupportedError
 from .state import amp_state
 
 if TYPE_CHECKING:
-    from .scaling import LossScaler
+    from .scaler import LossScaler
 
 
 class Stash:

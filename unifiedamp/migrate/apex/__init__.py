@@ -1,0 +1,65 @@
+"""Apex amp: ``initialize`` becomes a session and ``prepare``; the forward pass, which Apex patched, gets its region."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import dotted
+from ..sessions import share
+from ..source import Source
+from ..work import Work
+from .initialize import initialize
+from .loop import rewrite_loops
+from .words import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
+
+
+def found(source: Source) -> bool:
+    """Whether the file uses this API."""
+    return any(meaning == "apex.amp" or meaning.startswith("apex.amp.") for meaning in source.imports.values()) or any(
+        isinstance(node, cst.Attribute) and source.meaning(node) == "apex.amp" for node in source.nodes
+    )
+
+
+def plan(work: Work) -> None:
+    """Work out the changes to a file.
+
+    Raises:
+        CannotMigrate: the calls must stay as they are.
+    """
+    starts = calls_of(work.source, "initialize")
+    if not starts:
+        _without_start(work)
+        return
+    _refuse_unknown(work)
+    models: list[str] = []
+    for call in starts:
+        models += initialize(work, call)
+    rewrite_loops(work, list(dict.fromkeys(models)))
+    for name in SAME:
+        for call in calls_of(work.source, name):
+            work.edits.expression(call.func, f"{work.names.amp}.{name}")
+    for call in starts:
+        share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
+
+
+def _without_start(work: Work) -> None:
+    write = "give this code the session (`amp`) that the file with amp.initialize makes, then write it by hand"
+    for call in sorted(calls_of(work.source, *IN_LOOPS), key=work.source.line):
+        work.note(call, f"{dotted(call.func)}() without amp.initialize", write)
+
+
+def _refuse_unknown(work: Work) -> None:
+    """Refuse what the session has no call for."""
+    source = work.source
+    for node in source.nodes:
+        meaning = source.meaning(node) if isinstance(node, cst.Attribute | cst.Name) else ""
+        name = meaning.removeprefix("apex.amp.")
+        if name == meaning or "." in name or isinstance(source.parents[node], cst.ImportAlias):
+            continue
+        if isinstance(node, cst.Name) and not source.is_reference(node):
+            continue
+        if name not in ("initialize", *IN_LOOPS):
+            raise work.stop(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
+
+
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]

@@ -1,0 +1,58 @@
+"""What ``amp.initialize`` was told, as a session is told it."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import argument, literal
+from ..sessions import dynamic
+from ..work import Work
+
+_NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
+
+
+def settings(work: Work, call: cst.Call) -> dict[str, str | None]:
+    """Return the code of the session's arguments, and say what is left out."""
+    source = work.source
+    level = argument(call, "opt_level", 3)
+    enabled = argument(call, "enabled", 2)
+    policy = '"O1"' if level is None else source.code(level)
+    if enabled is not None and literal(enabled) is not True:
+        policy = f'{policy} if {source.code(enabled)} else "O0"'
+    _say_what_has_no_meaning(work, call)
+    return {"policy": policy, "loss_scale": _loss_scale(work, call)}
+
+
+def _loss_scale(work: Work, call: cst.Call) -> str | None:
+    source = work.source
+    bounds = {"min_scale": argument(call, "min_loss_scale"), "max_scale": argument(call, "max_loss_scale")}
+    known = {key: source.code(value) for key, value in bounds.items() if value is not None}
+    if known:
+        return dynamic(work.names, **known)
+    given = argument(call, "loss_scale")
+    if given is None or source.code(given) in ("None", '"dynamic"', "'dynamic'"):
+        return None
+    value = literal(given)
+    return str(float(value)) if isinstance(value, str) and _is_number(value) else source.code(given)
+
+
+def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:
+    norm = argument(call, "keep_batchnorm_fp32")
+    if norm is not None and literal(norm) in (False, "False"):
+        write = "the session keeps batch norm in float32: policy=ua.Policy.parse(...).replace(keep_norm_float32=False)"
+        work.note(call, "keep_batchnorm_fp32=False", write)
+    for key in _NO_MEANING:
+        given = argument(call, key)
+        if given is not None and work.source.code(given) != "None":
+            work.note(call, f"{key}= was left out", "choose the policy that does it: see policies.md")
+    many = argument(call, "num_losses")
+    if many is not None and literal(many) != 1:
+        work.note(call, "num_losses= was left out", "all losses of a session share one scale")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

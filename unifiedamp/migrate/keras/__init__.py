@@ -1,0 +1,44 @@
+"""Keras mixed precision and TensorFlow's graph rewrite: the policy becomes a session, models are made in its scope."""
+
+from __future__ import annotations
+
+from ..sessions import share
+from ..source import Source
+from ..work import Work
+from .fit import rewrite_fits
+from .loops import find_loops
+from .scopes import Trained, scope_models
+from .start import Start, make_session
+from .steps import rewrite_loop
+from .words import NAME, OLD_IMPORTS, POLICY, REWRITE, V1, WRAPPER, calls_of
+
+
+def found(source: Source) -> bool:
+    """Whether the file uses this API."""
+    if any(map(V1.search, map(source.meaning, source.nodes))):
+        return False  # sessions_v1.py
+    return any(calls_of(source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) or bool(
+        source.methods("get_scaled_loss")
+    )
+
+
+def plan(work: Work) -> None:
+    """Work out the changes to a file.
+
+    Raises:
+        CannotMigrate: the calls must stay as they are.
+    """
+    start, trained = Start(work), Trained()
+    make_session(work, start)
+    for loop in find_loops(work):
+        rewrite_loop(work, start, trained, loop)
+    rewrite_fits(work, start, trained)
+    if not trained.models:
+        raise work.stop(start.call, "no loop over a GradientTape and no model.compile in this file",
+                        "make the session where the model is trained")  # fmt: skip
+    if not start.rewrites:
+        scope_models(work, start, trained)
+    share(work, start.call, trained.users)
+
+
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]

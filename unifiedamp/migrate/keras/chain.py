@@ -1,0 +1,134 @@
+"""From ``apply_gradients`` back to the loss: the variables between, through scaling, unscaling and clipping."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import argument, dotted, literal
+from ..report import CannotMigrate
+from ..source import Source, Statement
+from ..work import Work
+
+
+class Chain:
+    """The variables that gradients go through in one step of training.
+
+    Args:
+        work: the migration.
+        call: the call that applies the gradients.
+
+    Attributes:
+        scope: the function of the step.
+        optimizer: the optimizer's code.
+        removed: statements that go.
+        clips: statements that clip, with what is written in their place.
+    """
+
+    def __init__(self, work: Work, call: cst.Call) -> None:
+        self._work, self._source, self._call = work, work.source, call
+        self.scope = work.source.scope(call)
+        self.optimizer = dotted(call.func).rpartition(".")[0]
+        self.removed: list[Statement] = []
+        self.clips: list[tuple[Statement, str]] = []
+        self._names: set[str] = set()
+
+    def stop(self, node: cst.CSTNode, write: str) -> CannotMigrate:
+        """Return the error that names the code at ``node``."""
+        return self._work.stop(node, self._source.code(node), write)
+
+    def gradient(self, node: cst.BaseExpression) -> cst.Call:
+        """Follow gradients back to ``tape.gradient``."""
+        if isinstance(node, cst.Name):
+            assign = self._assigned(node.value, node)
+            self._names.add(node.value)
+            statement = self._source.statement(assign)
+            clip = _clip(self._source, assign.value, self.optimizer)
+            if clip is not None:
+                self.clips.append((statement, clip[1]))
+                return self.gradient(clip[0])
+            self.removed.append(statement)
+            return self.gradient(assign.value)
+        if isinstance(node, cst.Call):
+            method = dotted(node.func).rpartition(".")
+            if method[2] == "get_unscaled_gradients" and method[0] == self.optimizer:
+                return self.gradient(node.args[0].value)
+            if method[2] == "gradient" and method[0]:
+                return node
+        raise self.stop(node, "edit gradients in `amp.gradients(optimizer)`, between amp.unscale and amp.step")
+
+    def loss(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        """Follow a scaled loss back to the loss."""
+        if isinstance(node, cst.Name):
+            assign = self._assigned(node.value, node) if self._is_scaled(node.value) else None
+            if assign is not None and isinstance(assign.value, cst.Call):
+                self._names.add(node.value)
+                self.removed.append(self._source.statement(assign))
+                return assign.value.args[0].value
+        elif isinstance(node, cst.Call) and self._scales(node):
+            return node.args[0].value
+        return node
+
+    def check_uses(self, gradient: Statement) -> None:
+        """Refuse where something else looks at what is gone.
+
+        Args:
+            gradient: the statement that takes the gradients.
+        """
+        source = self._source
+        kept = {gradient, source.statement(self._call), *self.removed, *(statement for statement, _ in self.clips)}
+        for name in self._names:
+            for use in source.uses(name):
+                statement = source.statement(use)
+                simple = source.simple(use)
+                taken = isinstance(simple, cst.Assign) and name in _first_names(simple)
+                if source.scope(use) is self.scope and statement not in kept and not taken:
+                    raise self.stop(statement, "read gradients from `amp.gradients(optimizer)`")
+
+    def _assigned(self, name: str, before: cst.CSTNode) -> cst.Assign:
+        """Return the last assignment of a variable before a statement, tuples included."""
+        end = self._source.order[self._source.statement(before)]
+        found = [
+            node
+            for node in self._source.nodes
+            if isinstance(node, cst.Assign)
+            and self._source.scope(node) is self.scope
+            and self._source.order[node] < end
+            and name in _first_names(node)
+        ]
+        if not found:
+            raise self.stop(before, f"{name} is not computed in this function: use amp.gradients(optimizer)")
+        return found[-1]
+
+    def _is_scaled(self, name: str) -> bool:
+        return any(self._scales(a.value) for a in self._source.assigns(name) if self._source.scope(a) is self.scope)
+
+    def _scales(self, node: cst.BaseExpression) -> bool:
+        name = dotted(node.func) if isinstance(node, cst.Call) else ""
+        return name in (f"{self.optimizer}.get_scaled_loss", f"{self.optimizer}.scale_loss")
+
+
+def _clip(source: Source, node: cst.BaseExpression, optimizer: str) -> tuple[cst.BaseExpression, str] | None:
+    """Return what is clipped, and the session's call that does it."""
+    if isinstance(node, cst.Call) and source.meaning(node.func) == "tensorflow.clip_by_global_norm":
+        limit = argument(node, "clip_norm", 1)
+        if limit is not None and len(node.args) == 2:
+            return node.args[0].value, f"clip_grad_norm({optimizer}, {source.code(limit)})"
+    if isinstance(node, cst.ListComp) and isinstance(node.elt, cst.Call) and node.for_in.inner_for_in is None:
+        elt = node.elt
+        by_value = source.meaning(elt.func) == "tensorflow.clip_by_value" and len(elt.args) == 3
+        if by_value and source.code(elt.args[0].value) == source.code(node.for_in.target):
+            low, high = (literal(arg.value) for arg in elt.args[1:])
+            if isinstance(low, int | float) and isinstance(high, int | float) and low == -high:
+                return node.for_in.iter, f"clip_grad_value({optimizer}, {source.code(elt.args[2].value)})"
+    return None
+
+
+def _first_names(assign: cst.Assign) -> set[str]:
+    """Return the variable assigned; of a tuple, the first one."""
+    found = set()
+    for target in assign.targets:
+        node = target.target
+        if isinstance(node, cst.Tuple | cst.List) and node.elements:
+            node = node.elements[0].value  # type: ignore[assignment]
+        found.add(dotted(node))
+    return found

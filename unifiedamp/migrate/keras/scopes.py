@@ -1,0 +1,82 @@
+"""Where models are made: those lines go under ``with amp.scope():``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from ..nodes import dotted, targets, walk
+from ..source import Source, Statement
+from ..work import Work
+from .start import Start
+
+
+@dataclass
+class Trained:
+    """What the file trains.
+
+    Attributes:
+        models: the code of a model → where it is trained.
+        users: what uses the session.
+        prepared: the lines that prepare, with the statements that they go behind.
+    """
+
+    models: dict[str, cst.CSTNode] = field(default_factory=dict)
+    users: list[cst.CSTNode] = field(default_factory=list)
+    prepared: list[tuple[Statement, str]] = field(default_factory=list)
+
+
+def scope_models(work: Work, start: Start, trained: Trained) -> None:
+    """Make each model in the session's scope.
+
+    Raises:
+        CannotMigrate: one is made before the policy is set.
+    """
+    for model in trained.models:
+        for assign in work.source.assigns(model):
+            if isinstance(assign.value, cst.Call):
+                _scope(work, start, trained, model, assign)
+
+
+def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
+    """Return the calls of ``model.add(...)`` and ``model.build(...)`` in a function."""
+    calls = [*source.methods("add"), *source.methods("build")]
+    return [c for c in calls if dotted(c.func).rpartition(".")[0] == model and source.scope(c) is scope]
+
+
+def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.Assign) -> None:
+    source = work.source
+    if source.scope(assign) is source.scope(start.call) and source.order[assign] < source.order[start.call]:
+        raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
+    statement = source.statement(assign)
+    block = source.block(statement)
+    body = [s for s in block.body if isinstance(s, Statement)]
+    adds = filter(None, (source.in_block(call, block) for call in additions(source, model, source.scope(assign))))
+    last = max([body.index(statement), *(body.index(each) for each in adds)])
+    first = _first_layer(source, start, body, body.index(statement))
+    trained.users.append(statement)
+    work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
+
+
+def _first_layer(source: Source, start: Start, body: Sequence[Statement], index: int) -> int:
+    """Return the first of the statements that make the layers of the model made at ``index``."""
+    first, needed = index, _names(body[index])
+    for place in range(index - 1, -1, -1):
+        if source.inside(start.call, body[place]):
+            break
+        made = targets(body[place]) & needed
+        if made and _makes_layers(source, body[place]):
+            first = place
+            needed |= _names(body[place])
+    return first
+
+
+def _makes_layers(source: Source, statement: Statement) -> bool:
+    meanings = [source.meaning(node.func) for node in walk(statement) if isinstance(node, cst.Call)]
+    return any("keras" in meaning.split(".") or "layers" in meaning.split(".") for meaning in meanings)
+
+
+def _names(node: cst.CSTNode) -> set[str]:
+    return {one.value for one in walk(node) if isinstance(one, cst.Name)}

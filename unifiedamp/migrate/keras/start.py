@@ -1,0 +1,141 @@
+"""Where mixed precision is turned on: the policy, or the graph rewrite, and the session that takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from ..nodes import argument, dotted, literal
+from ..sessions import session_line
+from ..work import Work
+from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
+from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
+
+REWRITES = '{"tensorflow": {"mode": "graph_rewrite"}}'
+
+
+class Start:
+    """The one call that turns mixed precision on.
+
+    Attributes:
+        call: that call.
+        rewrites: whether it is the graph rewrite's.
+
+    Raises:
+        CannotMigrate: there is none in the file, or several.
+    """
+
+    def __init__(self, work: Work) -> None:
+        policies, rewrites = calls_of(work.source, POLICY), calls_of(work.source, REWRITE)
+        starts = policies + rewrites
+        if len(starts) != 1:
+            raise _no_single_start(work, starts)
+        self.call, self.rewrites = starts[0], bool(rewrites)
+
+
+def make_session(work: Work, start: Start) -> None:
+    """Replace the call by the session, and take the optimizers out of their wrappers.
+
+    Raises:
+        CannotMigrate: the policy or a scale is not understood.
+    """
+    policy, scale = _rewrite(work, start.call) if start.rewrites else _policy(work, start.call)
+    wrappers = _unwrap(work, start)
+    scale = wrappers if wrappers is not None else scale
+    if scale is None and policy == '"mixed_float16"':
+        scale = dynamic_scale(work.names)  # what Keras wraps an optimizer in by itself
+    options = REWRITES if start.rewrites else None
+    line = session_line(
+        work.names, work.names.amp, "tensorflow", policy=policy, loss_scale=scale, backend_options=options
+    )
+    again = _renamed(work, start.call) if start.rewrites else []
+    work.edits.statement(work.source.statement(start.call), line, *again)
+
+
+def _no_single_start(work: Work, starts: Sequence[cst.Call]) -> Exception:
+    if starts:
+        lines = ", ".join(str(work.source.line(call)) for call in starts)
+        return work.stop(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
+                         "make a session for each policy: `ua.Amp(\"tensorflow\", policy=...)`")  # fmt: skip
+    calls = [*calls_of(work.source, WRAPPER), *work.source.methods("get_scaled_loss")]
+    return work.stop(calls[0], "loss scaling in a file that sets no policy",
+                     "make the session where the policy is set, and hand it to this code")  # fmt: skip
+
+
+# -- what it was given -----------------------------------------------------------------------------------------------
+
+
+def _policy(work: Work, call: cst.Call) -> tuple[str, str | None]:
+    """Return the code of a policy, and of the loss scale in it."""
+    source = work.source
+    given = call.args[0].value if len(call.args) == 1 else None
+    if given is None or not source.is_alone(call):
+        raise work.stop(call, source.code(call), '`amp = ua.Amp("tensorflow", policy=...)`')
+    value = _value(work, given)
+    if isinstance(value, cst.Call) and VALUE.fullmatch(source.meaning(value.func)):
+        named = argument(value, "name", 0)
+        scale = argument(value, "loss_scale", 1)
+        if isinstance(literal(named), str):
+            _drop_unused(work, given)
+            return quoted(source, named), None if scale is None else experimental_scale(source, work.names, scale)
+    if not isinstance(literal(value), str) and value is not given:
+        value = given
+    if isinstance(literal(value), str) or dotted(given):
+        return quoted(source, value), None
+    raise work.stop(call, f"the policy {source.code(given)}", 'name it: policy="mixed_float16"')
+
+
+def _value(work: Work, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what a variable was assigned, once."""
+    assigns = work.source.assigns(dotted(node)) if dotted(node) else []
+    return assigns[0].value if len(assigns) == 1 else node
+
+
+def _drop_unused(work: Work, policy: cst.BaseExpression) -> None:
+    """Remove the line that makes a Keras policy which nothing else looks at."""
+    assigns = work.source.assigns(dotted(policy)) if dotted(policy) else []
+    if len(assigns) == 1 and len(work.source.uses(dotted(policy))) == 2:
+        work.edits.statement(work.source.statement(assigns[0]))
+
+
+def _rewrite(work: Work, call: cst.Call) -> tuple[str, str]:
+    """Return the code of the graph rewrite's policy and loss scale."""
+    inner, scale = argument(call, "opt", 0), argument(call, "loss_scale", 1)
+    if inner is None or work.source.assignment(call) is None:
+        raise work.stop(call, work.source.code(call), "assign the optimizer to a name and wrap it after that")
+    return '"mixed_float16"', experimental_scale(work.source, work.names, scale)
+
+
+def _renamed(work: Work, call: cst.Call) -> list[str]:
+    """Return the line that keeps the name which the rewritten optimizer had, where it had one of its own."""
+    inner, simple = argument(call, "opt", 0), work.source.simple(call)
+    if inner is None or not isinstance(simple, cst.Assign):
+        return []
+    name = dotted(simple.targets[0].target)
+    return [] if name == dotted(inner) else [f"{name} = {work.source.code(inner)}"]
+
+
+# -- wrapped optimizers ----------------------------------------------------------------------------------------------
+
+
+def _unwrap(work: Work, start: Start) -> str | None:
+    """Take the optimizers out of their LossScaleOptimizers; return the scale these asked for."""
+    scales = set()
+    for call in calls_of(work.source, WRAPPER):
+        inner = argument(call, "inner_optimizer", 0) or argument(call, "optimizer", 0) or argument(call, "opt", 0)
+        if inner is None:
+            raise work.stop(call, work.source.code(call), "give ua.Amp its loss_scale")
+        scales.add(wrapper_scale(work.source, work.names, call))
+        _replace(work, call, inner)
+    if len(scales) > 1:
+        raise work.stop(start.call, "LossScaleOptimizers with different scales", "a session has one scale")
+    return next(iter(scales), None)
+
+
+def _replace(work: Work, call: cst.Call, inner: cst.BaseExpression) -> None:
+    assign = work.source.assignment(call)
+    if assign is not None and dotted(assign.targets[0].target) == dotted(inner):
+        work.edits.statement(work.source.statement(call))
+    else:
+        work.edits.expression(call, work.source.code(inner))

@@ -1,0 +1,31 @@
+"""What Keras and TensorFlow call mixed precision, in all their versions."""
+
+from __future__ import annotations
+
+import re
+
+import libcst as cst
+
+from ..source import Source
+
+NAME = "keras"
+OLD_IMPORTS = (
+    "tensorflow.keras.mixed_precision", "keras.mixed_precision", "tf_keras.mixed_precision",
+    "tensorflow.keras.mixed_precision.experimental",
+)  # fmt: skip
+_KERAS = r"(?:tensorflow\.(?:compat\.v[12]\.)?)?(?:tf_)?keras"
+POLICY = re.compile(
+    rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.set_(?:global_)?policy|config\.set_dtype_policy)"
+)
+WRAPPER = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?|optimizers)\.LossScaleOptimizer")
+VALUE = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.Policy|DTypePolicy)")
+REWRITE = re.compile(
+    r"tensorflow\.(?:compat\.v1\.)?(?:train\.experimental|mixed_precision(?:\.experimental)?)"
+    r"\.enable_mixed_precision_graph_rewrite"
+)
+V1 = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession|placeholder)$")
+
+
+def calls_of(source: Source, meaning: re.Pattern[str]) -> list[cst.Call]:
+    """Return the calls of what a pattern means, in order."""
+    return [n for n in source.nodes if isinstance(n, cst.Call) and meaning.fullmatch(source.meaning(n.func))]

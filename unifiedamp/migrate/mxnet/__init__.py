@@ -1,0 +1,58 @@
+"""MXNet's ``amp``: ``init`` becomes a session, ``init_trainer`` prepares, losses become means as ``step`` divided."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..sessions import share
+from ..source import Source
+from ..work import Work
+from .loss import rewrite_loss
+from .session import make_session, prepare
+from .steps import rewrite_steps
+from .words import CONVERT, KNOWN, NAME, OLD_IMPORTS, ROOTS, calls_of
+
+
+def found(source: Source) -> bool:
+    """Whether the file uses this API."""
+    return any(meaning in ROOTS for meaning in source.imports.values()) or any(
+        isinstance(node, cst.Attribute) and source.meaning(node) in ROOTS for node in source.nodes
+    )
+
+
+def plan(work: Work) -> None:
+    """Work out the changes to a file.
+
+    Raises:
+        CannotMigrate: the calls must stay as they are.
+    """
+    starts, prepared, scales = (calls_of(work.source, name) for name in ("init", "init_trainer", "scale_loss"))
+    _refuse_unknown(work)
+    if len(starts) != 1:
+        used = [*starts[1:], *scales, *prepared]
+        if used:
+            write = 'make one session, `amp = ua.Amp("mxnet", policy=...)`, and hand it to this code'
+            raise work.stop(used[0], f"amp.init is called {len(starts)} times in this file", write)
+        return
+    make_session(work, starts[0])
+    trainers = [prepare(work, call) for call in prepared]
+    if not trainers:
+        raise work.stop(starts[0], "amp.init without amp.init_trainer in this file", "call amp.prepare(net, trainer)")
+    losses = [rewrite_loss(work, call) for call in scales]
+    rewrite_steps(work, trainers)
+    share(work, starts[0], [*prepared, *losses])
+
+
+def _refuse_unknown(work: Work) -> None:
+    """Refuse what the session has no call for."""
+    for node in work.source.nodes:
+        if not isinstance(node, cst.Call):
+            continue
+        root, _, name = work.source.meaning(node.func).rpartition(".")
+        if root not in ROOTS or name in KNOWN:
+            continue
+        write = "see amp.convert_model and amp.inference" if name in CONVERT else "the session has no such call"
+        raise work.stop(node, f"amp.{name}", write)
+
+
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]

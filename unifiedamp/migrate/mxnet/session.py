@@ -1,0 +1,64 @@
+"""``amp.init`` becomes the session's line, and ``amp.init_trainer`` its ``prepare``."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import argument, dotted, literal, walk
+from ..sessions import prepare_line, session_line
+from ..work import Work
+
+_LISTS = ("target_precision_ops", "conditional_fp32_ops", "fp32_ops", "layout_optimization")
+_SESSION = '`amp = ua.Amp("mxnet", policy=...)`'
+_PREPARE = "`net, trainer = amp.prepare(net, trainer)`"
+
+
+def make_session(work: Work, call: cst.Call) -> None:
+    """Replace a call of ``init`` by the session's line, and say what is left out.
+
+    Raises:
+        CannotMigrate: its result is used, or its dtype is not understood.
+    """
+    statement = work.alone(call, _SESSION)
+    given = argument(call, "target_dtype", 0)
+    dtype = literal(given)
+    if given is not None and dtype not in ("float16", "bfloat16"):
+        raise work.stop(call, work.source.code(call), _SESSION)
+    for position, key in enumerate(_LISTS, 1):
+        if argument(call, key, position) is not None:
+            write = "op_overrides of the policy do it, in words of no one framework: see policies.md"
+            work.note(call, f"{key}= was left out", write)
+    policy = f'"mixed_{dtype or "float16"}"'
+    # MXNet scales the loss under bfloat16 too; the session does when it is asked to.
+    scale = '"dynamic"' if dtype == "bfloat16" else None
+    line = session_line(work.names, work.names.amp, "mxnet", policy=policy, loss_scale=scale)
+    work.edits.statement(statement, line)
+
+
+def prepare(work: Work, call: cst.Call) -> str:
+    """Replace a call of ``init_trainer`` by ``prepare``; return the trainer's name.
+
+    Raises:
+        CannotMigrate: no line of the function makes that trainer of a net's parameters.
+    """
+    source = work.source
+    statement = work.alone(call, _PREPARE)
+    given = argument(call, "optimizer_or_trainer", 0)
+    trainer = dotted(given) if given is not None else ""
+    models = [
+        model
+        for assign in source.assigns(trainer)
+        if source.scope(assign) is source.scope(call)
+        for model in _collected(assign.value)
+    ]
+    if not trainer or not models:
+        what = f"no line `{trainer or 'trainer'} = gluon.Trainer(net.collect_params(), ...)` here"
+        raise work.stop(call, what, _PREPARE)
+    work.edits.statement(statement, prepare_line(work.names.amp, list(dict.fromkeys(models)), [trainer]))
+    return trainer
+
+
+def _collected(value: cst.CSTNode) -> list[str]:
+    """Return the models whose ``collect_params()`` an expression takes."""
+    owners = [n for n in walk(value) if isinstance(n, cst.Attribute) and n.attr.value == "collect_params"]
+    return [name for name in (dotted(owner.value) for owner in owners) if name]

@@ -1,0 +1,61 @@
+"""What an autocast region or a ``GradScaler`` was given: device, switch and dtype."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import argument, literal
+from ..source import Source
+from ..work import Work
+from .words import POLICIES, SCALERS
+
+
+def device_of(source: Source, call: cst.Call) -> str | None:
+    """Return the code of a call's device type, a constant in single quotes."""
+    meaning = source.meaning(call.func)
+    if ".cuda." in meaning or ".cpu." in meaning:
+        return "'cpu'" if ".cpu." in meaning else "'cuda'"
+    given = argument(call, "device", 0) if meaning in SCALERS else argument(call, "device_type", 0)
+    if given is None:
+        return "'cuda'"
+    value = literal(given)
+    return repr(value) if isinstance(value, str) else source.code(given)
+
+
+def enabled_of(source: Source, call: cst.Call) -> str | None:
+    """Return the code of ``enabled=``, or None where it is always on."""
+    meaning = source.meaning(call.func)
+    position = {"autocast": 0 if ".cuda." in meaning else 2}.get(meaning.rpartition(".")[2])
+    given = argument(call, "enabled", position)
+    return None if given is None or literal(given) is True else source.code(given)
+
+
+def policy_of(work: Work, call: cst.Call) -> str:
+    """Return the policy that an autocast region's dtype stands for.
+
+    Raises:
+        CannotMigrate: the dtype is known only when the program runs.
+    """
+    source, dtype = work.source, argument(call, "dtype", 1)
+    if dtype is None:
+        return _default_policy(work, call)
+    meaning = source.meaning(dtype)
+    if meaning not in POLICIES and isinstance(dtype, cst.Name):
+        values = {source.meaning(assign.value) for assign in source.assigns(dtype.value)}
+        meaning = values.pop() if len(values) == 1 else ""
+    if meaning not in POLICIES:
+        raise work.stop(
+            call, f"autocast to {source.code(dtype)}, known only when the program runs",
+            "make the session by hand with policy='mixed_float16' or 'mixed_bfloat16'",
+        )  # fmt: skip
+    return POLICIES[meaning]
+
+
+def _default_policy(work: Work, call: cst.Call) -> str:
+    device = device_of(work.source, call)
+    if device == "'cpu'":
+        return "mixed_bfloat16"
+    if device != "'cuda'":
+        write = "the session takes mixed_float16, as torch does on GPUs; torch's default on a CPU is bfloat16"
+        work.note(call, "autocast without a dtype on a device known when it runs", write)
+    return "mixed_float16"

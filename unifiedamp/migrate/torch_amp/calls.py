@@ -1,0 +1,52 @@
+"""Each call on the ``GradScaler`` becomes the session's, or goes."""
+
+from __future__ import annotations
+
+from ..work import Work
+from .scale import rewrite_scale
+from .unscale import rewrite_unscale
+from .uses import Use, Uses, optimizer_of, statement_of
+from .words import GETTERS
+
+
+def rewrite_calls(work: Work, uses: Uses) -> None:
+    """Rewrite all calls on the scaler.
+
+    Raises:
+        CannotMigrate: the session has nothing for one of them.
+    """
+    for use in uses.all:
+        match use.method:
+            case "scale":
+                rewrite_scale(work, uses, use)
+            case "unscale_":
+                rewrite_unscale(work, uses, use)
+            case "step":
+                work.edits.statement(statement_of(work, use.call), f"{use.amp}.step({optimizer_of(work, use.call)})")
+            case "update":
+                _update(work, use)
+            case "get_scale":
+                _get_scale(work, uses, use)
+            case "state_dict" | "load_state_dict":
+                pass  # the session's have the same names
+            case method if method in GETTERS:
+                work.edits.expression(use.call, f"{use.amp}.loss_scale_settings.{GETTERS[method]}")
+            case method:
+                raise work.stop(use.call, f"scaler.{method}()", "the session has no such call; see docs/migrate.md")
+
+
+def _update(work: Work, use: Use) -> None:
+    if use.call.args:
+        raise work.stop(use.call, work.source.code(use.call), "the scale is moved by amp.step alone")
+    work.edits.statement(statement_of(work, use.call))
+
+
+def _get_scale(work: Work, uses: Uses, use: Use) -> None:
+    source = work.source
+    block = source.block(source.statement(use.call))
+    here = [(source.order[c], m) for c, m, _ in uses.all if m in ("step", "update") and source.in_block(c, block)]
+    before = [m for order, m in sorted(here) if order < source.order[use.call]]
+    if before[-1:] == ["step"]:
+        raise work.stop(use.call, "the scale is read between scaler.step and scaler.update",
+                        "to learn whether a step was skipped, read `amp.step(optimizer).applied`")  # fmt: skip
+    work.edits.expression(use.call, f"{use.amp}.loss_scale")

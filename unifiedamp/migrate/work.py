@@ -1,0 +1,54 @@
+"""One old API's migration of one file, while it is worked out: what it reads, and what it has found so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from .edits import Edits
+from .report import CannotMigrate, Finding
+from .source import Source, Statement
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the migrated code calls the session and the package."""
+
+    amp: str = "amp"
+    ua: str = "ua"
+
+
+@dataclass
+class Work:
+    """What an API's ``plan`` is given, and fills.
+
+    Attributes:
+        source: the file.
+        names: what the migrated code calls things.
+        edits: the changes to the file.
+        findings: what is left to a person.
+    """
+
+    source: Source
+    names: Names
+    edits: Edits = field(default_factory=Edits)
+    findings: list[Finding] = field(default_factory=list)
+
+    def note(self, node: cst.CSTNode, what: str, write: str) -> None:
+        """Leave something at ``node`` to a person."""
+        self.findings.append(Finding(self.source.line(node), what, write))
+
+    def stop(self, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
+        """Return the error that leaves the API's calls as they are."""
+        return CannotMigrate(Finding(self.source.line(node), " ".join(what.split()), write, blocks=True))
+
+    def alone(self, call: cst.Call, write: str, what: str | None = None) -> Statement:
+        """Return the statement that is this call and nothing else.
+
+        Raises:
+            CannotMigrate: something else looks at the call's result.
+        """
+        if not self.source.is_alone(call):
+            raise self.stop(call, self.source.code(call) if what is None else what, write)
+        return self.source.statement(call)
