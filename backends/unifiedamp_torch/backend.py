@@ -11,7 +11,6 @@ import torch
 
 from unifiedamp.backend import (
     Capabilities,
-    NonFiniteReport,
     PlanRow,
     Policy,
     ScaleState,
@@ -33,7 +32,6 @@ from . import (
     layers,
     placement,
     plan,
-    report,
 )
 from .autocast import Inference
 from .extras import TorchExtras
@@ -41,7 +39,6 @@ from .handle import Handle, checked_loss
 from .regions import Regions
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler
-from .steps import NotYet
 
 
 class TorchBackend(TorchExtras):
@@ -63,7 +60,6 @@ class TorchBackend(TorchExtras):
         self._names = binding.Names()
         self._float8: list[dict[str, str]] = []
         self._undo: list[Callable[[], None]] = []
-        self._report, self._skips = NonFiniteReport(), report.LastSkips()
         self.replays_traces = self.device.type == "cuda"
         if spec.loss_scale.enabled:
             scaler = Scaler(self.device, spec.loss_scale, self.looking_is_free)
@@ -256,30 +252,6 @@ class TorchBackend(TorchExtras):
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend``."""
         self._steps.write(state)
-
-    def non_finite_report(self) -> NonFiniteReport:
-        """See ``Backend``."""
-        return self._skips.report() or self._report
-
-    @property
-    def remembers_skips(self) -> bool:  # type: ignore[override]
-        """See ``Backend``; a captured step does so on the device, or does not."""
-        return self._steps.remembers
-
-    @remembers_skips.setter
-    def remembers_skips(self, wanted: bool) -> None:
-        self._steps.remembers = wanted and not self.looking_is_free
-
-    def _look_into(self, optimizer: Any, found: torch.Tensor) -> None:
-        if self.diagnosing:
-            if found.item():
-                self._skips.forget()
-                self._report = report.non_finite(self.gradients(optimizer), self._loss)
-        elif self.remembers_skips:
-            noted = (id(optimizer), self.gradients(optimizer), self._loss)
-            if self._steps.capturing and not self._skips.ready(*noted):
-                raise NotYet  # what a capture allocates is filled anew by each replay
-            self._skips.note(*noted, found)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,6 @@
-"""What torch has of the calls that a backend may leave out, in the order of ``unifiedamp/extras.py``; and compiling."""
+"""What torch has of the calls that a backend may leave out, in the order of ``unifiedamp/extras.py``; looking into
+skipped steps; and compiling.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,16 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Backend, MatmulShape, PlanRow, Policy, SessionSpec, recording
+from unifiedamp.backend import Backend, MatmulShape, NonFiniteReport, PlanRow, Policy, SessionSpec, recording
 
-from . import convert, device, epsilons, prefetch, shapes, tuning, usage, weights
+from . import convert, device, epsilons, prefetch, report, shapes, tuning, usage, weights
 from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .masters import Masters
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import world_size
-from .steps import PlainSteps
+from .steps import NotYet, PlainSteps
 from .update import Updates
 
 _UNCOMPILED = (
@@ -35,6 +37,7 @@ class TorchExtras(Backend):
         self._optimizers: list[Any] = []
         self._masters = Masters()
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
+        self._report, self._skips = NonFiniteReport(), report.LastSkips()
         self._loss: torch.Tensor | None = None
         self._notes: Notes | None = None
         self._ground: Ground | None = None
@@ -53,6 +56,32 @@ class TorchExtras(Backend):
     def debugging_switches(self) -> dict[str, str]:
         """See ``Backend``."""
         return tuning.debugging_switches()
+
+    # -- the last skipped step -----------------------------------------------------------------------------------
+
+    def non_finite_report(self) -> NonFiniteReport:
+        """See ``Backend``."""
+        return self._skips.report() or self._report
+
+    @property
+    def remembers_skips(self) -> bool:  # type: ignore[override]
+        """See ``Backend``; a captured step does so on the device, or does not."""
+        return self._steps.remembers
+
+    @remembers_skips.setter
+    def remembers_skips(self, wanted: bool) -> None:
+        self._steps.remembers = wanted and not self.looking_is_free
+
+    def _look_into(self, optimizer: Any, found: torch.Tensor) -> None:
+        if self.diagnosing:
+            if found.item():
+                self._skips.forget()
+                self._report = report.non_finite(self.gradients(optimizer), self._loss)
+        elif self.remembers_skips:
+            noted = (id(optimizer), self.gradients(optimizer), self._loss)
+            if self._steps.capturing and not self._skips.ready(*noted):
+                raise NotYet  # what a capture allocates is filled anew by each replay
+            self._skips.note(*noted, found)
 
     # -- recording -----------------------------------------------------------------------------------------------
 
