@@ -43,7 +43,7 @@ from .recording import facts as recording
 from .result import StepResult, StepValues
 from .spec import SessionSpec
 from .switches import Switch, Switches
-from .tuning import Tuning
+from .tuning import Tuning, bias_rows, compile_note, item_rows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,10 +73,13 @@ __all__ = [
     "Switch",
     "Switches",
     "Tuning",
+    "bias_rows",
+    "compile_note",
     "convert_batch",
     "errors",
     "float32",
     "hookimpl",
+    "item_rows",
     "match_layers",
     "recording",
     "required",

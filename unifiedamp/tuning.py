@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError, TuningWarning, nearest
-from .facts import TUNING, PlanRow
+from .facts import TUNING, PlanRow, Support
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -134,6 +134,46 @@ def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
     yield from told.values()
     for switch, cost in backend.debugging_switches().items():
         yield PlanRow("debugging", "on", switch, note=cost)
+
+
+# -- rows that a backend makes -----------------------------------------------------------------------------------------
+
+
+def item_rows(tuning: Tuning, support: Mapping[str, Support], notes: Mapping[str, tuple[str, str]]) -> list[PlanRow]:
+    """Return a row for each item that was asked for and that there is here.
+
+    Args:
+        tuning: the session's.
+        support: item → whether it is there; the reason names the native call.
+        notes: item → effect and note of its row.
+    """
+    return [
+        PlanRow(f"tuning.{item}", value, support[item].reason, *notes[item])
+        for item, value in tuning.asked().items()
+        if support[item]
+    ]
+
+
+def bias_rows(layers: Sequence[str], remedy: str, order: str) -> list[PlanRow]:
+    """Return a row that names layers whose bias the batch norm behind them takes away; none where there are none.
+
+    Args:
+        layers: their paths.
+        remedy: how the framework makes such a layer without a bias.
+        order: by whose order it was told that a norm is behind the layer.
+    """
+    if not layers:
+        return []
+    note = f"the norm subtracts it again: {remedy} (not changed; told by {order} order)"
+    return [PlanRow("tuning.bias_before_norm", ", ".join(layers), "none", "no effect", note)]
+
+
+def compile_note(mode: str) -> tuple[str, str]:
+    """Return effect and note of the item ``compile`` where the session compiles in another mode than "max"."""
+    return "no effect", f"no effect here: Amp(compile={mode!r}) was asked for"
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
 
 
 def tell_of_lacking(backend: Backend, tuning: Tuning) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from unifiedamp.backend import (
-    Backend,
-    CallState,
     Capabilities,
-    MatmulShape,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -18,51 +15,41 @@ from unifiedamp.backend import (
     SessionSpec,
     StepResult,
     errors,
-    recording,
     result,
 )
 
-from . import arrays, checks, devices, epsilons, facts, prefetch, shapes, tuning, usage, weights
+from . import arrays, checks, devices, facts
 from .adopt import AdoptedScaler, Everywhere
 from .autocast import Region
 from .bound import Bound
 from .casts import Table
-from .compile import OPTIONS, Compiler
-from .convert import convert_model
+from .compile import OPTIONS
 from .custom import wrap_custom
-from .layers import Boundaries
+from .extras import MXNetExtras
 from .native import gluon, upstream
 from .ops import relisted
-from .recorder import Notes
-from .scaler import ScaledLosses, Scaler, read_losses
+from .scaler import ScaledLosses, read_losses
 from .scope import Scope
 
 
-class MXNetBackend(Backend):
+class MXNetBackend(MXNetExtras):
     """See ``unifiedamp.backend.Backend`` for what each method means."""
 
     name = "mxnet"
 
     def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
         spec.check_options(OPTIONS, self.name)
         if upstream._amp_initialized:
             raise errors.ConfigError(
                 "mxnet's own amp.init() was called in this process; it casts every operator for good and cannot be "
                 "undone: leave it out, amp.autocast() does its work"
             )
-        self.context = devices.resolve_context(spec.device)
+        super().__init__(spec)
         facts.check_policy(spec, self.context)
-        self._scaler = Scaler(spec.loss_scale)
-        self._tuned = tuning.Tuned(spec, self.context)
         self._undo: list[Callable[[], None]] = []
-        self._boundaries = Boundaries()
-        self._compiler = Compiler(spec)
-        self._bound: dict[int, Bound] = {}
         self._names: dict[int, str] = {}
         self._make_tables()
         self._report = NonFiniteReport()
-        self._notes: Notes | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -78,14 +65,6 @@ class MXNetBackend(Backend):
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
         return facts.explain(self.spec, self.context, self._table)
-
-    def tuning_rows(self) -> list[PlanRow]:
-        """See ``Backend``."""
-        return self._tuned.rows()
-
-    def debugging_switches(self) -> dict[str, str]:
-        """See ``Backend``."""
-        return tuning.debugging_switches()
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -283,65 +262,11 @@ class MXNetBackend(Backend):
         """See ``Backend``."""
         return self._report
 
-    # -- recording -----------------------------------------------------------------------------------------------
-
-    def begin_recording(self, activations: bool) -> None:
-        """See ``Backend``; hybridized blocks run imperatively meanwhile, since a graph calls no hooks."""
-        self._notes = Notes(self._boundaries.models, activations)
-
-    def note_gradients(self, optimizer: Any) -> Sequence[str]:
-        """See ``Backend``; on several contexts, the values of all of them are counted, before they are summed."""
-        assert self._notes is not None
-        return self._notes.gradients(self._bound[id(optimizer)], self._scaler.state.scale)
-
-    def end_recording(self) -> recording.RecordedStep:
-        """See ``Backend``."""
-        notes, self._notes = self._notes, None
-        if notes is None:
-            return recording.RecordedStep()
-        notes.stop()
-        return notes.read()
-
-    def epsilons(self) -> list[recording.Epsilon]:
-        """See ``Backend``."""
-        trainers = [bound.trainer for bound in self._bound.values()]
-        return list(epsilons.epsilons(self._boundaries.models, trainers, self.spec.policy))
-
-    # -- whole models --------------------------------------------------------------------------------------------
-
-    def read_weights(self, model: Any) -> dict[str, Any]:
-        """See ``Backend``; parameters are float32, and so true."""
-        return weights.read(model)
-
-    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
-        """See ``Backend``."""
-        weights.write(model, values)
-
-    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
-        """See ``Backend``: a ``gluon.SymbolBlock`` whose graph holds the casts; its parameters stay float32."""
-        return convert_model(model, *inputs, policy=policy.replace(param_dtype="float32"))
-
     # -- tools ---------------------------------------------------------------------------------------------------
-
-    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
-        """See ``Backend``."""
-        return list(shapes.matmul_shapes(models))
-
-    def out_of_memory(self, error: BaseException) -> bool:
-        """See ``Backend``."""
-        return usage.out_of_memory(error)
-
-    def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
-        """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""
-        return self._compiler.compile(fn, self._boundaries.models, mode)
 
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_native(array, self.context)
-
-    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
-        """See ``Backend``."""
-        return prefetch.ahead(batches, size, self.context)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from unifiedamp.backend import PlanRow, SessionSpec, Support, errors
+from unifiedamp.backend import PlanRow, SessionSpec, Support, bias_rows, compile_note, errors, item_rows
 
 from .compile import BULK, hybridize_flags
 from .layers import walk
@@ -111,20 +111,12 @@ class Tuned:
             "set_to_none": ("native", "in every session"),
             "compile": self._compiled(),
         }
-        there = support(self._context)
-        native = {item: answer.reason for item, answer in there.items()}
         mode = self._spec.compile_mode
         flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(self._spec.options, mode).items())
-        native["compile"] = f"block.hybridize({flags}), mx.engine.bulk({BULK})"
-        rows = [
-            PlanRow(f"tuning.{item}", value, native[item], *notes[item])
-            for item, value in self._spec.tuning.asked().items()
-            if there[item]
-        ]
-        if self._biases:
-            note = "the norm subtracts it again: use_bias=False (not changed; told by the blocks' order)"
-            rows.append(PlanRow("tuning.bias_before_norm", ", ".join(self._biases), "none", "no effect", note))
-        return rows
+        compiled = Support(True, f"block.hybridize({flags}), mx.engine.bulk({BULK})")
+        there = support(self._context) | {"compile": compiled}
+        rows = item_rows(self._spec.tuning, there, notes)
+        return rows + bias_rows(self._biases, "use_bias=False", "the blocks'")
 
     def _fused(self) -> tuple[str, str]:
         if self._unfused:
@@ -132,9 +124,8 @@ class Tuned:
         return "native", "from amp.prepare on"
 
     def _compiled(self) -> tuple[str, str]:
-        if self._spec.compile_mode == "max":
-            return "native", "see the row 'compile'"
-        return "no effect", f"no effect here: Amp(compile={self._spec.compile_mode!r}) was asked for"
+        mode = self._spec.compile_mode
+        return ("native", "see the row 'compile'") if mode == "max" else compile_note(mode)
 
 
 def biases_before_norm(model: Any) -> list[str]:

@@ -33,10 +33,17 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-class Region:
-    """``with amp.autocast()``: records gradients, sets what prepared layers do."""
+class _Asked:
+    """What a region was asked for.
 
-    __slots__ = ("_before", "_compute", "_extra", "_recording", "_switches", "_tapes")
+    Args:
+        tapes: the session's.
+        switches: held inside.
+        compute: dtype name, :data:`DISABLED` or None; see ``_Thread``.
+        extra: entered besides.
+    """
+
+    __slots__ = ("_before", "_compute", "_extra", "_switches", "_tapes")
 
     def __init__(
         self, tapes: Tapes, switches: Switches, compute: str | None, extra: AbstractContextManager[Any] | None
@@ -45,6 +52,12 @@ class Region:
         self._tapes = tapes
         self._compute = compute
         self._extra = extra
+
+
+class Region(_Asked):
+    """``with amp.autocast()``: records gradients, sets what prepared layers do."""
+
+    __slots__ = ("_recording",)
 
     def __enter__(self) -> None:
         self._switches.__enter__()
@@ -62,18 +75,10 @@ class Region:
         self._switches.__exit__(*exception)
 
 
-class Inference:
+class Inference(_Asked):
     """``with amp.inference()``: the session's policy, evaluation mode, nothing recorded."""
 
-    __slots__ = ("_before", "_compute", "_extra", "_stack", "_switches", "_tapes")
-
-    def __init__(
-        self, tapes: Tapes, switches: Switches, compute: str | None, extra: AbstractContextManager[Any] | None
-    ) -> None:
-        self._switches = switches
-        self._tapes = tapes
-        self._compute = compute
-        self._extra = extra
+    __slots__ = ("_stack",)
 
     def __enter__(self) -> None:
         self._before = (thread.compute, thread.training)

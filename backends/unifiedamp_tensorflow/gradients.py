@@ -112,6 +112,21 @@ class Gradients:
             values = scaler.unscale(values) if scaled else values
         present.update(zip(present, values, strict=True))
 
+    def clip_norm(self, max_norm: float) -> Any:
+        """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
+        if not self.present:
+            return tf.constant(0.0)
+        values = list(self.present.values())
+        norm = tf.linalg.global_norm(values)
+        clipped, _ = tf.clip_by_global_norm(values, max_norm, use_norm=norm)
+        self.present.update(zip(self.present, clipped, strict=True))
+        return norm
+
+    def clip_value(self, clip_value: float) -> None:
+        """Clamp each element of the gradients to [-clip_value, clip_value]."""
+        for name, gradient in self.present.items():
+            self.present[name] = tf.clip_by_value(gradient, -clip_value, clip_value)
+
     def pairs(self) -> list[tuple[Any, Any]]:
         """Return what an optimizer applies: (gradient, variable)."""
         return [(gradient, self._bound.named[name]) for name, gradient in self.present.items()]

@@ -118,73 +118,77 @@ def _marked(pairs: Pairs, finite: Any) -> list[tuple[Any, Any]]:
     return marked
 
 
+class _LateCalls:
+    """The calls of Keras 2's ``LossScaleOptimizer``, over the prepared optimizer of either Keras.
+
+    Args:
+        inner: the optimizer that is applied.
+        loop: the session's part in its steps.
+    """
+
+    def __init__(self, inner: Any, loop: Loop) -> None:
+        super().__init__(inner, loop.scaler)
+        self._amp_loop = loop
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the scale moves."""
+        return bool(self._amp_scaler.settings.kind == "dynamic")
+
+    @property
+    def loss_scale(self) -> Any:
+        """The scale, a float32 tensor."""
+        return self._amp_scaler.scale.read_value()
+
+    def build(self, var_list: Any) -> None:
+        """Make the optimizer's variables, and bind it to the session."""
+        variables = list(var_list)
+        super().build(variables)
+        self._amp_loop.bind(self, self.inner_optimizer, variables)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the scaled loss; Keras 3's ``fit`` then applies scaled gradients."""
+        self._amp_loop.fitting = True
+        return optimizers.scaled(loss, self._amp_scaler.scale)
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Return float32(loss) times the scale (of a callable, a callable)."""
+        return self._amp_loop.scale(loss)
+
+    def get_unscaled_gradients(self, grads: Any) -> list[Any]:
+        """Return gradients divided by the scale; None stays None."""
+        return self._amp_loop.unscale(grads)
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Scale the loss (a tensor with its tape, or a callable), differentiate, apply or skip."""
+        tape = tape or tf.GradientTape()
+        with tape:
+            scaled = self.get_scaled_loss(loss() if callable(loss) else loss)
+        variables = list(var_list() if callable(var_list) else var_list)
+        gradients = self.get_unscaled_gradients(tape.gradient(scaled, [native(v) for v in variables]))
+        return self.apply_gradients(zip(gradients, variables, strict=True))
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Apply gradients or skip them, as ``apply_gradients`` does."""
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        self.apply_gradients(zip(grads, variables, strict=True))
+
+    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+        """Apply unscaled gradients (scaled ones after ``scale_loss``), or skip them where one is inf or nan."""
+        pairs = list(grads_and_vars)
+        if self._amp_loop.bound is None:
+            with tf.init_scope():
+                self.build([variable for _, variable in pairs])
+        self._amp_loop.end(pairs)
+        return self.iterations
+
+
 @functools.cache
 def late_class() -> type:
     """Return the class of late optimizers for the Keras that is there."""
     base: Any = optimizers.prepared_class()
 
-    class LateOptimizer(base):  # type: ignore[misc]
-        """A Keras optimizer under a session's loss scale, with the calls of Keras 2's ``LossScaleOptimizer``.
+    class LateOptimizer(_LateCalls, base):  # type: ignore[misc]
+        __doc__ = _LateCalls.__doc__
 
-        Args:
-            inner: the optimizer that is applied.
-            loop: the session's part in its steps.
-        """
-
-        def __init__(self, inner: Any, loop: Loop) -> None:
-            super().__init__(inner, loop.scaler)
-            self._amp_loop = loop
-
-        @property
-        def dynamic(self) -> bool:
-            """Whether the scale moves."""
-            return bool(self._amp_scaler.settings.kind == "dynamic")
-
-        @property
-        def loss_scale(self) -> Any:
-            """The scale, a float32 tensor."""
-            return self._amp_scaler.scale.read_value()
-
-        def build(self, var_list: Any) -> None:
-            """Make the optimizer's variables, and bind it to the session."""
-            variables = list(var_list)
-            super().build(variables)
-            self._amp_loop.bind(self, self.inner_optimizer, variables)
-
-        def scale_loss(self, loss: Any) -> Any:
-            """Return the scaled loss; Keras 3's ``fit`` then applies scaled gradients."""
-            self._amp_loop.fitting = True
-            return optimizers.scaled(loss, self._amp_scaler.scale)
-
-        def get_scaled_loss(self, loss: Any) -> Any:
-            """Return float32(loss) times the scale (of a callable, a callable)."""
-            return self._amp_loop.scale(loss)
-
-        def get_unscaled_gradients(self, grads: Any) -> list[Any]:
-            """Return gradients divided by the scale; None stays None."""
-            return self._amp_loop.unscale(grads)
-
-        def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-            """Scale the loss (a tensor with its tape, or a callable), differentiate, apply or skip."""
-            tape = tape or tf.GradientTape()
-            with tape:
-                scaled = self.get_scaled_loss(loss() if callable(loss) else loss)
-            variables = list(var_list() if callable(var_list) else var_list)
-            gradients = self.get_unscaled_gradients(tape.gradient(scaled, [native(v) for v in variables]))
-            return self.apply_gradients(zip(gradients, variables, strict=True))
-
-        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-            """Apply gradients or skip them, as ``apply_gradients`` does."""
-            variables = self._trainable_variables if trainable_variables is None else trainable_variables
-            self.apply_gradients(zip(grads, variables, strict=True))
-
-        def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
-            """Apply unscaled gradients (scaled ones after ``scale_loss``), or skip them where one is inf or nan."""
-            pairs = list(grads_and_vars)
-            if self._amp_loop.bound is None:
-                with tf.init_scope():
-                    self.build([variable for _, variable in pairs])
-            self._amp_loop.end(pairs)
-            return self.iterations
-
-    return optimizers._disguised(LateOptimizer, optimizers.NATIVE if optimizers.SCALES_LOSS else base.__mro__[1])
+    return optimizers.disguised(LateOptimizer, optimizers.NATIVE if optimizers.SCALES_LOSS else base.__mro__[1])

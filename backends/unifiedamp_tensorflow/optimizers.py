@@ -45,101 +45,98 @@ def attach(outer: Any, bound: Bound, steps: Steps) -> None:
     outer._amp_end = functools.partial(steps.end_fit, bound)
 
 
+class _ScalingLoss:
+    """A Keras 3 optimizer under a session's loss scale.
+
+    Args:
+        inner: the optimizer that is applied.
+        scaler: the session's loss scale.
+    """
+
+    def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+        settings = scaler.settings
+        super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
+        self._amp_scaler = scaler
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return float32(loss) times the session's scale."""
+        return scaled(loss, self._amp_scaler.scale)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Apply scaled gradients, or skip them."""
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        if not self.built:
+            self.build(variables)
+        self._amp_end(list(zip(grads, variables, strict=True)), True)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save in the layout of Keras's own LossScaleOptimizer."""
+        state = self._amp_scaler.read()
+        self.dynamic_scale.assign(state.scale)
+        self.step_counter.assign(state.good_steps)
+        super().save_own_variables(store)
+
+
+class _UnscalingGradients:
+    """A Keras 2 optimizer under a session's loss scale.
+
+    Args:
+        inner: the optimizer that is applied.
+        scaler: the session's loss scale.
+    """
+
+    def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+        super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
+        self._amp_scaler = scaler
+
+    @property
+    def loss_scale(self) -> Any:
+        """The session's scale."""
+        return self._amp_scaler.scale.read_value()
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Return float32(loss) times the session's scale (of a callable, a callable)."""
+        self._loss_has_been_scaled = True
+        if callable(loss):
+            return lambda: scaled(loss(), self._amp_scaler.scale)
+        return scaled(loss, self._amp_scaler.scale)
+
+    def get_unscaled_gradients(self, grads: Any) -> list[Any]:
+        """Return gradients divided by the scale; None stays None."""
+        self._gradients_have_been_unscaled = True
+        present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
+        return [None if g is None else next(present) for g in grads]
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
+        """Apply unscaled gradients, or skip them."""
+        pairs = list(grads_and_vars)
+        with tf.init_scope():
+            self.build([variable for _, variable in pairs])
+        self._amp_end(pairs, False)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration of Keras's own LossScaleOptimizer."""
+        settings = self._amp_scaler.settings
+        kept = {"initial_scale": settings.first_scale, "dynamic_growth_steps": settings.growth_interval}
+        return {**super().get_config(), "dynamic": True, **kept}
+
+
 @functools.cache
 def prepared_class() -> type:
     """Return the class of prepared optimizers for the Keras that is there."""
-    return _scaling_loss() if SCALES_LOSS else _unscaling_gradients()
+    form, base = (_ScalingLoss, NATIVE) if SCALES_LOSS else (_UnscalingGradients, _current_kind())
 
+    class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]
+        __doc__ = form.__doc__
 
-def _scaling_loss() -> type:
-    class AmpOptimizer(NATIVE):  # type: ignore[misc, valid-type]
-        """A Keras 3 optimizer under a session's loss scale.
-
-        Args:
-            inner: the optimizer that is applied.
-            scaler: the session's loss scale.
-        """
-
-        def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
-            settings = scaler.settings
-            super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
-            self._amp_scaler = scaler
-
-        def scale_loss(self, loss: Any) -> Any:
-            """Return float32(loss) times the session's scale."""
-            return scaled(loss, self._amp_scaler.scale)
-
-        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-            """Apply scaled gradients, or skip them."""
-            variables = self._trainable_variables if trainable_variables is None else trainable_variables
-            if not self.built:
-                self.build(variables)
-            self._amp_end(list(zip(grads, variables, strict=True)), True)
-
-        def save_own_variables(self, store: Any) -> None:
-            """Save in the layout of Keras's own LossScaleOptimizer."""
-            state = self._amp_scaler.read()
-            self.dynamic_scale.assign(state.scale)
-            self.step_counter.assign(state.good_steps)
-            super().save_own_variables(store)
-
-    return _disguised(AmpOptimizer, NATIVE)
-
-
-def _unscaling_gradients() -> type:
-    base: Any = _current_kind()
-
-    class AmpOptimizer(base):  # type: ignore[misc]
-        """A Keras 2 optimizer under a session's loss scale.
-
-        Args:
-            inner: the optimizer that is applied.
-            scaler: the session's loss scale.
-        """
-
-        def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
-            super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
-            self._amp_scaler = scaler
-
-        @property
-        def loss_scale(self) -> Any:
-            """The session's scale."""
-            return self._amp_scaler.scale.read_value()
-
-        def get_scaled_loss(self, loss: Any) -> Any:
-            """Return float32(loss) times the session's scale (of a callable, a callable)."""
-            self._loss_has_been_scaled = True
-            if callable(loss):
-                return lambda: scaled(loss(), self._amp_scaler.scale)
-            return scaled(loss, self._amp_scaler.scale)
-
-        def get_unscaled_gradients(self, grads: Any) -> list[Any]:
-            """Return gradients divided by the scale; None stays None."""
-            self._gradients_have_been_unscaled = True
-            present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
-            return [None if g is None else next(present) for g in grads]
-
-        def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
-            """Apply unscaled gradients, or skip them."""
-            pairs = list(grads_and_vars)
-            with tf.init_scope():
-                self.build([variable for _, variable in pairs])
-            self._amp_end(pairs, False)
-
-        def get_config(self) -> dict[str, Any]:
-            """Return the configuration of Keras's own LossScaleOptimizer."""
-            settings = self._amp_scaler.settings
-            kept = {"initial_scale": settings.first_scale, "dynamic_growth_steps": settings.growth_interval}
-            return {**super().get_config(), "dynamic": True, **kept}
-
-    return _disguised(AmpOptimizer, base)
+    return disguised(AmpOptimizer, base)
 
 
 def _current_kind() -> type:
     return type(NATIVE(tf.keras.optimizers.SGD()))
 
 
-def _disguised(kind: type, shown: type) -> type:
+def disguised(kind: type, shown: type) -> type:
     """Let serialization see ``shown``, so that a saved model loads where unifiedamp is not."""
     body = {"__class__": property(lambda _: shown), "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (kind,), body)

@@ -12,7 +12,17 @@ import tensorflow as tf
 from tensorflow.python.debug.lib import check_numerics_callback
 from tensorflow.python.profiler import profiler_v2
 
-from unifiedamp.backend import PlanRow, SessionSpec, Support, Switch, Switches, errors
+from unifiedamp.backend import (
+    PlanRow,
+    SessionSpec,
+    Support,
+    Switch,
+    Switches,
+    bias_rows,
+    compile_note,
+    errors,
+    item_rows,
+)
 
 from . import layers
 from .devices import Device
@@ -108,7 +118,6 @@ class Tuned:
 
     def rows(self) -> list[PlanRow]:
         """Return the rows of ``amp.explain()``."""
-        there = support(self._device)
         notes = {
             "channels_last": self._layout(),
             "tf32": ("native", "while the session computes; TensorFlow's own default is True"),
@@ -117,15 +126,8 @@ class Tuned:
             "compile": self._compiled(),
             "checkpoint_layers": ("native", self._recomputed()),
         }
-        rows = [
-            PlanRow(f"tuning.{item}", value, there[item].reason, *notes[item])
-            for item, value in self._spec.tuning.asked().items()
-            if there[item]
-        ]
-        if self._biases:
-            note = "the norm subtracts it again: use_bias=False (not changed; told by the layers' order)"
-            rows.append(PlanRow("tuning.bias_before_norm", ", ".join(self._biases), "none", "no effect", note))
-        return rows
+        rows = item_rows(self._spec.tuning, support(self._device), notes)
+        return rows + bias_rows(self._biases, "use_bias=False", "the layers'")
 
     def _layout(self) -> tuple[str, str]:
         if self._first:
@@ -135,7 +137,7 @@ class Tuned:
     def _compiled(self) -> tuple[str, str]:
         mode = self._spec.compile_mode
         if mode != "max":
-            return "no effect", f"no effect here: Amp(compile={mode!r}) was asked for"
+            return compile_note(mode)
         if not by_xla(self._spec, mode):
             return "no effect", "no effect here: mode='graph_rewrite' and XLA exclude each other"
         return "native", "XLA; several replicas are left to tf.function" if self._spec.tuning.best_effort else "XLA"

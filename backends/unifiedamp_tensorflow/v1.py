@@ -39,51 +39,53 @@ def _native() -> Any:
     return module
 
 
+class _Transition:
+    """The reference transition as the loss-scale object that v1 optimizers take.
+
+    Args:
+        settings: an enabled loss scale.
+    """
+
+    def __init__(self, settings: LossScale) -> None:
+        super().__init__(initial_loss_scale=settings.first_scale, increment_period=settings.growth_interval)
+        self._settings = settings
+        self._counters = self._add_weight("unifiedamp_counters", [0, 0, 0], tf.int64)
+
+    def update(self, grads: Any) -> tuple[Any, Any]:
+        """Return the operation that moves the scale, and whether to apply the gradients."""
+        gradients = [gradient for gradient in tf.nest.flatten(grads, expand_composites=False) if gradient is not None]
+        finite = tf.reduce_all(finite_flags(gradients))
+        scale, good = self._current_loss_scale.read_value(), self._num_good_steps.read_value()
+        counters = self._counters.read_value()
+        passed = tf.cast(finite, tf.int64)
+        good, bad = passed * (good + 1), (1 - passed) * (counters[0] + 1)
+        grow = good >= self._settings.growth_interval
+        shrink = bad >= self._settings.hysteresis
+        moves = (
+            self._current_loss_scale.assign(self._moved(scale, grow, tf.logical_and(shrink, ~finite))),
+            self._num_good_steps.assign(tf.where(grow, tf.zeros_like(good), good)),
+            self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed]),
+        )
+        return tf.group(*moves), finite
+
+    def _moved(self, scale: Any, grow: Any, shrink: Any) -> Any:
+        low, high = map(float32, self._settings.scale_bounds)
+        larger = tf.minimum(high, scale * float32(self._settings.growth_factor))
+        smaller = tf.maximum(low, scale * float32(self._settings.backoff_factor))
+        return tf.where(grow, larger, tf.where(shrink, smaller, scale))
+
+    def read(self, session: Any) -> ScaleState:
+        """Return plain numbers."""
+        scale, good, rest = session.run([self._current_loss_scale, self._num_good_steps, self._counters])
+        bad, applied, skipped = map(int, rest)
+        return ScaleState(float(scale), int(good), bad, applied, skipped)
+
+
 def _scale_class() -> type:
     base: Any = _native().DynamicLossScale
 
-    class SessionLossScale(base):  # type: ignore[misc]
-        """The reference transition as the loss-scale object that v1 optimizers take.
-
-        Args:
-            settings: an enabled loss scale.
-        """
-
-        def __init__(self, settings: LossScale) -> None:
-            super().__init__(initial_loss_scale=settings.first_scale, increment_period=settings.growth_interval)
-            self._settings = settings
-            self._counters = self._add_weight("unifiedamp_counters", [0, 0, 0], tf.int64)
-
-        def update(self, grads: Any) -> tuple[Any, Any]:
-            """Return the operation that moves the scale, and whether to apply the gradients."""
-            gradients = [
-                gradient for gradient in tf.nest.flatten(grads, expand_composites=False) if gradient is not None
-            ]
-            finite = tf.reduce_all(finite_flags(gradients))
-            scale, good = self._current_loss_scale.read_value(), self._num_good_steps.read_value()
-            counters = self._counters.read_value()
-            passed = tf.cast(finite, tf.int64)
-            good, bad = passed * (good + 1), (1 - passed) * (counters[0] + 1)
-            grow = good >= self._settings.growth_interval
-            shrink = bad >= self._settings.hysteresis
-            moves = (
-                self._current_loss_scale.assign(self._moved(scale, grow, tf.logical_and(shrink, ~finite))),
-                self._num_good_steps.assign(tf.where(grow, tf.zeros_like(good), good)),
-                self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed]),
-            )
-            return tf.group(*moves), finite
-
-        def _moved(self, scale: Any, grow: Any, shrink: Any) -> Any:
-            low, high = map(float32, self._settings.scale_bounds)
-            larger = tf.minimum(high, scale * float32(self._settings.growth_factor))
-            smaller = tf.maximum(low, scale * float32(self._settings.backoff_factor))
-            return tf.where(grow, larger, tf.where(shrink, smaller, scale))
-
-        def read(self, session: Any) -> ScaleState:
-            """Return plain numbers."""
-            scale, good, rest = session.run([self._current_loss_scale, self._num_good_steps, self._counters])
-            bad, applied, skipped = map(int, rest)
-            return ScaleState(float(scale), int(good), bad, applied, skipped)
+    class SessionLossScale(_Transition, base):  # type: ignore[misc]
+        __doc__ = _Transition.__doc__
 
     return SessionLossScale
 

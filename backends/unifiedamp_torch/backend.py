@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from unifiedamp.backend import (
-    Backend,
     Capabilities,
-    MatmulShape,
-    NonFiniteReport,
     PlanRow,
     Policy,
     ScaleState,
     SessionSpec,
     StepResult,
     errors,
-    recording,
     result,
 )
 
@@ -31,40 +25,23 @@ from . import (
     binding,
     casts,
     checkpointing,
-    convert,
     custom,
     device,
-    epsilons,
     float8_layers,
     gradients,
     layers,
-    ops,
     placement,
     plan,
-    prefetch,
-    report,
-    shapes,
-    tuning,
-    usage,
-    weights,
 )
-from .autocast import Inference, Region, entered
-from .capture import CapturedStep, Ground
-from .compile import compile_step
+from .autocast import Inference
+from .extras import TorchExtras
 from .handle import Handle, checked_loss
-from .masters import Masters
-from .recorder import Notes
+from .regions import Regions
 from .scaled_steps import ScaledSteps
-from .scaler import Scaler, world_size
-from .steps import NotYet, PlainSteps
-from .update import Updates
-
-_UNCOMPILED = (
-    "step", "unscale", "clip_grad_norm", "clip_grad_value", "begin_recording", "note_gradients", "end_recording",
-)  # fmt: skip
+from .scaler import Scaler
 
 
-class TorchBackend(Backend):
+class TorchBackend(TorchExtras):
     """One session on torch.
 
     ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region;
@@ -74,28 +51,15 @@ class TorchBackend(Backend):
     name: ClassVar[str] = "torch"
 
     def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
         plan.check_options(spec)
-        self._cache = spec.options.get("cache_enabled", True)
+        super().__init__(spec)
         self._emulate = spec.options.get("emulate", False)
-        self.device = device.pick_device(spec.device)
         self.looking_is_free = device.looking_is_free(self.device)
         plan.check_policy(spec, self.device)
-        self._release: list[Any] = []
-        self._hold_ops(spec.policy)
-        self._tuned = tuning.Tuned(spec, self.device)
-        self._regions: dict[tuple[bool, Policy | None], Region] = {}
+        self._regions = Regions(spec, self.device, self._tuned.switches)
         self._names = binding.Names()
-        self._masters = Masters()
-        self._models: list[torch.nn.Module] = []
         self._float8: list[dict[str, str]] = []
-        self._optimizers: list[Any] = []
         self._undo: list[Callable[[], None]] = []
-        self._report, self._skips = NonFiniteReport(), report.LastSkips()
-        self._loss: torch.Tensor | None = None
-        self._notes: Notes | None = None
-        self._steps: PlainSteps | ScaledSteps = PlainSteps()
-        self._ground: Ground | None = None
         self.replays_traces = self.device.type == "cuda"
         if spec.loss_scale.enabled:
             scaler = Scaler(self.device, spec.loss_scale, self.looking_is_free)
@@ -114,23 +78,10 @@ class TorchBackend(Backend):
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
-        rows = plan.rows(self.spec, self.device, self._cache, self._optimizers)
+        rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._float8, self._emulate)
         return rows
-
-    def tuning_rows(self) -> list[PlanRow]:
-        """See ``Backend``."""
-        return self._tuned.rows()
-
-    def debugging_switches(self) -> dict[str, str]:
-        """See ``Backend``."""
-        return tuning.debugging_switches()
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The native scaler, for torch's own tools; None without loss scaling."""
-        return self._steps.scaler if isinstance(self._steps, ScaledSteps) else None
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -180,7 +131,7 @@ class TorchBackend(Backend):
                 self._masters.take(before)
             cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
             self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
-        self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._cache)
+        self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._regions.cache)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
         self._undo += [checkpointing.Checkpointed(module).remove for module in checkpointed.values()]
@@ -195,51 +146,22 @@ class TorchBackend(Backend):
         self._float8.append(chosen)
         self._undo += float8_layers.wrap(model, chosen, self.device.type, self._emulate)
 
-    def _hold_ops(self, policy: Policy) -> None:
-        if policy.op_overrides:
-            self._release.append(weakref.finalize(self, ops.hold(policy.op_overrides, self.device.type)))
-
     def close(self) -> None:
         """See ``Backend``: hooks, layer regions, op kernels and master weights go."""
         self._masters.leave(self._optimizers)
         while self._undo:
             self._undo.pop()()
-        while self._release:
-            self._release.pop()()
+        self._regions.close()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """See ``Backend``."""
-        if policy is not None and entered.in_compiled_step and policy.op_overrides != self.spec.policy.op_overrides:
-            raise errors.UnsupportedError(
-                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because "
-                "torch.compile traces under them; use layer_overrides, or make a session of that policy"
-            )
-        return self._regions.get((enabled, policy)) or self._add_region(enabled, policy)
-
-    def _add_region(self, enabled: bool, policy: Policy | None) -> Region:
-        if policy is not None and policy != self.spec.policy:
-            plan.check_region(self.spec.policy, policy)
-            plan.check_policy(replace(self.spec, policy=policy), self.device)
-            self._hold_ops(policy)
-        region = self._regions[enabled, policy] = self._make_region(enabled, policy or self.spec.policy, self._cache)
-        return region
-
-    def _make_region(self, enabled: bool, policy: Policy, cache: bool) -> Region:
-        params = self.spec.policy.param_dtype
-        if enabled and policy.compute_dtype == "float32" != params:
-            raise errors.PolicyNotSupportedError(
-                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and torch has no "
-                f"autocast to float32; use policy 'mixed_{params}' for the session"
-            )
-        low = enabled and policy.compute_dtype != params
-        dtype = casts.DTYPES[policy.region_dtype] if low else None
-        return Region(self.device.type, dtype, cache, policy.op_overrides, self._tuned.switches)
+        return self._regions.get(enabled, policy)
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
         """See ``Backend``."""
-        return Inference(self._make_region(True, self.spec.policy, cache=False), models)
+        return Inference(self._regions.uncached(), models)
 
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> AbstractContextManager[Handle]:
         """See ``Backend``."""
@@ -331,123 +253,11 @@ class TorchBackend(Backend):
         """See ``Backend``."""
         self._steps.write(state)
 
-    def non_finite_report(self) -> NonFiniteReport:
-        """See ``Backend``."""
-        return self._skips.report() or self._report
-
-    @property
-    def remembers_skips(self) -> bool:  # type: ignore[override]
-        """See ``Backend``; a captured step does so on the device, or does not."""
-        return self._steps.remembers
-
-    @remembers_skips.setter
-    def remembers_skips(self, wanted: bool) -> None:
-        self._steps.remembers = wanted and not self.looking_is_free
-
-    def _look_into(self, optimizer: Any, found: torch.Tensor) -> None:
-        if self.diagnosing:
-            if found.item():
-                self._skips.forget()
-                self._report = report.non_finite(self.gradients(optimizer), self._loss)
-        elif self.remembers_skips:
-            noted = (id(optimizer), self.gradients(optimizer), self._loss)
-            if self._steps.capturing and not self._skips.ready(*noted):
-                raise NotYet  # what a capture allocates is filled anew by each replay
-            self._skips.note(*noted, found)
-
-    # -- recording -----------------------------------------------------------------------------------------------
-
-    def begin_recording(self, activations: bool) -> None:
-        """See ``Backend``; what is compiled runs uncompiled meanwhile, since a compiled graph holds no hooks."""
-        self._notes = Notes(self._models, activations)
-
-    def note_gradients(self, optimizer: Any) -> Sequence[str]:
-        """See ``Backend``."""
-        assert self._notes is not None
-        scaler = self._steps.scaler if isinstance(self._steps, ScaledSteps) else None
-        return self._notes.gradients(self.gradients(optimizer), scaler and scaler.scale_tensor, self._loss)
-
-    def end_recording(self) -> recording.RecordedStep:
-        """See ``Backend``."""
-        notes, self._notes = self._notes, None
-        if notes is None:
-            return recording.RecordedStep()
-        notes.stop()
-        return notes.read(self.device)
-
-    def epsilons(self) -> list[recording.Epsilon]:
-        """See ``Backend``."""
-        return list(epsilons.epsilons(self._models, self._optimizers, self.spec.policy))
-
-    # -- whole models --------------------------------------------------------------------------------------------
-
-    def read_weights(self, model: Any) -> dict[str, Any]:
-        """See ``Backend``."""
-        return weights.read(model, self._masters)
-
-    def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
-        """See ``Backend``."""
-        weights.write(model, self._masters, values)
-
-    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
-        """See ``Backend``."""
-        return convert.convert_model(model, inputs, policy, self._masters.read)
-
     # -- tools ---------------------------------------------------------------------------------------------------
-
-    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
-        """See ``Backend``."""
-        return list(shapes.matmul_shapes(models))
-
-    def peak_memory(self) -> int | None:
-        """See ``Backend``."""
-        return usage.peak_memory(self.device)
-
-    def out_of_memory(self, error: BaseException) -> bool:
-        """See ``Backend``."""
-        return usage.out_of_memory(error)
-
-    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
-        """See ``Backend``."""
-        return usage.kernel_times(run)
-
-    def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
-        """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode
-        "max"; elsewhere ``torch.compile``. The layer's calls are graph breaks and optimizers run uncompiled.
-        """
-        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module) and world_size() == 1
-        if captures and mode == "default":
-            return self._captured(fn, window)
-        for name in _UNCOMPILED:
-            if name not in self.__dict__:
-                setattr(self, name, torch.compiler.disable(getattr(self, name)))
-        overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches)
-        return self._captured(compiled, window, Updates()) if captures else compiled
-
-    def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
-        if self._ground is None:
-            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec, self._masters)
-        return CapturedStep(fn, self._ground, window, self._must_run, updates)
-
-    def _must_run(self) -> bool:
-        """Tell whether the next step's Python must run: a replay looks into nothing and notes nothing."""
-        return self.diagnosing or self._notes is not None
-
-    def _looks_at_layers(self) -> bool:
-        return self._notes is not None and self._notes.activations
-
-    def tracing(self) -> bool:
-        """See ``Backend``: a step that is being captured has no values yet."""
-        return self._steps.capturing
 
     def to_native(self, array: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_native(array, self.device)
-
-    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
-        """See ``Backend``: on a GPU from pinned memory, on a stream of its own."""
-        return prefetch.ahead(batches, size, self.device)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

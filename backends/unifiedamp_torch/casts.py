@@ -1,15 +1,26 @@
-"""Casting the floating-point tensors in whatever a module takes or returns."""
+"""The tensors in whatever a module takes or returns, and casting those of floating point."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NARROWED = frozenset(DTYPES.values())
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in ``value``: itself, or those in nested tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, Mapping):
+        yield from tensors(list(value.values()))
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from unifiedamp.backend import errors
 
 from .autocast import active_overrides
+from .casts import tensors
 
 #: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -172,20 +173,10 @@ def _chosen_dtype(choice: str, device_type: str, arguments: Any) -> torch.dtype:
     if choice == "float32":
         return torch.float32
     widest: torch.dtype | None = None
-    for tensor in _tensors(arguments):
+    for tensor in tensors(arguments):
         if tensor.is_floating_point() and tensor.device.type == device_type:
             widest = tensor.dtype if widest is None else torch.promote_types(widest, tensor.dtype)
     return widest or torch.float32
-
-
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
 
 
 def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:

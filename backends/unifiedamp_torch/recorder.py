@@ -16,6 +16,7 @@ import torch
 from unifiedamp.backend import recording
 
 from .binding import plain_name
+from .casts import tensors
 from .stance import Uncompiled
 
 
@@ -79,7 +80,7 @@ class Notes:
     # -- noting --------------------------------------------------------------------------------------------------
 
     def _note(self, layer: str, kind: str, place: str, value: Any) -> None:
-        for tensor in _tensors(value):
+        for tensor in _looked_at(value):
             known = self._known(tensor)
             if known is None:
                 known = _largest(tensor)
@@ -160,15 +161,10 @@ def _largest(tensor: torch.Tensor) -> torch.Tensor:
         return torch.maximum(high, -low)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point() and value.numel() and value.layout is torch.strided:
-            yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+def _looked_at(value: Any) -> Iterator[torch.Tensor]:
+    for tensor in tensors(value):
+        if tensor.is_floating_point() and tensor.numel() and tensor.layout is torch.strided:
+            yield tensor
 
 
 def _in_training(module: torch.nn.Module) -> bool:

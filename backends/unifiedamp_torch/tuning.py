@@ -9,7 +9,17 @@ from itertools import pairwise
 
 import torch
 
-from unifiedamp.backend import PlanRow, SessionSpec, Support, Switches, Tuning, errors
+from unifiedamp.backend import (
+    PlanRow,
+    SessionSpec,
+    Support,
+    Switches,
+    Tuning,
+    bias_rows,
+    compile_note,
+    errors,
+    item_rows,
+)
 
 from . import switches
 from .placement import follow, has_images
@@ -158,7 +168,7 @@ class Tuned:
         self._biases += biases_before_norm(model)
         if self._tuning.channels_last and not has_images(model):
             self._plain.append(type(model).__name__)
-            self._lacks("channels_last", f"{errors.first_names(self._plain)} has no convolution in two dimensions")
+            self._lacks("channels_last", self._without_images())
 
     def _lacks(self, item: str, why: str) -> None:
         if not self._tuning.best_effort:
@@ -168,57 +178,43 @@ class Tuned:
 
     def rows(self) -> list[PlanRow]:
         """Return the rows of ``amp.explain()``."""
-        made = {
-            "channels_last": self._layout_row,
-            "tf32": self._tf32_row,
-            "cudnn_benchmark": self._benchmark_row,
-            "fused_optimizer": self._optimizer_row,
-            "set_to_none": self._none_row,
-            "compile": self._compile_row,
-            "checkpoint_layers": self._checkpoint_row,
+        held = "while the session computes; then as it was found"
+        notes = {
+            "channels_last": self._layout(),
+            "tf32": ("native", held),
+            "cudnn_benchmark": ("native", f"{held}. Each new shape costs a trial"),
+            "fused_optimizer": self._fused(),
+            "set_to_none": ("native", "amp.step does so in every session"),
+            "compile": self._compiled(),
+            "checkpoint_layers": ("native", self._recomputed()),
         }
-        there = support(self._device)
-        rows = [made[item](value) for item, value in self._tuning.asked().items() if there[item]]
-        if self._biases:
-            note = "the norm subtracts it again: make the layer with bias=False (not changed; told by layers' order)"
-            rows.append(PlanRow("tuning.bias_before_norm", ", ".join(self._biases), "none", "no effect", note))
-        return rows
+        compiled = Support(True, "amp.compile(mode='max')" if self._spec.compile_mode == "max" else "none")
+        rows = item_rows(self._tuning, support(self._device) | {"compile": compiled}, notes)
+        return rows + bias_rows(self._biases, "make the layer with bias=False", "layers'")
 
-    def _layout_row(self, value: str) -> PlanRow:
-        effect = "no effect" if self._plain else "native"
-        note = "convolutional models; their convolutions answer in this layout whatever the batch's"
+    def _layout(self) -> tuple[str, str]:
         if self._plain:
-            note = f"no effect here: {errors.first_names(self._plain)} has no convolution in two dimensions"
-        return PlanRow("tuning.channels_last", value, NATIVE["channels_last"], effect, note)
+            return "no effect", f"no effect here: {self._without_images()}"
+        return "native", "convolutional models; their convolutions answer in this layout whatever the batch's"
 
-    def _tf32_row(self, value: str) -> PlanRow:
-        return PlanRow("tuning.tf32", value, NATIVE["tf32"], note="while the session computes; then as it was found")
+    def _without_images(self) -> str:
+        return f"{errors.first_names(self._plain)} has no convolution in two dimensions"
 
-    def _benchmark_row(self, value: str) -> PlanRow:
-        note = "while the session computes; then as it was found. Each new shape costs a trial"
-        return PlanRow("tuning.cudnn_benchmark", value, NATIVE["cudnn_benchmark"], note=note)
+    def _fused(self) -> tuple[str, str]:
+        reasons = self._optimizers.values()
+        why = [reason for reason in reasons if reason not in ("", "it is")]
+        if why:
+            return "no effect", f"no effect here: {'; '.join(why)}"
+        made_so = reasons and all(reason == "it is" for reason in reasons)
+        return "native", "the optimizers were made so" if made_so else "from amp.prepare on"
 
-    def _optimizer_row(self, value: str) -> PlanRow:
-        why = [reason for reason in self._optimizers.values() if reason not in ("", "it is")]
-        effect, note = ("no effect", f"no effect here: {'; '.join(why)}") if why else ("native", "from amp.prepare on")
-        if self._optimizers and all(reason == "it is" for reason in self._optimizers.values()):
-            note = "the optimizers were made so"
-        return PlanRow("tuning.fused_optimizer", value, NATIVE["fused_optimizer"], effect, note)
-
-    def _none_row(self, value: str) -> PlanRow:
-        return PlanRow("tuning.set_to_none", value, NATIVE["set_to_none"], note="amp.step does so in every session")
-
-    def _compile_row(self, value: str) -> PlanRow:
+    def _compiled(self) -> tuple[str, str]:
         mode = self._spec.compile_mode
-        if mode != "max":
-            note = f"no effect here: Amp(compile={mode!r}) was asked for"
-            return PlanRow("tuning.compile", value, "none", "no effect", note)
-        return PlanRow("tuning.compile", value, "amp.compile(mode='max')", note="see the row 'compile'")
+        return ("native", "see the row 'compile'") if mode == "max" else compile_note(mode)
 
-    def _checkpoint_row(self, value: str) -> PlanRow:
-        layers = errors.first_names(self._checkpointed) or "layers are known once a model is prepared"
-        note = f"{layers}; recomputed under the region's autocast, batch norms count a batch once"
-        return PlanRow("tuning.checkpoint_layers", value, NATIVE["checkpoint_layers"], note=note)
+    def _recomputed(self) -> str:
+        known = errors.first_names(self._checkpointed) or "layers are known once a model is prepared"
+        return f"{known}; recomputed under the region's autocast, batch norms count a batch once"
 
 
 def biases_before_norm(model: torch.nn.Module) -> list[str]:
