@@ -60,6 +60,7 @@ def test_settings(settings, wanted):
         ("with amp.disable_casts():\n    pass\n", 4, "amp.disable_casts"),
         ("with amp.scale_loss(f(model), optimizer) as s:\n    s.backward()\n", 4, "the loss f(model) is not assigned"),
         ("models, optimizers = amp.initialize(models, optimizers)\n", 4, "a list in models"),
+        ("params = list(amp.master_params())\n", 4, "amp.master_params()"),
     ],
 )
 def test_what_is_not_understood_stays_with_all_that_belongs_to_it(text, line, what):

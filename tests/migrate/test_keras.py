@@ -115,6 +115,11 @@ LOOP = old_text("keras_loop")
         (("        return loss\n", "        return loss, gradients\n"), "return loss, gradients"),
         (("gradients, _ = tf.clip_by_global_norm(gradients, 0.5)", "gradients = edit(gradients)"), "edit(gradients)"),
         (("tape.gradient(scaled_loss, model.trainable_variables)", "tape.gradient(scaled_loss, some)"), "some"),
+        (("optimizer.get_scaled_loss(loss)", "optimizer.get_scaled_loss()"), "optimizer.get_scaled_loss()"),
+        (
+            ("optimizer.get_unscaled_gradients(scaled_gradients)", "optimizer.get_unscaled_gradients()"),
+            "optimizer.get_unscaled_gradients()",
+        ),
         (("mixed_precision.set_global_policy(policy)", ""), "sets no policy"),
         (("set_global_policy(policy)", "set_global_policy(make())"), "make()"),
         (

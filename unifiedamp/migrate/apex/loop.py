@@ -87,7 +87,9 @@ def _clip(work: Work) -> None:
     """``amp.master_params(optimizer)``: in torch's clipping, and elsewhere."""
     source, amp = work.source, work.names.amp
     for call in calls_of(source, "master_params"):
-        optimizer = source.code(call.args[0].value) if call.args else ""
+        if not call.args:
+            raise work.stop(call, source.code(call), "name the optimizer whose parameters are wanted")
+        optimizer = source.code(call.args[0].value)
         clip = source.parents.get(source.parents[call])
         clips = isinstance(clip, cst.Call) and source.meaning(clip.func) == CLIP and clip.args[0].value is call
         if isinstance(clip, cst.Call) and clips and len(clip.args) == 2:

@@ -30,7 +30,7 @@ class Chain:
         self.optimizer = dotted(call.func).rpartition(".")[0]
         self.removed: list[Statement] = []
         self.clips: list[tuple[Statement, str]] = []
-        self._names: set[str] = set()
+        self._names: dict[str, None] = {}  # in the order found
 
     def stop(self, node: cst.CSTNode, write: str) -> CannotMigrate:
         """Return the error that names the code at ``node``."""
@@ -40,7 +40,7 @@ class Chain:
         """Follow gradients back to ``tape.gradient``."""
         if isinstance(node, cst.Name):
             assign = self._assigned(node.value, node)
-            self._names.add(node.value)
+            self._names[node.value] = None
             statement = self._source.statement(assign)
             clip = _clip(self._source, assign.value, self.optimizer)
             if clip is not None:
@@ -50,7 +50,7 @@ class Chain:
             return self.gradient(assign.value)
         if isinstance(node, cst.Call):
             method = dotted(node.func).rpartition(".")
-            if method[2] == "get_unscaled_gradients" and method[0] == self.optimizer:
+            if method[2] == "get_unscaled_gradients" and method[0] == self.optimizer and node.args:
                 return self.gradient(node.args[0].value)
             if method[2] == "gradient" and method[0]:
                 return node
@@ -61,12 +61,17 @@ class Chain:
         if isinstance(node, cst.Name):
             assign = self._assigned(node.value, node) if self._is_scaled(node.value) else None
             if assign is not None and isinstance(assign.value, cst.Call):
-                self._names.add(node.value)
+                self._names[node.value] = None
                 self.removed.append(self._source.statement(assign))
-                return assign.value.args[0].value
+                return self._scaled(assign.value)
         elif isinstance(node, cst.Call) and self._scales(node):
-            return node.args[0].value
+            return self._scaled(node)
         return node
+
+    def _scaled(self, call: cst.Call) -> cst.BaseExpression:
+        if not call.args:
+            raise self.stop(call, "name the loss that it scales")
+        return call.args[0].value
 
     def check_uses(self, gradient: Statement) -> None:
         """Refuse where something else looks at what is gone.

@@ -19,7 +19,7 @@ def rewrite_steps(work: Work, trainers: Sequence[str]) -> None:
         CannotMigrate: a step's result is used, or something else than the trainer's gradients is clipped.
     """
     source, scaled = work.source, calls_of(work.source, "scale_loss")
-    names = {*trainers, *(source.code(call.args[1].value) for call in scaled if len(call.args) > 1)}
+    names = dict.fromkeys([*trainers, *(source.code(call.args[1].value) for call in scaled if len(call.args) > 1)])
     for name in names:
         for step in [step for call in scaled for step in steps_of(source, name, call)]:
             if source.statement(step) not in work.edits.lines:
