@@ -63,7 +63,7 @@ REPORTS = Path(".venv/reports").absolute()
 SHARED = ("-n", "2", "--dist", "worksteal")
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
 # What the main environment proves once need not be proved again in the older ones.
-PROVED = ["commands", "migrate/test_any_python.py"]
+PROVED = ["commands", "compare_parts", "migrate/test_any_python.py"]
 PROVED += [
     f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "killed_training", "kit", "mutants")
 ]

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import forked
 import pytest
 
 from unifiedamp.conformance.harness import load_harness
@@ -41,7 +41,7 @@ def run(script, backend, *options, out):
         pytest.skip(support.reason)
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), backend, "--smoke", "--pairs", "2", "--seconds", "5"]
     command += [*options, "--out", str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "160"})
+    ran = forked.run(command, env={**os.environ, "COLUMNS": "160"})
     assert ran.returncode == 0, ran.stderr
     (path,) = out.glob(f"{script}-{backend}*.json")
     return json.loads(path.read_text(encoding="utf-8")), ran.stdout
@@ -197,7 +197,7 @@ def test_the_page_is_that_of_the_kept_results():
 
 def test_smoke_is_not_kept():
     command = [sys.executable, str(BENCHMARKS / "overhead.py"), "--smoke"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = forked.run(command)
     assert ran.returncode == 2
     assert "--out" in ran.stderr
 
@@ -292,7 +292,7 @@ def test_native_and_layered_loops_train_alike(name, recipe):
     if not support:
         pytest.skip(support.reason)
     command = [sys.executable, "-c", LOSSES.format(folder=str(BENCHMARKS), name=name, recipe=recipe)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ran = forked.run(command)
     assert ran.returncode == 0, ran.stderr
     ours, theirs = json.loads(ran.stdout.rpartition("losses:")[2])
     assert ours[-1] < 0.7 * ours[0]

@@ -7,11 +7,11 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import time
 import zipfile
 
+import forked
 import numpy as np
 import pytest
 from effort import FUZZ, KILLS
@@ -197,7 +197,7 @@ def test_kill_at_any_moment_leaves_a_whole_checkpoint(path):
     save_checkpoint(path, {"n": 0}, {"x": np.zeros(1)})
     for _ in range(KILLS):
         command = [sys.executable, "-c", WRITER, str(path), str(last)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        with forked.start(command, forked.KitPopen) as writer:
             assert writer.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0.0, 0.06))
             writer.send_signal(signal.SIGKILL)

@@ -3,11 +3,11 @@
 import math
 import os
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 from effort import KILLS
 
 from unifiedamp.checkpoint_file import load_checkpoint
@@ -41,7 +41,7 @@ def test_killed_at_random_moments_the_scale_goes_its_way(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     for _ in range(KILLS):
         command = [sys.executable, "-c", TRAINING, str(path)]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as training:
+        with forked.start(command, forked.KitPopen, env=environment) as training:
             assert training.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0.0, 0.05))
             training.kill()

@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 TESTS = str(Path(__file__).parent)
@@ -52,10 +52,8 @@ def judge(tmp_path):
         command += ["--amp-backend", "judged", "--amp-trajectories", "5", "--pyargs", "unifiedamp.conformance.suite"]
         command += ["-k", only] if only else []
         path = os.pathsep.join([str(tmp_path), TESTS, *sys.path])
-        done = subprocess.run(
-            list(map(str, command)), cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = forked.run(list(map(str, command)), forked.KitPopen, env=environment, cwd=tmp_path, timeout=120)
         judged = json.loads(report.read_text())["backends"] if report.exists() else {}
         return done, judged.get("judged", {}).get("counts")
 

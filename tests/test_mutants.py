@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from mutants.broken import MUTANTS
 
@@ -20,7 +20,7 @@ def test_the_kit_kills(name, tmp_path):
     command += ["--pyargs", "unifiedamp.conformance", "--amp-backend", "mutant"]
     command += ["--amp-json", str(report), "-k", f"{killed_by} and not (torch or tensorflow or mxnet or jax)"]
     environment = {**os.environ, "UNIFIEDAMP_MUTANT": name, "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])}
-    run = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    run = forked.run(command, forked.KitPopen, env=environment, cwd=tmp_path, timeout=120)
     assert run.returncode == 1, run.stdout + run.stderr
     failed = {
         test.partition("::")[2].partition("[")[0]

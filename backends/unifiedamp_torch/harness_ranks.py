@@ -17,8 +17,16 @@ from unifiedamp.backend import LossScale, Policy, SessionSpec
 def run_on_ranks(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
     """Return each rank's parameter and skipped steps after a step with these gradients; see ``Harness.device_run``."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (folder, list(gradients), loss_scale), nprocs=len(gradients))
+        mp.start_processes(_rank, (folder, list(gradients), loss_scale), len(gradients), start_method=_start_method())
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
+
+
+def _start_method() -> str:
+    """Processes forked by one that has imported torch, and done nothing else, where the system can do that."""
+    if "forkserver" not in mp.get_all_start_methods():
+        return "spawn"
+    mp.get_context("forkserver").set_forkserver_preload(["unifiedamp_torch.backend", __name__])
+    return "forkserver"
 
 
 def _rank(rank: int, folder: str, gradients: Sequence[float], loss_scale: LossScale) -> None:

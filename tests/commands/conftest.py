@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import forked
 import pytest
 from command_runs import HERE, installed
 from typer.testing import CliRunner
 
 import unifiedamp as ua
-from unifiedamp import plugins
+from unifiedamp import plugins, workers
 from unifiedamp.cli import app
 from unifiedamp.workers import Worker
 
@@ -44,11 +44,12 @@ def command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Workers know what is installed, not what this process has registered for itself.
     monkeypatch.setattr(plugins, "_in_process", {})
+    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess())
 
     def apart(*arguments: object) -> Done:
         """In a process of its own."""
         line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
-        result = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        result = forked.run(line)
         return Done(result.returncode, result.stdout, result.stderr)
 
     def run(*arguments: object) -> Done:

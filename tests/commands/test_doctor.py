@@ -6,6 +6,8 @@ import ctypes
 import importlib
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -231,9 +233,9 @@ def make(tell):
 
 
 @pytest.fixture
-def worker(tmp_path, monkeypatch, command):
+def worker(tmp_path, monkeypatch):
     (tmp_path / "a_worker.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     with Worker("a_worker:make") as made:
         yield made
 

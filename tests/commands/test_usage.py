@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from command_runs import installed
 
 import unifiedamp as ua
 
@@ -32,10 +33,9 @@ os._exit(0)  # a framework under a limit need not end well
 """
 
 
-def test_memory_that_ran_out_is_told_from_other_errors(command, backend):
-    if backend not in ALLOCATE:
-        pytest.skip("no way to ask for memory is written down for it")
-    script = SCRIPT.format(name=backend, allocate=ALLOCATE[backend])
+@pytest.mark.parametrize("name", [name for name in installed() if name in ALLOCATE])
+def test_memory_that_ran_out_is_told_from_other_errors(command, name):
+    script = SCRIPT.format(name=name, allocate=ALLOCATE[name])
     run = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert "told: True False" in run.stdout, run.stderr[-500:]
 

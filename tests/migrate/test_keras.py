@@ -92,9 +92,6 @@ def test_the_rewrite_has_the_losses_of_the_old_code():
 
 
 def test_session_training_has_the_losses_of_the_old_code():
-    native = hasattr(getattr(tf.compat.v1, "mixed_precision", None), "enable_mixed_precision_graph_rewrite")
-    if not native:
-        pytest.skip("this TensorFlow has dropped the v1 path")
     text = listing("tf_rewrite_v1")
     compare(replaced(text, *OFF_V1), replaced(new_text(text), *ON_CPU))
 

@@ -39,7 +39,8 @@ def test_all_ranks_skip_when_one_overflows(fused):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unifiedamp_torch.backend"])
     queue = context.Queue()
     ranks = [context.Process(target=rank_main, args=(rank, port, fused, queue), daemon=True) for rank in range(2)]
     for process in ranks:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 from rich.console import Console
 from unifiedamp_examples.recipe import train
 from unifiedamp_examples.report import Report
@@ -17,8 +17,6 @@ from unifiedamp_examples.run import Run
 from unifiedamp_examples.settings import Settings, read_settings
 
 import unifiedamp as ua
-
-Process = subprocess.Popen[str]
 
 SHORT = {"epochs": 1, "compile": False}
 
@@ -63,15 +61,14 @@ def log_of(out: Path) -> dict[str, Any]:
     return json.loads((out / "log.json").read_text())
 
 
-def start(*arguments: object, code: str = "from unifiedamp.cli import app; app()", **options: Any) -> Process:
+def start(*arguments: object, code: str = "from unifiedamp.cli import app; app()", **options: Any) -> forked.Popen:
     """Start ``unifiedamp`` with these arguments, away from the checkout, with its code."""
     paths = [str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends"), *sys.path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=env, **pipes, **options)
+    return forked.start([sys.executable, "-c", code, *map(str, arguments)], env=env, **options)
 
 
-def finish(process: Process, timeout: float = 240) -> tuple[int, str, str]:
+def finish(process: forked.Popen, timeout: float = 240) -> tuple[int, str, str]:
     with process:
         out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err

@@ -1,0 +1,121 @@
+"""The recorder names planted faults: layers, gradients, batches, constants."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
+
+pytestmark = pytest.mark.needs("recording")
+
+
+def test_a_layer_whose_activations_pass_65504_is_named(harness, form):
+    weights = layers(4, 4, 4, 4)
+    weights[1] = (weights[1][0], np.float32([1e5, 0, 0, 0]))
+    weights[2] = (weights[2][0] * np.float32(1e-6), weights[2][1])
+    amp, _, _, feed = mlp_run(harness, form, weights, loss_scale=1.0)
+    kept = Kept()
+    with amp.record(kept):
+        feed(batch())
+    found = kept.found("activation")
+    assert list(found) == ["layer1"]
+    assert 'layer_overrides = {"layer1" = "float32"}' in found["layer1"]
+    rows = kept.of("step")[0]["activations"]
+    largest = {row["layer"]: row["largest"] for row in rows if row["place"] == "output"}
+    assert largest["layer1"] == pytest.approx(1e5, rel=0.01)
+
+
+def test_a_layer_that_overflows_is_named_as_the_first(harness, form):
+    weights = layers(4, 4, 4, 4)
+    weights[1] = (np.full((4, 4), 3e38, np.float32), weights[1][1])
+    amp, _, _, feed = mlp_run(harness, form, weights, loss_scale="dynamic")
+    kept = Kept()
+    with amp.record(kept):
+        feed(np.abs(batch()) * 100)
+    (record,) = kept.of("step")
+    assert record["applied"] is False
+    assert record["non_finite"]["first_activation"]["layer"] == "layer1"
+    assert record["non_finite"]["first_activation"]["place"] == "output"
+    found = kept.found("non_finite")
+    assert list(found) == ["layer1"]
+    assert "1 of 1 skipped step" in found["layer1"]
+
+
+def test_a_batch_that_holds_inf_is_told_from_the_model(harness, form):
+    amp, _, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale="dynamic")
+    x = batch()
+    x[0, 0] = math.inf
+    kept = Kept()
+    with amp.record(kept):
+        feed(x)
+    assert list(kept.found("input")) == [""]
+    assert kept.found("non_finite") == {}
+
+
+def test_a_gradient_that_is_all_below_the_smallest_float16_is_named(harness, form):
+    run = probe_run(harness, form, values=(1.0, 1.0), loss_scale=1.0)
+    kept = Kept()
+    with run.amp.record(kept, every=1):
+        for _ in range(3):
+            run.feed(0.5, 2.0**-27)
+    found = kept.found("underflow")
+    assert list(found) == ["w1"]
+    assert "100%" in found["w1"]
+    # 0.5 times 2**15 is 2**14: a factor of two below what would overflow, and 2**-27 is well inside.
+    assert "raise the initial scale to 2**15 (then 0%)" in found["w1"]
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_an_epsilon_that_float16_loses_is_named(harness, policy):
+    if not harness.capabilities().policies[policy]:
+        policy = "mixed_bfloat16"
+    amp = session(harness, policy=policy)
+    with amp.scope():
+        model = harness.ratio(1e-8)
+        optimizer = harness.sgd([model], 0.1)
+    amp.prepare(model, optimizer)
+    kept = Kept()
+    amp.record(kept).stop()
+    found = kept.found("epsilon")
+    if policy == "float32":
+        assert found == {}
+    elif policy == "mixed_float16":
+        assert "is 0 in float16" in found["ratio"]
+    else:
+        assert "would be 0 in float16" in found["ratio"]
+
+
+def test_an_inf_in_one_gradient_at_a_step_nobody_recorded_is_named(harness, form):
+    """Looking is free, or the backend keeps the last skip's names, or the next look tells that there was one."""
+    run = probe_run(harness, form, values=(1.0, 1.0, 1.0), loss_scale=ua.DynamicLossScale(initial_scale=8.0))
+    kept = Kept()
+    with run.amp.record(kept, every=10):
+        for step in range(1, 13):
+            # 1e38 is finite, as is the loss; eight times as much is not.
+            run.feed(1.0, 1e38 if step == 7 else 1.0, 1.0)
+    assert [record["step"] for record in kept.of("skip")][:1] in ([7], [10])
+    skip = kept.of("skip")[0]
+    assert (skip["since"], skip["exact"]) == ((6, True) if skip["step"] == 7 else (1, False))
+    assert skip["count"] == 1
+    assert skip["non_finite"]["gradients"] == ["w1"]
+    assert skip["non_finite"]["loss_was_finite"] is True
+    assert list(kept.found("non_finite")) == ["w1"]
+    assert run.amp.skipped_steps == 1
+
+
+def test_an_inf_in_one_gradient_at_a_recorded_step_is_named(harness, form):
+    run = probe_run(harness, form, values=(1.0, 1.0, 1.0), loss_scale=ua.DynamicLossScale(initial_scale=8.0))
+    kept = Kept()
+    with run.amp.record(kept, every=4):
+        for step in range(1, 6):
+            run.feed(1.0, 1.0, 1e38 if step == 4 else 1.0)
+    bad = [record for record in kept.of("step") if record["non_finite"]]
+    assert [(record["step"], record["non_finite"]["gradients"], record["applied"]) for record in bad] == [
+        (4, ["w2"], False)
+    ]
+    assert (bad[0]["scale"], bad[0]["next_scale"], bad[0]["loss"]) == (8.0, 4.0, pytest.approx(0.7e38, rel=1e-5))
+    assert kept.of("skip") == []

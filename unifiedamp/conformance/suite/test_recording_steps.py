@@ -1,0 +1,112 @@
+"""Which steps the recorder looks at, and what it takes for a step."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, probe_run, session
+from unifiedamp.conformance.recorded import Kept
+
+pytestmark = pytest.mark.needs("recording")
+
+
+def test_the_first_step_and_every_nth_are_recorded(harness, form):
+    run = probe_run(harness, form, loss_scale=8.0)
+    kept = Kept()
+    with run.amp.record(kept, every=4) as recorder:
+        for _ in range(10):
+            run.feed(1.0)
+    assert [(r["step"], r["reason"], r["applied_steps"]) for r in kept.of("step")] == [
+        (1, "first", 1), (4, "every", 4), (8, "every", 8),
+    ]  # fmt: skip
+    assert (recorder.step, recorder.recorded, kept.closed) == (10, 3, True)
+    run.feed(1.0)
+    assert len(kept.of("step")) == 3
+
+
+def test_steps_are_numbered_on_after_a_checkpoint(harness, form):
+    run = probe_run(harness, form, loss_scale=8.0)
+    state = run.amp.state_dict()
+    state["state"]["applied_steps"] = 41
+    run.amp.load_state_dict(state)
+    kept = Kept()
+    with run.amp.record(kept, every=43):
+        run.feed(1.0)
+        run.feed(1.0)
+    assert kept.of("header")[0]["first_step"] == 42
+    assert [record["step"] for record in kept.of("step")] == [42, 43]
+
+
+def test_a_step_after_a_skipped_one_is_recorded(harness, form):
+    run = probe_run(harness, form, loss_scale="dynamic")
+    kept = Kept()
+    with run.amp.record(kept, every=6):
+        for step in range(1, 15):
+            run.feed(math.inf if step == 9 else 1.0)
+    after = [record["step"] for record in kept.of("step") if record["reason"] == "after a skip"]
+    assert after == ([10] if kept.of("skip")[0]["exact"] else [13])
+    assert [record["step"] for record in kept.of("step") if record["reason"] != "after a skip"] == [1, 6, 12]
+
+
+@pytest.mark.needs("accumulation")
+def test_a_window_of_micro_batches_is_one_step(harness, form):
+    run = probe_run(harness, form, loss_scale=4.0, accumulate_steps=2)
+    kept = Kept()
+    with run.amp.record(kept, every=2):
+        for value in (1.0, 3.0, 2.0, 6.0, 1.0, 1.0):
+            run.feed(value)
+    # The mean of 1 and 3 is 2, that of 2 and 6 is 4.
+    told = [list(record["gradients"]["w0"]["true"]["exponents"]) for record in kept.of("step")]
+    assert [record["step"] for record in kept.of("step")] == [1, 2]
+    assert told == [["1"], ["2"]]
+
+
+def test_clipped_steps_are_counted_before_clipping(harness, form):
+    run = probe_run(harness, form, loss_scale=4.0, clip=lambda amp, optimizer: amp.clip_grad_norm(optimizer, 0.001))
+    kept = Kept()
+    with run.amp.record(kept):
+        run.feed(8.0)
+    (record,) = kept.of("step")
+    assert list(record["gradients"]["w0"]["true"]["exponents"]) == ["3"]
+    assert list(record["gradients"]["w0"]["scaled"]["exponents"]) == ["5"]
+
+
+def test_without_a_loss_scale(harness, form):
+    run = probe_run(harness, form, loss_scale="none")
+    kept = Kept()
+    with run.amp.record(kept, every=2):
+        run.feed(1.0)
+        run.feed(2.0**-30)
+    first, second = kept.of("step")
+    assert first["scale"] == second["scale"] == 1.0
+    assert second["gradients"]["w0"]["scaled"]["flushed"] == 1
+    assert first["applied"] is True
+
+
+@pytest.mark.needs("several_optimizers")
+def test_two_optimizers_are_one_step(harness, form):
+    amp = session(harness, form, "float32", loss_scale=ua.DynamicLossScale(initial_scale=8.0))
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        optimizers = [harness.sgd([model], 0.1) for model in models]
+    *models, one, two = amp.prepare(*models, *optimizers)
+
+    def step(x, y):
+        for model, optimizer, value in zip(models, (one, two), (x, y), strict=True):
+            amp.backward(lambda model=model, value=value: model(value), optimizer)
+        amp.step(one)
+        amp.step(two)
+
+    step = compiled(amp, form, step)
+    kept = Kept()
+    with amp.record(kept, every=2):
+        for value in (1.0, 1e38, 1.0):
+            step(amp.to_native(np.float32([1.0])), amp.to_native(np.float32([value])))
+    records = kept.of("step")
+    assert [record["step"] for record in records][:2] == [1, 2]
+    assert [len(record["gradients"]) for record in records][:2] == [2, 2]
+    assert len(records[1]["non_finite"]["gradients"]) == 1
+    assert (records[1]["applied_steps"], records[1]["skipped_steps"]) == (3, 1)
+    assert kept.of("skip") == []
