@@ -62,8 +62,9 @@ REPORTS = Path(".venv/reports").absolute()
 # Two processes share the tests; each computes with one thread, so that they do not wait for each other.
 SHARED = ("-n", "2", "--dist", "worksteal")
 EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
-# What the main environment proves once need not be proved again in the older ones.
-PROVED = ["commands", "compare_parts", "migrate/test_any_python.py"]
+# What the main environment proves once need not be proved again in the older ones: the commands and what they compute
+# with, and what happens to a process and its files when it is killed. That a saved run goes on is each one's to prove.
+PROVED = ["commands", "compare_parts", "migrate/test_any_python.py", "recipe/test_recipe_killed.py"]
 PROVED += [
     f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "killed_training", "kit", "mutants")
 ]

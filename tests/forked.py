@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
+import importlib
+import importlib.util
 import json
 import os
+import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -21,9 +26,9 @@ from typing import Any
 FRAMEWORKS = (
     "torch._inductor.compile_fx", "unifiedamp_torch.backend", "unifiedamp_examples.models.torch_models",
     "tensorflow", "unifiedamp_tensorflow.backend", "unifiedamp_examples.models.tensorflow_models",
-    "unifiedamp_mxnet.backend", "unifiedamp_examples.models.mxnet_models",
     "unifiedamp.cli", "unifiedamp.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip
+"""MXNet is not among them: it is imported in a second, and starts its threads anew at each fork."""
 KIT = ("pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "unifiedamp", "unifiedamp.checkpoint_file",
        "toy.harness")  # fmt: skip
 
@@ -106,6 +111,14 @@ class Popen(subprocess.Popen):
         return self.returncode
 
 
+class Anew(Popen):
+    """A process started as any other: what is forked shares its server's hash seed, so an order of a set shows here."""
+
+    def _execute_child(self, *given):
+        self._server = None
+        return subprocess.Popen._execute_child(self, *given)
+
+
 class KitPopen(Popen):
     """A process that runs pytest."""
 
@@ -138,9 +151,6 @@ def like_subprocess() -> types.SimpleNamespace:
 
 def serve(fileno: int, modules: list[str]) -> None:
     """Import ``modules`` and fork until the other side is gone; in a forked process, run what was asked for."""
-    import importlib
-    import importlib.util
-
     for name in modules:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             try:
@@ -148,6 +158,7 @@ def serve(fileno: int, modules: list[str]) -> None:
             except ImportError:
                 continue  # its framework is not installed, or too old to have it
     forks = len(os.listdir("/proc/self/task")) == 1
+    gc.freeze()  # or each process would copy all that is here when it first collects
     with socket.socket(fileno=fileno) as asked:
         while True:
             message, files, _, _ = socket.recv_fds(asked, 1 << 18, 3)
@@ -174,9 +185,7 @@ def _waited(pid: int) -> tuple[int, int]:
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
-    """Be the process that was asked for, up to its end, which is the interpreter's own."""
-    import runpy
-
+    """Be the process that was asked for."""
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -187,7 +196,15 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["env"])
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = ["", *own, *(path for path in sys.path if path and path not in own)]
-    how, what, *arguments = request["argv"]
+    try:
+        _run(*request["argv"])
+    except BaseException as error:
+        _end(error)
+    _end(None)
+
+
+def _run(how: str, what: str, *arguments: str) -> None:
+    """Run what stands behind ``python`` in a command."""
     sys.argv = [how, *arguments]
     if how == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
@@ -196,3 +213,21 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     else:
         sys.path[0], sys.argv = os.path.dirname(how), [how, what, *arguments]
         runpy.run_path(how, run_name="__main__")
+
+
+def _end(error: BaseException | None) -> None:
+    """End as an interpreter does, but for taking the modules apart, which would copy all that was imported."""
+    threading._shutdown()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    status = error.code if isinstance(error, SystemExit) else int(error is not None)
+    if error is not None and not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif isinstance(status, str):
+        print(status, file=sys.stderr)
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)

@@ -35,11 +35,15 @@ def backends() -> list[str]:
 
 
 def run(script, backend, *options, out):
-    """Run a benchmark that measures on this machine's device; return its record and what it printed."""
+    """Run a benchmark that measures on this machine's device; return its record and what it printed.
+
+    One is run as people do, and starts a process for the backend; of the others, that process's own part.
+    """
     support = load_harness(backend).capabilities().policies["mixed_bfloat16"]
     if not support:
         pytest.skip(support.reason)
-    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), backend, "--smoke", "--pairs", "2", "--seconds", "5"]
+    which = [backend] if script == "overhead" else ["--measure", backend]
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *which, "--smoke", "--pairs", "2", "--seconds", "5"]
     command += [*options, "--out", str(out)]
     ran = forked.run(command, env={**os.environ, "COLUMNS": "160"})
     assert ran.returncode == 0, ran.stderr

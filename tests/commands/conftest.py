@@ -46,10 +46,10 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "_in_process", {})
     monkeypatch.setattr(workers, "subprocess", forked.like_subprocess())
 
-    def apart(*arguments: object) -> Done:
+    def apart(*arguments: object, popen: type[forked.Popen] = forked.Popen) -> Done:
         """In a process of its own."""
         line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
-        result = forked.run(line)
+        result = forked.run(line, popen)
         return Done(result.returncode, result.stdout, result.stderr)
 
     def run(*arguments: object) -> Done:

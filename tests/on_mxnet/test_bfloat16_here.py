@@ -9,9 +9,8 @@ import pytest
 import unifiedamp as ua
 
 CPUINFO = Path("/proc/cpuinfo")
-FLAGS = (
-    [line.split() for line in CPUINFO.read_text().splitlines() if line.startswith("flags")] if CPUINFO.exists() else []
-)
+LINES = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+FLAGS = [line.split() for line in LINES if line.startswith("flags")]
 # What oneDNN calls avx512_core, the least that its bfloat16 wants.
 MISSING = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}.difference(*FLAGS[:1])
 

@@ -3,10 +3,10 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -25,9 +25,7 @@ def results(tmp_path_factory):
     """All cases, run once in a process of their own: logical devices must be made before TensorFlow starts."""
     path = tmp_path_factory.mktemp("replicas") / "results.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, str(CASES), str(path)], env=environment, capture_output=True, text=True, timeout=600
-    )
+    done = forked.run([sys.executable, str(CASES), str(path)], env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(path.read_text())
 
@@ -154,13 +152,8 @@ def test_two_workers():
             place.bind(("localhost", 0))
         ports = [str(place.getsockname()[1]) for place in (one, two)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(rank), *ports], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    commands = ([sys.executable, "-c", WORKER, str(rank), *ports] for rank in (0, 1))
+    workers = [forked.start(command, env=environment) for command in commands]
     for worker in workers:
         output, trouble = worker.communicate(timeout=300)
         assert worker.returncode == 0, trouble[-4000:]

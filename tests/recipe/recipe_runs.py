@@ -62,7 +62,7 @@ def log_of(out: Path) -> dict[str, Any]:
 
 
 def start(*arguments: object, code: str = "from unifiedamp.cli import app; app()", **options: Any) -> forked.Popen:
-    """Start ``unifiedamp`` with these arguments, away from the checkout, with its code."""
+    """Start ``unifiedamp`` with these arguments, away from the checkout, with its code; ``popen`` says how."""
     paths = [str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends"), *sys.path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return forked.start([sys.executable, "-c", code, *map(str, arguments)], env=env, **options)

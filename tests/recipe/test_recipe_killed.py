@@ -1,0 +1,68 @@
+"""Runs that are killed or interrupted as processes: what is resumed follows the run that never was."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import forked
+import numpy as np
+import pytest
+from recipe_runs import MOVING, POISONED, finish, log_of, start, write_config
+
+import unifiedamp as ua
+from unifiedamp.checkpoint_file import load_checkpoint
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path):
+    """SIGKILL again and again: what is resumed follows the uninterrupted trajectory, overflows and all."""
+    runs_low = ua.Amp(backend, "float32").capabilities.policies["mixed_bfloat16"]
+    config = write_config(
+        tmp_path,
+        {"backend": backend, "policy": "mixed_bfloat16" if runs_low else "float32", "loss_scale": MOVING},
+        model="mlp",
+        epochs=4,
+        checkpoint_every=3,
+        log_every=1,
+        compile=form == "compiled",
+    )
+    code, _, err = finish(start("train", "--config", config, "--out", tmp_path / "whole", code=POISONED, cwd=tmp_path))
+    assert code == 0, err
+    whole = log_of(tmp_path / "whole")
+    assert whole["epochs"][-1]["skipped_steps"] == 4 * 4
+    assert len({scale for _, scale, _ in whole["scales"]}) > 3
+
+    killed, rng, checkpoint = 0, random.Random(3), tmp_path / "killed" / "checkpoint.npz"
+    arguments = ("train", "--config", config, "--out", tmp_path / "killed", "--resume")
+    for _ in range(2):
+        process = start(*arguments, code=POISONED, cwd=tmp_path)
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        killed += finish(process)[0] == -signal.SIGKILL
+    assert killed >= 1
+    anew = {"popen": forked.Anew} if form == "eager" else {}
+    code, _, err = finish(start(*arguments, code=POISONED, cwd=tmp_path, **anew))
+    assert code == 0, err
+    resumed = log_of(tmp_path / "killed")
+    assert resumed["scales"] == whole["scales"]
+    losses = [np.array(log["losses"], float) for log in (resumed, whole)]  # null, where it overflowed, becomes nan
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+    assert len(losses[0]) == 88
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(backend, tmp_path):
+    config = write_config(tmp_path, {"backend": backend, "policy": "float32"}, model="mlp", epochs=5000, log_every=1)
+    process = start("train", "--config", config, "--out", tmp_path / "run", cwd=tmp_path)
+    while process.poll() is None and not (tmp_path / "run" / "log.json").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert "Traceback" not in out + err
+    saved = load_checkpoint(tmp_path / "run" / "checkpoint.npz")
+    assert len(saved.arrays["history/losses"]) == 22 * saved.meta["epoch"] + saved.meta["batch"]
