@@ -29,8 +29,10 @@ FRAMEWORKS = (
     "unifiedamp.cli", "unifiedamp.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip
 """MXNet is not among them: it is imported in a second, and starts its threads anew at each fork."""
-KIT = ("pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "unifiedamp", "unifiedamp.checkpoint_file",
-       "toy.harness")  # fmt: skip
+KIT = (
+    "pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "toy.harness",
+    "unifiedamp.checkpoint_file", "unifiedamp.config",
+)  # fmt: skip
 
 SERVER = "import sys; import forked; forked.serve(int(sys.argv[1]), sys.argv[2:])"
 
@@ -141,9 +143,9 @@ def run(command: list[Any], popen: type[Popen] = Popen, timeout: float = 240, **
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def like_subprocess() -> types.SimpleNamespace:
+def like_subprocess(popen: type[Popen]) -> types.SimpleNamespace:
     """What ``unifiedamp.workers`` uses of ``subprocess``."""
-    return types.SimpleNamespace(Popen=Popen, PIPE=subprocess.PIPE)
+    return types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
 
 
 # -- the server's side -------------------------------------------------------------------------------------------------

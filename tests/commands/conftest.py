@@ -44,7 +44,7 @@ def command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Workers know what is installed, not what this process has registered for itself.
     monkeypatch.setattr(plugins, "_in_process", {})
-    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess())
+    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess(forked.Popen))
 
     def apart(*arguments: object, popen: type[forked.Popen] = forked.Popen) -> Done:
         """In a process of its own."""
@@ -63,12 +63,13 @@ def command(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch, command):
     """Runs of compare and tune are those of ``fake_job.py``; the session under test then needs no framework."""
     from unifiedamp.cli import choices
     from unifiedamp.compare import run as compare_run
     from unifiedamp.tune import run as tune_run
 
+    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess(forked.KitPopen))
     for module in (compare_run, tune_run):
         monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
     monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])

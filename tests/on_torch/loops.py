@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from typing import Any
 
 import torch
@@ -36,6 +38,20 @@ def make_step(amp: ua.Amp, model: Any, optimizer: Any, clip: float | None = None
         return loss
 
     return step
+
+
+def check_copies(amp: ua.Amp, model: torch.nn.Module, layer: int, x: torch.Tensor) -> None:
+    """A deep copy and a pickled one answer as the model does, and have weights of their own."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        with amp.autocast():
+            assert torch.equal(other(x), model(x))
+        with torch.no_grad():
+            other[layer].weight.zero_()
+        with amp.autocast():
+            assert not torch.equal(other(x), model(x))
 
 
 def weights(model: torch.nn.Module) -> list[torch.Tensor]:

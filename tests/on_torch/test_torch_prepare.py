@@ -1,11 +1,8 @@
 """What prepare refuses, what it attaches, and that it is taken back."""
 
-import copy
-import io
-
 import pytest
 import torch
-from loops import batch, make_step, mlp, session, weights
+from loops import batch, check_copies, make_step, mlp, session, weights
 
 import unifiedamp as ua
 
@@ -91,17 +88,7 @@ def test_a_model_compiled_by_the_user_keeps_its_parameter_names():
 def test_prepared_models_can_be_copied_and_saved():
     amp = session(ua.Policy(compute_dtype="bfloat16", layer_overrides={"3": "float32"}))
     model = amp.prepare(mlp())
-    x, _ = batch()
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        with amp.autocast():
-            assert torch.equal(other(x), model(x))
-        with torch.no_grad():
-            other[3].weight.zero_()
-        with amp.autocast():
-            assert not torch.equal(other(x), model(x))
+    check_copies(amp, model, 3, batch()[0])
 
 
 def test_a_loss_for_one_optimizer_gives_the_other_no_gradients():
