@@ -165,7 +165,7 @@ def serve(fileno: int, modules: list[str]) -> None:
         while True:
             message, files, _, _ = socket.recv_fds(asked, 1 << 18, 3)
             if not message:
-                return
+                os._exit(0)
             request = json.loads(message)
             if "wait" in request:
                 asked.send(json.dumps(_waited(request["wait"])).encode())

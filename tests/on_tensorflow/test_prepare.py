@@ -1,5 +1,7 @@
 """What ``amp.prepare`` binds, and what it refuses."""
 
+from importlib.metadata import version
+
 import pytest
 
 import unifiedamp as ua
@@ -63,7 +65,7 @@ def test_an_optimizer_that_scales_already():
         session(loss_scale=4.0).prepare(model, optimizer)
 
 
-@pytest.mark.skipif(keras.__version__.startswith("2."), reason="Keras 2 has no loss_scale_factor")
+@pytest.mark.skipif(version("keras").startswith("2."), reason="Keras 2 has no loss_scale_factor")
 def test_a_keras_3_optimizer_with_a_static_scale():
     optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
     with pytest.raises(ua.PrepareError, match="loss_scale_factor"):
