@@ -6,7 +6,8 @@ device. No operator shows a number's bits, so the device works them out by a log
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .gradients import by_context
-from .native import call, cast, context_of
+from .native import CODES, base, call, cast, context_of, dtype_code
 
 BUCKETS = recording.BUCKETS
+TOGETHER = 2**20
+"""Values that are counted at a time on the host, at most, where a gradient has no more."""
 
 
 def count(gradients: Sequence[Any], scale: float) -> list[Any]:
@@ -33,10 +36,10 @@ def count(gradients: Sequence[Any], scale: float) -> list[Any]:
 
 def largest(array: Any) -> Any:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
-    values = cast(array.reshape((-1,)), "float32")
     if _on_host(array):
-        there = view(values)
+        there = view(array)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
+    values = cast(array.reshape((-1,)), "float32")
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
 
 
@@ -49,22 +52,19 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
-class _Readable:
-    """Lends an array's memory on the host to numpy, once it is computed."""
+def view(array: Any) -> Any:
+    """Return an array on the host as a flat numpy one of float32, without a copy where it is float32.
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._array.to_dlpack_for_read()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
-def view(values: Any) -> Any:
-    """Return a flat array on the host as numpy, without a copy."""
-    return np.from_dlpack(_Readable(values))
+    Not by DLPack, which refuses what oneDNN left in a layout of its own; asked for its address, MXNet reorders that.
+    """
+    if dtype_code(array) != CODES["float32"]:
+        array = cast(array, "float32")
+    array.wait_to_read()
+    address = ctypes.c_void_p()
+    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    memory = (ctypes.c_float * array.size).from_address(address.value)
+    memory.lender = array  # lives as long as what reads its memory
+    return np.frombuffer(memory, np.float32)
 
 
 def _on_host(array: Any) -> bool:
@@ -74,17 +74,32 @@ def _on_host(array: Any) -> bool:
 def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
-    for gradient in gradients:
-        values = view(cast(gradient.reshape((-1,)), "float32"))
-        scaled = _numpy_counts(values)
-        counts += [scaled, scaled if scale == 1.0 else _numpy_counts(values / np.float32(scale))]
+    for group in _groups([view(gradient) for gradient in gradients]):
+        joined = np.concatenate(group)
+        ends = np.cumsum([values.size for values in group[:-1]], dtype=np.int64)
+        scaled = _numpy_counts(joined, ends)
+        true = scaled if scale == 1.0 else _numpy_counts(joined / np.float32(scale), ends)
+        counts += [part for both in zip(scaled, true, strict=True) for part in both]
     return counts
 
 
-def _numpy_counts(values: Any) -> Any:
+def _groups(arrays: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield neighbours, up to ``TOGETHER`` values at a time: most are small, and each numpy call costs some."""
+    group: list[Any] = []
+    for values in arrays:
+        if group and sum(each.size for each in group) + values.size > TOGETHER:
+            yield group
+            group = []
+        group.append(values)
+    yield group
+
+
+def _numpy_counts(values: Any, ends: Any) -> list[Any]:
+    """Return the counts of each piece of ``values``; all but the last end at ``ends``."""
     bits = values.view(np.int32) & 0x7FFFFFFF
     above = (bits > recording.MAX_BITS).astype(np.int32) + (bits > recording.INF_BITS)
-    return np.bincount((bits >> 23) + 1 + above - (bits == 0), minlength=BUCKETS)
+    places = (bits >> 23) + 1 + above - (bits == 0)
+    return [np.bincount(piece, minlength=BUCKETS) for piece in np.split(places, ends)]
 
 
 def count_on_device(gradients: Sequence[Any], scale: float) -> list[Any]:
