@@ -86,11 +86,13 @@ def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
 def _groups(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     """Yield neighbours, up to ``TOGETHER`` values at a time: most are small, and each numpy call costs some."""
     group: list[Any] = []
+    held = 0
     for values in arrays:
-        if group and sum(each.size for each in group) + values.size > TOGETHER:
+        if group and held + values.size > TOGETHER:
             yield group
-            group = []
+            group, held = [], 0
         group.append(values)
+        held += values.size
     yield group
 
 
