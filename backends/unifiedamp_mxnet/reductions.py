@@ -6,8 +6,7 @@ device. No operator shows a number's bits, so the device works them out by a log
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .gradients import by_context
-from .native import CODES, base, call, cast, context_of, dtype_code
+from .native import CODES, call, cast, context_of, dtype_code
 
 BUCKETS = recording.BUCKETS
 TOGETHER = 2**20
@@ -37,7 +36,7 @@ def count(gradients: Sequence[Any], scale: float) -> list[Any]:
 def largest(array: Any) -> Any:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
     if _on_host(array):
-        there = view(array)
+        there = _to_numpy(array)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
     values = cast(array.reshape((-1,)), "float32")
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
@@ -52,19 +51,15 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
-def view(array: Any) -> Any:
-    """Return an array on the host as a flat numpy one of float32, without a copy where it is float32.
+def _to_numpy(array: Any) -> Any:
+    """Return a copy of an array on the host as a flat numpy one of float32.
 
-    Not by DLPack, which refuses what oneDNN left in a layout of its own; asked for its address, MXNet reorders that.
+    Not a view by DLPack, which refuses what oneDNN left in a layout of its own. A copy of float32 is made by the thread
+    that asks, beside MXNet's own, which may be at the backward pass.
     """
     if dtype_code(array) != CODES["float32"]:
         array = cast(array, "float32")
-    array.wait_to_read()
-    address = ctypes.c_void_p()
-    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    memory = (ctypes.c_float * array.size).from_address(address.value)
-    memory.lender = array  # lives as long as what reads its memory
-    return np.frombuffer(memory, np.float32)
+    return array.asnumpy().reshape(-1)
 
 
 def _on_host(array: Any) -> bool:
@@ -74,7 +69,7 @@ def _on_host(array: Any) -> bool:
 def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
-    for group in _groups([view(gradient) for gradient in gradients]):
+    for group in _groups(_to_numpy(gradient) for gradient in gradients):
         joined = np.concatenate(group)
         ends = np.cumsum([values.size for values in group[:-1]], dtype=np.int64)
         scaled = _numpy_counts(joined, ends)
@@ -83,7 +78,7 @@ def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     return counts
 
 
-def _groups(arrays: Sequence[Any]) -> Iterator[list[Any]]:
+def _groups(arrays: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield neighbours, up to ``TOGETHER`` values at a time: most are small, and each numpy call costs some."""
     group: list[Any] = []
     held = 0
