@@ -18,7 +18,7 @@ from .bound import Bound
 from .gradients import by_context, dense
 from .layers import walk
 from .native import NDArray, autograd, dtype_name, gluon
-from .reductions import count, largest, read
+from .reductions import Memory, count, largest, read
 
 _WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -111,10 +111,11 @@ class Notes:
 
     def _look(self) -> None:
         """Boil down the activations that were not yet."""
+        memory = Memory()
         with autograd.pause():
             for noted in self._activations[self._looked :]:
                 if id(noted.array) not in self._largest:
-                    self._largest[id(noted.array)] = largest(noted.array)
+                    self._largest[id(noted.array)] = largest(noted.array, memory)
         self._looked = len(self._activations)
 
     # -- reading -------------------------------------------------------------------------------------------------

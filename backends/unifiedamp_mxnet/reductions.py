@@ -6,6 +6,7 @@ device. No operator shows a number's bits, so the device works them out by a log
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .gradients import by_context
-from .native import CODES, call, cast, context_of, dtype_code
+from .native import CODES, base, call, cast, context_of, dtype_code
 
 BUCKETS = recording.BUCKETS
 TOGETHER = 2**20
@@ -33,10 +34,10 @@ def count(gradients: Sequence[Any], scale: float) -> list[Any]:
     return count_on_device(gradients, scale)
 
 
-def largest(array: Any) -> Any:
+def largest(array: Any, memory: Memory) -> Any:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
     if _on_host(array):
-        there = _to_numpy(array)
+        there = memory.read(array)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
     values = cast(array.reshape((-1,)), "float32")
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
@@ -51,15 +52,26 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
-def _to_numpy(array: Any) -> Any:
-    """Return a copy of an array on the host as a flat numpy one of float32.
+class Memory:
+    """Where arrays on the host are copied to for numpy, one after the other: new memory costs more than copying.
 
     Not a view by DLPack, which refuses what oneDNN left in a layout of its own. A copy of float32 is made by the thread
     that asks, beside MXNet's own, which may be at the backward pass.
     """
-    if dtype_code(array) != CODES["float32"]:
-        array = cast(array, "float32")
-    return array.asnumpy().reshape(-1)
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
+
+    def read(self, array: Any) -> Any:
+        """Return an array as a flat one of float32, good until the next is read."""
+        if dtype_code(array) != CODES["float32"]:
+            array = cast(array, "float32")
+        if array.size > self._values.size:
+            self._values = np.empty(array.size, np.float32)
+        values = self._values[: array.size]
+        place = values.ctypes.data_as(ctypes.c_void_p)
+        base.check_call(base._LIB.MXNDArraySyncCopyToCPU(array.handle, place, ctypes.c_size_t(values.size)))
+        return values
 
 
 def _on_host(array: Any) -> bool:
@@ -69,7 +81,7 @@ def _on_host(array: Any) -> bool:
 def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
-    for group in _groups(_to_numpy(gradient) for gradient in gradients):
+    for group in _groups(Memory().read(gradient) for gradient in gradients):
         joined = np.concatenate(group)
         ends = np.cumsum([values.size for values in group[:-1]], dtype=np.int64)
         scaled = _numpy_counts(joined, ends)

@@ -43,7 +43,7 @@ def test_counts(monkeypatch, count, together):
 @pytest.mark.parametrize("on_host", [True, False])
 def test_largest(monkeypatch, array, largest, on_host):
     monkeypatch.setattr(reductions, "_on_host", lambda _: on_host)
-    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()))])
+    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()), reductions.Memory())])
     np.testing.assert_array_equal(told, [largest])
 
 
@@ -56,6 +56,6 @@ def test_largest_of_what_a_convolution_left_in_its_own_layout():
     layer.initialize(ctx=mx.cpu())
     layer.weight.set_data(w)
     found = layer(x)
-    (told,) = reductions.read([reductions.largest(found)])
+    (told,) = reductions.read([reductions.largest(found, reductions.Memory())])
     np.testing.assert_array_equal(told, [np.abs(found.asnumpy()).max()])
     np.testing.assert_array_equal(found.asnumpy(), layer(x).asnumpy())
