@@ -19,7 +19,7 @@ from turns import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say,
 
 import unifiedamp as ua
 
-EVERY = 20
+EVERY = 5
 """A turn is so many steps, one of them recorded."""
 ASKED = 100
 """The distance of recorded steps that ``amp.record`` has unless asked otherwise."""

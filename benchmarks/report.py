@@ -58,7 +58,7 @@ SECTIONS = {
     ),
     "recorder": (
         "What recording costs",
-        "The convolutional recipe's loop with `amp.record`, one step in twenty recorded, against the same loop that "
+        "The convolutional recipe's loop with `amp.record`, one step of each turn recorded, against the same loop that "
         "has never recorded; what that adds when each hundredth is recorded has its own column. `stopped` has recorded "
         "before and does no more; `never / never` is two identical loops, and shows the noise.",
     ),

@@ -18,7 +18,7 @@ from .bound import Bound
 from .gradients import by_context, dense
 from .layers import walk
 from .native import NDArray, autograd, dtype_name, gluon
-from .reductions import count, largest, read
+from .reductions import Memory, count, largest, read
 
 _WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -46,6 +46,8 @@ class Notes:
         self._activations: list[Noted] = []
         self._counts: list[tuple[str, Any, Any]] = []
         self._known: dict[int, Any] = {}
+        self._largest: dict[int, Any] = {}
+        self._looked = 0
         self._losses: list[Any] = []
         self._scale = 1.0
         self._undo: list[Callable[[], None]] = []
@@ -98,6 +100,7 @@ class Notes:
             for grad in (grads if isinstance(grads, list) else [grads])
         ]
         names = {id(grad): name for name, grad in found}
+        self._look()  # while the backward pass is on its way
         with autograd.pause():
             for group in by_context([grad for _, grad in found]):
                 counts = iter(count(group, scale))
@@ -106,13 +109,21 @@ class Notes:
         self._scale = scale
         return list(dict.fromkeys(names.values()))
 
+    def _look(self) -> None:
+        """Boil down the activations that were not yet."""
+        memory = Memory()
+        with autograd.pause():
+            for noted in self._activations[self._looked :]:
+                if id(noted.array) not in self._largest:
+                    self._largest[id(noted.array)] = largest(noted.array, memory)
+        self._looked = len(self._activations)
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self) -> recording.RecordedStep:
         """Return all that was noted; waits for the device."""
-        with autograd.pause():
-            found = {id(noted.array): largest(noted.array) for noted in self._activations}
-        values = read([found[id(noted.array)] for noted in self._activations])
+        self._look()
+        values = read([self._largest[id(noted.array)] for noted in self._activations])
         activations = [
             recording.Activation(*noted[:4], float(value[0]))
             for noted, value in zip(self._activations, values, strict=True)

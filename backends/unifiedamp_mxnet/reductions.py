@@ -6,7 +6,8 @@ device. No operator shows a number's bits, so the device works them out by a log
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .gradients import by_context
-from .native import call, cast, context_of
+from .native import CODES, base, call, cast, context_of, dtype_code
 
 BUCKETS = recording.BUCKETS
+TOGETHER = 2**20
+"""Values that are counted at a time on the host, at most, where a gradient has no more."""
 
 
 def count(gradients: Sequence[Any], scale: float) -> list[Any]:
@@ -31,12 +34,12 @@ def count(gradients: Sequence[Any], scale: float) -> list[Any]:
     return count_on_device(gradients, scale)
 
 
-def largest(array: Any) -> Any:
+def largest(array: Any, memory: Memory) -> Any:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
-    values = cast(array.reshape((-1,)), "float32")
     if _on_host(array):
-        there = view(values)
+        there = memory.read(array)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
+    values = cast(array.reshape((-1,)), "float32")
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
 
 
@@ -49,22 +52,26 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
-class _Readable:
-    """Lends an array's memory on the host to numpy, once it is computed."""
+class Memory:
+    """Where arrays on the host are copied to for numpy, one after the other: new memory costs more than copying.
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
+    Not a view by DLPack, which refuses what oneDNN left in a layout of its own. A copy of float32 is made by the thread
+    that asks, beside MXNet's own, which may be at the backward pass.
+    """
 
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._array.to_dlpack_for_read()
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
-def view(values: Any) -> Any:
-    """Return a flat array on the host as numpy, without a copy."""
-    return np.from_dlpack(_Readable(values))
+    def read(self, array: Any) -> Any:
+        """Return an array as a flat one of float32, good until the next is read."""
+        if dtype_code(array) != CODES["float32"]:
+            array = cast(array, "float32")
+        if array.size > self._values.size:
+            self._values = np.empty(array.size, np.float32)
+        values = self._values[: array.size]
+        place = values.ctypes.data_as(ctypes.c_void_p)
+        base.check_call(base._LIB.MXNDArraySyncCopyToCPU(array.handle, place, ctypes.c_size_t(values.size)))
+        return values
 
 
 def _on_host(array: Any) -> bool:
@@ -74,17 +81,34 @@ def _on_host(array: Any) -> bool:
 def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
-    for gradient in gradients:
-        values = view(cast(gradient.reshape((-1,)), "float32"))
-        scaled = _numpy_counts(values)
-        counts += [scaled, scaled if scale == 1.0 else _numpy_counts(values / np.float32(scale))]
+    for group in _groups(Memory().read(gradient) for gradient in gradients):
+        joined = np.concatenate(group)
+        ends = np.cumsum([values.size for values in group[:-1]], dtype=np.int64)
+        scaled = _numpy_counts(joined, ends)
+        true = scaled if scale == 1.0 else _numpy_counts(joined / np.float32(scale), ends)
+        counts += [part for both in zip(scaled, true, strict=True) for part in both]
     return counts
 
 
-def _numpy_counts(values: Any) -> Any:
+def _groups(arrays: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield neighbours, up to ``TOGETHER`` values at a time: most are small, and each numpy call costs some."""
+    group: list[Any] = []
+    held = 0
+    for values in arrays:
+        if group and held + values.size > TOGETHER:
+            yield group
+            group, held = [], 0
+        group.append(values)
+        held += values.size
+    yield group
+
+
+def _numpy_counts(values: Any, ends: Any) -> list[Any]:
+    """Return the counts of each piece of ``values``; all but the last end at ``ends``."""
     bits = values.view(np.int32) & 0x7FFFFFFF
     above = (bits > recording.MAX_BITS).astype(np.int32) + (bits > recording.INF_BITS)
-    return np.bincount((bits >> 23) + 1 + above - (bits == 0), minlength=BUCKETS)
+    places = (bits >> 23) + 1 + above - (bits == 0)
+    return [np.bincount(piece, minlength=BUCKETS) for piece in np.split(places, ends)]
 
 
 def count_on_device(gradients: Sequence[Any], scale: float) -> list[Any]:

@@ -35,6 +35,7 @@ _UNTRACED = (
     "unifiedamp_torch.handle",
     "unifiedamp_torch.masters",
     "unifiedamp_torch.recorder",
+    "unifiedamp_torch.reductions",
     "unifiedamp_torch.regions",
     "unifiedamp_torch.report",
     "unifiedamp_torch.scale_state",

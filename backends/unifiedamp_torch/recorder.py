@@ -17,6 +17,7 @@ from unifiedamp.backend import recording
 
 from .binding import plain_name
 from .casts import tensors
+from .reductions import count, largest
 from .stance import Uncompiled
 
 
@@ -45,7 +46,8 @@ class Notes:
         self.activations = activations
         self._activations: list[Noted] = []
         self._names: list[str] = []
-        self._counts: list[torch.Tensor] = []
+        self._scaled: list[torch.Tensor] = []
+        self._true: list[torch.Tensor] = []
         self._scalars: dict[str, torch.Tensor] = {}
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
         self._remove: list[Callable[[], None]] = []
@@ -83,7 +85,7 @@ class Notes:
         for tensor in _looked_at(value):
             known = self._known(tensor)
             if known is None:
-                known = _largest(tensor)
+                known = largest(tensor)
                 self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, known)
             elif place == "input":
                 continue
@@ -100,12 +102,10 @@ class Notes:
     ) -> list[str]:
         """Count gradients; ``scale`` is what they were multiplied by (None: nothing)."""
         inverse = None if scale is None else scale.reciprocal()
-        for name, gradient in gradients.items():
-            values = _dense(gradient)
-            scaled = count(values)
-            self._names.append(name)
-            self._counts.append(scaled)
-            self._counts.append(scaled if inverse is None else count(values * inverse.to(values.device)))
+        for scaled, true in count(list(gradients.values()), inverse):
+            self._scaled.append(scaled)
+            self._true.append(true)
+        self._names += gradients
         if scale is not None:
             self._scalars["scale"] = scale.clone()  # the step moves it in place
         if loss is not None:
@@ -117,7 +117,8 @@ class Notes:
     def read(self, device: torch.device) -> recording.RecordedStep:
         """Return all that was noted; waits for the device once."""
         single = [*self._scalars.values(), *(noted.largest for noted in self._activations)]
-        parts = [value.reshape(1) for value in single] + self._counts
+        true = self._true if "scale" in self._scalars else []
+        parts = [*(value.reshape(1) for value in single), *self._scaled, *true]
         if not parts:
             return recording.RecordedStep()
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -125,40 +126,10 @@ class Notes:
         left = iter(numbers[: len(single)].tolist())
         scalars = {name: next(left) for name in self._scalars}
         activations = [recording.Activation(*noted[:4], next(left)) for noted in self._activations]
-        counts = numbers[len(single) :].reshape(len(self._names), 2, recording.BUCKETS).long().tolist()
-        gradients = {name: recording.GradientCounts(*both) for name, both in zip(self._names, counts, strict=True)}
-        return recording.RecordedStep(
-            gradients=gradients, activations=activations, scale=scalars.get("scale", 1.0), loss=scalars.get("loss")
-        )
-
-
-def count(values: torch.Tensor) -> torch.Tensor:
-    """Return how many values fall into each of the recording's buckets, int64 or int32, on their device."""
-    bits = values.detach().reshape(-1).float().view(torch.int32) & 0x7FFFFFFF
-    if bits.device.type != "cuda":
-        places = (bits >> 23).add_(1).add_(bits > recording.MAX_BITS).add_(bits > recording.INF_BITS)
-        return torch.bincount(places.sub_((bits == 0).int()), minlength=recording.BUCKETS)
-    # Fewer kernels; and bincount would wait for the device to learn the largest place.
-    places = torch.bucketize(bits, _edges(bits.device), right=True, out_int32=True)
-    return torch.histc(places, recording.BUCKETS, 0, recording.BUCKETS)
-
-
-@functools.cache
-def _edges(device: torch.device) -> torch.Tensor:
-    return torch.tensor(recording.EDGE_BITS, dtype=torch.int32, device=device)
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    values = gradient._values() if gradient.is_sparse else gradient
-    return getattr(values, "_local_tensor", values)  # of a DTensor, what lies on this rank
-
-
-def _largest(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
-        if tensor.device.type != "cpu":
-            return torch.linalg.vector_norm(tensor, float("inf"))
-        low, high = torch.aminmax(tensor)  # several times faster there; nan comes through as well
-        return torch.maximum(high, -low)
+        table = numbers[len(single) :].long().reshape(2 if true else 1, len(self._names), recording.BUCKETS).tolist()
+        both = zip(self._names, table[0], table[-1], strict=True)
+        gradients = {name: recording.GradientCounts(scaled, true) for name, scaled, true in both}
+        return recording.RecordedStep(scalars.get("scale", 1.0), scalars.get("loss"), gradients, activations)
 
 
 def _looked_at(value: Any) -> Iterator[torch.Tensor]:

@@ -24,13 +24,15 @@ def expected(array):
     return np.bincount(np.searchsorted(np.array(EDGE_BITS), bits, side="right"), minlength=len(EDGE_BITS) + 1)
 
 
+@pytest.mark.parametrize("together", [1, 2**20])
 @pytest.mark.parametrize("count", [reductions.count_on_device, reductions.count_on_host])
-def test_counts(count):
+def test_counts(monkeypatch, count, together):
     ua.Amp("mxnet", "float32")
-    first, second = values(), np.float32([[4.0, 0.0], [np.nan, 2.0**-20]])
-    arrays = [from_numpy(array, mx.cpu()) for array in (first, second)]
+    monkeypatch.setattr(reductions, "TOGETHER", together)
+    gradients = [values(), np.float32([[4.0, 0.0], [np.nan, 2.0**-20]]), np.float16([3.0, 2.0**-24, 1e-3])]
+    arrays = [from_numpy(array, mx.cpu()) for array in gradients]
     with np.errstate(invalid="ignore"):
-        wanted = [array / np.float32(scale) for array in (first, second) for scale in (1, 1024)]
+        wanted = [np.float32(array) / np.float32(scale) for array in gradients for scale in (1, 1024)]
     for told, array in zip(reductions.read(count(arrays, 1024.0)), wanted, strict=True):
         np.testing.assert_array_equal(told, expected(array))
 
@@ -41,5 +43,19 @@ def test_counts(count):
 @pytest.mark.parametrize("on_host", [True, False])
 def test_largest(monkeypatch, array, largest, on_host):
     monkeypatch.setattr(reductions, "_on_host", lambda _: on_host)
-    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()))])
+    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()), reductions.Memory())])
     np.testing.assert_array_equal(told, [largest])
+
+
+def test_largest_of_what_a_convolution_left_in_its_own_layout():
+    """oneDNN keeps images in blocks of channels."""
+    ua.Amp("mxnet", "float32")
+    rng = np.random.default_rng(0)
+    x, w = (from_numpy(np.float32(rng.standard_normal(size)), mx.cpu()) for size in ((4, 3, 9, 9), (20, 3, 3, 3)))
+    layer = mx.gluon.nn.Conv2D(20, 3, in_channels=3, use_bias=False)
+    layer.initialize(ctx=mx.cpu())
+    layer.weight.set_data(w)
+    found = layer(x)
+    (told,) = reductions.read([reductions.largest(found, reductions.Memory())])
+    np.testing.assert_array_equal(told, [np.abs(found.asnumpy()).max()])
+    np.testing.assert_array_equal(found.asnumpy(), layer(x).asnumpy())
