@@ -34,7 +34,7 @@ def count(
         sizes = [values.numel() for values in batch]
         joined = torch.cat(batch) if len(batch) > 1 else batch[0]
         scaled = _histograms(joined, sizes)
-        yield scaled, scaled if inverse is None else _histograms(joined * inverse.to(joined.device), sizes)
+        yield scaled, scaled if inverse is None else _histograms(joined.float() * inverse.to(joined.device), sizes)
 
 
 def largest(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def test_counts(monkeypatch, together, scale):
     assert len(scaled) == {1: 9, 700: 7, 2**20: 4}[together]
     with np.errstate(all="ignore"):
         wanted = [expected(gradient) for gradient in gradients]
-        divided = [expected(gradient / (scale or 1.0)) for gradient in gradients]
+        divided = [expected(gradient.float() / (scale or 1.0)) for gradient in gradients]
     np.testing.assert_array_equal(torch.cat(scaled).reshape(-1, BUCKETS), wanted)
     np.testing.assert_array_equal(torch.cat(true).reshape(-1, BUCKETS), divided)
 
