@@ -6,6 +6,7 @@ state, the place in the data, the history. The log and the picture are made from
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,13 @@ class Run:
     epoch: int = 0
     batch: int = 0
     history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        if self._masters and "true" not in inspect.signature(self.kit.export_weights).parameters:
+            raise ConfigError(
+                f"amp.master_weights: the recipe's checkpoints hold no master weights for {self.amp.backend.name!r} "
+                "yet; use the backend 'torch', a mixed policy, or a loop of your own with amp.master_weights(model)"
+            )
 
     @property
     def window(self) -> int:

@@ -18,7 +18,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, facts
+from . import arrays, checks, devices, facts, masters
 from .adopt import AdoptedScaler, Everywhere
 from .autocast import Region
 from .bound import Bound
@@ -26,6 +26,8 @@ from .casts import Table
 from .compile import OPTIONS
 from .custom import wrap_custom
 from .extras import MXNetExtras
+from .half import cast_parameters, layer_dtypes
+from .layers import walk
 from .native import gluon, upstream
 from .ops import relisted
 from .scaler import ScaledLosses, read_losses
@@ -86,6 +88,9 @@ class MXNetBackend(MXNetExtras):
         for trainer in optimizers:
             checks.check_owner(trainer, names)
             checks.check_kvstore(trainer)
+            if self.spec.master_weights:
+                checks.check_alone(trainer)
+                masters.check(trainer, self._before)
         self._names = names
         for model in models:
             self._take_model(model)
@@ -95,15 +100,27 @@ class MXNetBackend(MXNetExtras):
 
     def _take_model(self, model: Any) -> None:
         checks.warn_of_fixed_graphs(model, self.spec)
+        if self.spec.policy.param_dtype != "float32":
+            self._halve(model)
         self._boundaries.add_model(model)
         self._tuned.note(model)
         self._make_tables()
         if self._compiler.active:
             self._compiler.hybridize(model)
 
+    def _halve(self, model: Any) -> None:
+        policy, blocks = self.spec.policy, dict(walk(model))
+        dtypes = layer_dtypes(model, policy)
+        self._before |= cast_parameters(model, dtypes, policy)
+        self._boundaries.cast_at(model, policy.param_dtype)
+        for path, dtype in dtypes.items():
+            self._boundaries.cast_at(blocks[path], dtype, policy.param_dtype)
+
     def _bind(self, trainer: Any) -> None:
         if id(trainer) not in self._bound:
-            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler)
+            own = masters.Masters(trainer, self._before) if self.spec.master_weights else None
+            masters.make_states(trainer)
+            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own)
             self._undo += self._tuned.fuse(trainer)
 
     def close(self) -> None:
@@ -138,7 +155,7 @@ class MXNetBackend(MXNetExtras):
         table = self._tables.get(policy)
         if table is None:
             facts.check_region_policy(policy, self.context)
-            table = Table(policy, scaled=self._scaler.enabled)
+            table = Table(policy, scaled=self._scaler.enabled, multicast=facts.multicasts(policy, self.context))
             table.optimize_layout = bool(self.spec.options.get("layout_optimization")) or self._tuned.layout
             self._boundaries.apply(table)
             self._tables[policy] = table

@@ -7,6 +7,7 @@ from typing import Any
 from unifiedamp.backend import NonFiniteReport, errors, result
 
 from .gradients import Entry, Window, all_finite, global_norm
+from .masters import Masters
 from .scaler import Scaler, TrainerScaler
 
 LARGEST_RESCALED = 2.0**120
@@ -22,15 +23,17 @@ class Bound:
         trainer: a ``gluon.Trainer`` that updates its weights itself.
         names: id of a Parameter → its name for users.
         scaler: the session's.
+        masters: the Trainer's float32 master weights, None without.
 
     Attributes:
         window: the gradients since the last step.
         report: where the last non-finite step came from.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str], scaler: Scaler) -> None:
+    def __init__(self, trainer: Any, names: dict[int, str], scaler: Scaler, masters: Masters | None = None) -> None:
         self.trainer = trainer
-        self.window = Window(trainer, names)
+        self.masters = masters
+        self.window = Window(trainer, names, masters)
         self.report = NonFiniteReport()
         self._scaler = scaler
         self._found_before = {name: vars(trainer)[name] for name in _NATIVE if name in vars(trainer)}

@@ -52,6 +52,7 @@ class Table:
     Args:
         policy: whose compute dtype, operator overrides and output dtype are followed.
         scaled: losses are scaled, so operators whose gradient does not begin with that of a loss are refused.
+        multicast: graphs may hold ``amp_multicast``; without it, float32 stands for the widest dtype in them.
 
     Attributes:
         layers: id of a block → the table that replaces this one inside it.
@@ -59,9 +60,10 @@ class Table:
         optimize_layout: graphs are built with MXNet 2's layout pass.
     """
 
-    def __init__(self, policy: Policy, scaled: bool = False) -> None:
+    def __init__(self, policy: Policy, scaled: bool = False, multicast: bool = True) -> None:
         self.policy = policy
         self.scaled = scaled
+        self.multicast = multicast
         self.dtype = policy.compute_dtype
         self.code = CODES[self.dtype]
         self.rules, self.default = build_rules(policy, scaled)
@@ -107,8 +109,10 @@ class Table:
         """Return an operator's symbolic inputs, cast as its rule says: dtypes are not known yet while tracing."""
         if rule == REFUSED:
             refuse_loss_output()
-        if rule == WIDEST:
-            return _multicast(symbols) if len(symbols) > 1 else symbols
+        if rule == WIDEST and len(symbols) < 2:
+            return symbols
+        if rule == WIDEST and self.multicast:
+            return _multicast(symbols)
         if rule == KEEP or not symbols:
             return symbols
         target = self.dtype if rule == COMPUTE else "float32"

@@ -53,6 +53,8 @@ def check_parameters(params: Sequence[Any], names: dict[int, str], spec: Session
     Raises:
         ParamDtypeError: naming the first five.
     """
+    if spec.policy.param_dtype != "float32":
+        return
     wrong = [p for p in params if p.grad_req != "null" and param_dtype(p.dtype) in ("float16", "bfloat16")]
     if not wrong:
         return
@@ -103,6 +105,21 @@ def check_kvstore(trainer: Any) -> None:
         )
     if not trainer._kv_initialized:
         config["update_on_kvstore"] = False
+
+
+def check_alone(trainer: Any) -> None:
+    """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
+
+    Raises:
+        PrepareError: the Trainer's kvstore is distributed.
+    """
+    store = trainer._kvstore_params["kvstore"]
+    name = store if isinstance(store, str) else getattr(store, "type", "")
+    if store is not None and (name.startswith("dist") or name in ("horovod", "byteps", "p3")):
+        raise errors.PrepareError(
+            "master_weights=True sums gradients over the devices of one process alone, and the Trainer's kvstore is "
+            f"{name!r}; use a mixed policy, whose gradients are float32"
+        )
 
 
 def parameter_names(models: Sequence[Any]) -> dict[int, str]:

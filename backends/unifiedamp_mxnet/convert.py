@@ -12,10 +12,13 @@ from .autocast import Region
 from .casts import Table
 from .graphs import FIELDS
 from .layers import Boundaries
-from .native import NDArray, context_of, gluon, mx
+from .native import NDArray, cast, context_of, gluon, mx
+from .weights import MastersOf
 
 
-def convert_model(block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat16") -> Any:
+def convert_model(
+    block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat16", masters_of: MastersOf = lambda _: None
+) -> Any:
     """Return a copy of a model that computes under ``policy`` wherever it is called, without regions.
 
     MXNet's own converter casts by its operator lists and, in 2.0, loses the parameters of models built of layers; this
@@ -23,9 +26,10 @@ def convert_model(block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat
     bfloat16 is no faster, and MXNet 2 cannot save them so.
 
     Args:
-        block: a ``gluon.HybridBlock`` with float32 parameters; it is left as it is.
+        block: a ``gluon.HybridBlock``; it is left as it is.
         *inputs: arrays like those it will be called with, on the device that the copy is for.
         policy: the policy or its name; overrides count.
+        masters_of: Parameter → its float32 master weights, which the copy takes in place of 16-bit ones.
 
     Returns:
         A ``gluon.SymbolBlock`` for inference, whose outputs have the policy's output dtype. Write it to a file with
@@ -42,8 +46,9 @@ def convert_model(block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     facts.check_region_policy(policy, context_of(inputs[0]))
-    with mx.autograd.pause():
-        block(*inputs)  # Parameters whose shape follows from the input get theirs.
+    if any(param._data is None for param in block.collect_params().values()):
+        with mx.autograd.pause():
+            block(*inputs)  # Parameters whose shape follows from the input get theirs.
     names, output = _trace(block, inputs, policy)
     with warnings.catch_warnings():
         # It says that it cannot tell the inputs' dtype and takes float32 parameters, which is what they are.
@@ -51,7 +56,8 @@ def convert_model(block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat
         converted = gluon.SymbolBlock(output, names)
     values = {param.var().name: param for param in block.collect_params().values()}
     for param in converted.collect_params().values():
-        _copy(values[param.name], param)
+        source = values[param.name]
+        _copy(source, masters_of(source), param)
     return converted
 
 
@@ -62,7 +68,7 @@ def _trace(block: Any, inputs: tuple[Any, ...], policy: Policy) -> tuple[list[An
     fields = block.__dict__
     found = {name: fields[name] for name in FIELDS if name in fields}
     try:
-        table = Table(policy)
+        table = Table(policy, multicast=facts.multicasts(policy, context_of(inputs[0])))
         boundaries.apply(table)
         block._clear_cached_op()
         with Region(table, infer=True):
@@ -73,7 +79,7 @@ def _trace(block: Any, inputs: tuple[Any, ...], policy: Policy) -> tuple[list[An
         boundaries.close()
 
 
-def _copy(source: Any, target: Any) -> None:
-    values = source.list_data()
+def _copy(source: Any, masters: list[Any] | None, target: Any) -> None:
+    values = [cast(value, "float32") for value in masters or source.list_data()]
     target.shape = source.shape
     target._load_init(values[0], [context_of(value) for value in values])

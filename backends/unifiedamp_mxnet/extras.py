@@ -26,6 +26,7 @@ class MXNetExtras(Backend):
         self._scaler = Scaler(spec.loss_scale)
         self._boundaries = Boundaries()
         self._bound: dict[int, Bound] = {}
+        self._before: dict[int, list[Any]] = {}
         self._notes: Notes | None = None
         self._compiler = Compiler(spec)
 
@@ -66,16 +67,21 @@ class MXNetExtras(Backend):
     # -- whole models --------------------------------------------------------------------------------------------
 
     def read_weights(self, model: Any) -> dict[str, Any]:
-        """See ``Backend``; parameters are float32, and so true."""
-        return weights.read(model)
+        """See ``Backend``."""
+        return weights.read(model, self._masters_of)
 
     def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
         """See ``Backend``."""
-        weights.write(model, values)
+        weights.write(model, self._masters_of, values)
+
+    def _masters_of(self, param: Any) -> list[Any] | None:
+        found = (bound.masters.of(param) for bound in self._bound.values() if bound.masters is not None)
+        return next((arrays for arrays in found if arrays is not None), self._before.get(id(param)))
 
     def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
         """See ``Backend``: a ``gluon.SymbolBlock`` whose graph holds the casts; its parameters stay float32."""
-        return convert_model(model, *inputs, policy=policy.replace(param_dtype="float32"))
+        wide = policy.replace(param_dtype="float32")
+        return convert_model(model, *inputs, policy=wide, masters_of=self._masters_of)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

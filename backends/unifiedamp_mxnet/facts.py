@@ -19,13 +19,11 @@ NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' i
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
 NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs"
-NO_HALF_PARAMS = (
-    "MXNet's optimizers have no update kernel for parameters in {dtype} on this device; use 'mixed_{dtype}'"
-)
-NO_MASTERS = (
-    "MXNet's optimizers keep float32 masters (multi_precision) of float16 weights alone, and pure float16 is refused "
-    "here; 'mixed_float16' keeps parameters in float32"
-)
+NO_HALF_PARAMS = "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'mixed_bfloat16'"
+PRODUCTS = ("matmul", "linear", "conv", "conv_transpose", "rnn")
+"""Operations that have no float16 kernel on CPU."""
+ON_CPU = "float16 on CPU is slow, and its matrix products run in float32: for trying out the logic"
+MASTERS = "multi_precision=True: float32 copies of float16 weights in the optimizer's states"
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
@@ -60,19 +58,30 @@ def policy_support(policy: Policy, context: Any) -> Support:
     on_cpu = context.device_type.startswith("cpu")
     if not on_cpu and not (gpu := gpu_support(context.device_id)):
         return gpu
-    dtypes = {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
+    dtypes = _dtypes(policy)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
         return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
-    if on_cpu and "float16" in dtypes:
+    if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
     if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
         return Support(False, NO_BFLOAT16_CPU)
     if not on_cpu and "bfloat16" in dtypes:
         return Support(False, NO_BFLOAT16_GPU)
-    if policy.param_dtype != "float32":
-        return Support(False, NO_HALF_PARAMS.format(dtype=policy.param_dtype))
+    if policy.param_dtype == "bfloat16":
+        return Support(False, NO_HALF_PARAMS)
+    if on_cpu and "float16" in dtypes:
+        return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)
+
+
+def multicasts(policy: Policy, context: Any) -> bool:
+    """Tell whether ``amp_multicast`` takes a policy's dtypes: the oneDNN of MXNet 1.9 knows no float16."""
+    return NUMPY_API or not context.device_type.startswith("cpu") or "float16" not in _dtypes(policy)
+
+
+def _dtypes(policy: Policy) -> set[str]:
+    return {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
 
 
 def _gain(dtype: str, context: Any) -> Support:
@@ -127,7 +136,7 @@ def capabilities(context: Any) -> Capabilities:
     """Return what this backend can do on the context."""
     features = dict.fromkeys(FEATURES, Support(True))
     features["float8"] = Support(False, "MXNet has no float8 type")
-    features["master_weights"] = Support(False, NO_MASTERS)
+    features["master_weights"] = Support(True, MASTERS)
     features["float32_weights"] = Support(True, "by the paths of parameters")
     features["convert_model"] = Support(True, "a SymbolBlock that casts float32 parameters in its graph")
     features["no_device_wait"] = Support(
@@ -150,6 +159,7 @@ def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:
     for glob, dtype in policy.layer_overrides.items():
         note = "MXNet's lists know operators only; casts stand at the block's boundary, in hybridized graphs too"
         rows.append(PlanRow(f"layer_overrides.{glob}", dtype, "amp_cast", "emulated", note))
+    rows += _param_rows(spec)
     rows.append(_scale_row(spec, module))
     if spec.accumulate_steps > 1:
         note = 'grad_req="add" is not used: MXNet then loses gradients of parameters cast to bfloat16'
@@ -179,6 +189,18 @@ def _casts_row(policy: Policy, table: Table, module: str) -> PlanRow:
     lists = f"{module}.lists.symbol_{'fp16' if policy.compute_dtype == 'float16' else 'bf16'}"
     note = f"MXNet's own lists and casts, in regions; {module}.init() would patch the process for good"
     return PlanRow("policy", str(policy), f"amp_cast by {lists}", "emulated", note)
+
+
+def _param_rows(spec: SessionSpec) -> list[PlanRow]:
+    dtype = spec.policy.param_dtype
+    if dtype == "float32":
+        return []
+    rows = [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
+    if spec.master_weights:
+        native = "Optimizer.multi_precision = True; create_state_multi_precision"
+        note = "gradients add up, are unscaled and clipped in float32"
+        rows.append(PlanRow("master_weights", "float32", native, note=note))
+    return rows
 
 
 def _scale_row(spec: SessionSpec, module: str) -> PlanRow:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .native import call, context_of
+from .half import is_half
+from .native import call, cast, context_of, dtype_code
+
+if TYPE_CHECKING:
+    from .masters import Masters
 
 CHUNK = 200
 """Arrays per call of the finite check, as in MXNet's own scaler."""
@@ -25,6 +30,7 @@ class Window:
     Args:
         trainer: a ``gluon.Trainer`` whose updates are not made on its kvstore.
         names: id of a Parameter → the name that ``gradients`` gives it.
+        masters: the Trainer's float32 master weights, whose gradients are float32 too; None without.
 
     Attributes:
         backwards: backward passes made for it in this window.
@@ -33,9 +39,10 @@ class Window:
         losses: unscaled losses of the window, for diagnosis.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str]) -> None:
+    def __init__(self, trainer: Any, names: dict[int, str], masters: Masters | None = None) -> None:
         self.trainer = trainer
         self.names = names
+        self.masters = masters
         self._adding = [param for param in trainer._params if param.grad_req == "add"]
         self.write_only()
         self.restart()
@@ -46,16 +53,30 @@ class Window:
         self.unscaled = False
         self.found_inf: bool | None = None
         self.losses: list[Any] = []
+        self._wide: dict[tuple[int, int], Any] = {}
 
     def note(self, losses: list[Any]) -> None:
         """Note that a backward pass of these losses was made for the Trainer."""
         self.backwards += 1
         self.losses += losses
+        if self.masters is not None:
+            self._widen()
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
     def fresh(self) -> list[list[Entry]]:
-        """Return, for each context, the gradients that a backward pass wrote in this window."""
+        """Return, for each context, the window's gradients; those of master weights in float32."""
+        contexts = self.written()
+        params = self.trainer._params
+        for (context, index), grad in self._wide.items():
+            contexts[context].append(Entry(index, grad, params[index]._data[context]))
+        if self._wide:
+            for entries in contexts:
+                entries.sort(key=operator.itemgetter(0))
+        return contexts
+
+    def written(self) -> list[list[Entry]]:
+        """Return, for each context, what backward passes wrote into the parameters' own gradients in this window."""
         contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
         for index, param in enumerate(self.trainer._params):
             if param._grad is not None:
@@ -86,10 +107,21 @@ class Window:
             param.grad_req = "add"
         self._adding.clear()
 
+    def _widen(self) -> None:
+        """Add the 16-bit gradients that were written to the window's float32 ones."""
+        params, taken = self.trainer._params, []
+        for context, entries in enumerate(self.written()):
+            for entry in entries:
+                if is_half(params[entry.index]):
+                    grad, key = cast(entry.grad, "float32"), (context, entry.index)
+                    self._wide[key] = self._wide[key] + grad if key in self._wide else grad
+                    taken.append(entry)
+        self.forget([taken])
+
     def set_aside(self) -> list[tuple[Entry, Any, bool]]:
         """Copy the gradients before another backward pass overwrites them, and mark them as not written."""
         kept = []
-        for entries in self.fresh():
+        for entries in self.written():
             for entry in entries:
                 adds = self.trainer._params[entry.index].grad_req == "add"
                 kept.append((entry, entry.grad.copy(), adds))
@@ -99,7 +131,7 @@ class Window:
     def take_back(self, kept: list[tuple[Entry, Any, bool]], add: bool) -> None:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
-            self.forget(self.fresh())
+            self.forget(self.written())
         for (_, now, data), before, adds in kept:
             if not add:
                 now[:] = before
@@ -117,6 +149,20 @@ class Window:
         if trainer._params_to_init:
             trainer._init_params()
         trainer._allreduce_grads()
+        by_index: dict[int, list[tuple[int, int]]] = {}
+        for key in self._wide:
+            by_index.setdefault(key[1], []).append(key)
+        for keys in by_index.values():
+            self._sum_wide(keys)
+
+    def _sum_wide(self, keys: list[tuple[int, int]]) -> None:
+        """Give the contexts of one parameter the sum of their float32 gradients; the kvstore has room for 16 bits."""
+        total = self._wide[keys[0]]
+        for key in keys[1:]:
+            total = total + self._wide[key].copyto(context_of(total))
+        for key in keys[1:]:
+            self._wide[key] = total.copyto(context_of(self._wide[key]))
+        self._wide[keys[0]] = total
 
     def divide(self, contexts: list[list[Entry]], scale: float) -> None:
         """Divide the gradients by the scale, in place."""
@@ -128,7 +174,8 @@ class Window:
 
     def empty(self, contexts: list[list[Entry]] | None = None) -> None:
         """Drop the window's gradients and begin the next window."""
-        self.forget(self.fresh() if contexts is None else contexts)
+        self._wide = {}
+        self.forget(self.written() if contexts is None else contexts)
         self.restart()
 
     def forget(self, contexts: list[list[Entry]]) -> None:
@@ -147,8 +194,10 @@ class Window:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
         trainer = self.trainer
         trainer._optimizer.rescale_grad = rescale
-        for updater, entries in zip(trainer._updaters, contexts, strict=True):
-            if entries:
+        for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
+            if entries and self.masters is not None:
+                self.masters.update(context, entries)
+            elif entries:
                 updater(*zip(*entries))  # noqa: B905
 
 
@@ -171,8 +220,8 @@ def all_finite(grads: Iterable[Any]) -> bool:
 def global_norm(entries: list[Entry]) -> Any:
     """Return the 2-norm over all gradients of one context, a native scalar."""
     grads = [dense(entry.grad) for entry in entries]
-    squares = call("multi_sum_sq", grads, num_arrays=len(grads))
-    return squares.sum() ** 0.5
+    squares = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
+    return sum(squares[1:], squares[0]) ** 0.5
 
 
 def dense(grad: Any) -> Any:
@@ -181,8 +230,8 @@ def dense(grad: Any) -> Any:
 
 
 def by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the arrays of each context."""
+    """Yield the arrays of each context and dtype: an operator over many takes one of each."""
     groups: dict[Any, list[Any]] = {}
     for array in arrays:
-        groups.setdefault(context_of(array), []).append(array)
+        groups.setdefault((context_of(array), dtype_code(array)), []).append(array)
     yield from groups.values()

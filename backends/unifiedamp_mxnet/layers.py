@@ -30,17 +30,28 @@ class Boundary:
 
     It is set as an attribute of the block itself, over the method of its class, on the method that both imperative
     calls and tracing go through; so its casts are part of a hybridized graph.
+
+    Args:
+        block: where it stands.
+        inputs, outputs: dtypes that the block's inputs and outputs are cast to, whatever the table; None leaves them.
     """
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, block: Any, inputs: str | None = None, outputs: str | None = None) -> None:
         hybrid = isinstance(block, gluon.HybridBlock) and not NUMPY_API
         overridden = hybrid and type(block).forward is not gluon.HybridBlock.forward
         self._block = weakref.ref(block)
+        self._inputs, self._outputs = inputs, outputs
         self._method = "hybrid_forward" if hybrid and not overridden else "forward"
         self._native: Callable[..., Any] = getattr(type(block), self._method)
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Run the block's method, between the casts that the thread's table asks for."""
+        if self._inputs is not None:
+            args = tuple(cast_floats(arg, self._inputs) for arg in args)
+        output = self._run(args, params)
+        return output if self._outputs is None else cast_floats(output, self._outputs)
+
+    def _run(self, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         block = self._block()
         table = current.table
         if table is None:
@@ -100,7 +111,8 @@ class Boundaries:
             return
         blocks = self._blocks()
         for path, dtype in match_layers(policy.layer_overrides, blocks).items():
-            inside = Table(policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None), table.scaled)
+            inner = policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None)
+            inside = Table(inner, table.scaled, table.multicast)
             inside.layers = table.layers
             table.layers[id(blocks[path])] = inside
             self._stand_at(blocks[path])
@@ -112,9 +124,13 @@ class Boundaries:
                 blocks.setdefault(path, block)
         return blocks
 
-    def _stand_at(self, block: Any) -> None:
+    def cast_at(self, block: Any, inputs: str, outputs: str | None = None) -> None:
+        """Have a block's inputs and outputs cast wherever it is called: outside regions too."""
+        self._stand_at(block, inputs, outputs)
+
+    def _stand_at(self, block: Any, inputs: str | None = None, outputs: str | None = None) -> None:
         if id(block) not in self._set:
-            boundary = self._set[id(block)] = Boundary(block)
+            boundary = self._set[id(block)] = Boundary(block, inputs, outputs)
             boundary.attach()
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,28 @@ from .native import cast, context_of, from_numpy, param_dtype
 FLOATING = ("float32", "float16", "bfloat16", "float64")
 
 
-def read(model: Any) -> dict[str, Any]:
+MastersOf = Callable[[Any], "list[Any] | None"]
+"""A Parameter → its float32 masters, one for each context; None where it has none."""
+
+
+def read(model: Any, masters_of: MastersOf) -> dict[str, Any]:
     """Return name → float32 array.
 
     Raises:
         PrepareError: a parameter has no value yet.
     """
-    return {name: to_numpy(param.list_data()[0]).astype(np.float32) for name, param in _parameters(model)}
+    true = ((name, masters_of(param) or param.list_data()) for name, param in _parameters(model))
+    return {name: to_numpy(arrays[0]).astype(np.float32) for name, arrays in true}
 
 
-def write(model: Any, weights: Mapping[str, Any]) -> None:
-    """Set the parameters on all their contexts."""
+def write(model: Any, masters_of: MastersOf, weights: Mapping[str, Any]) -> None:
+    """Set the parameters, and masters where there are some, on all their contexts."""
     for name, param in _parameters(model):
         # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
         values = from_numpy(weights[name], context_of(param.list_data()[0]))
         param.set_data(cast(values, param_dtype(param.dtype)))
+        for master in masters_of(param) or ():
+            master[:] = from_numpy(weights[name], context_of(master)).as_nd_ndarray()
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:

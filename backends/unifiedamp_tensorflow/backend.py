@@ -82,7 +82,13 @@ class TensorFlowBackend(TensorFlowExtras):
         self.mode.check_models(models)
         again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in models]
         plan = prepare.plan_optimizers(models, optimizers, self.bounds)
-        self._place(replicas_of([v for _, named in plan for v in named.values()], optimizers))
+        replicas = replicas_of([v for _, named in plan for v in named.values()], optimizers)
+        if self.spec.master_weights and replicas.count > 1:
+            raise errors.UnsupportedError(
+                "master_weights=True: an optimizer's float32 copies are made on one device, and the model is spread "
+                f"over {replicas.count} replicas; use policy 'mixed_{self.spec.policy.compute_dtype}' there"
+            )
+        self._place(replicas)
         self.mode.attach(models)
         for model, chosen in zip(models, again, strict=True):
             self._undo += [checkpointing.attach(layer) for layer in chosen.values()]

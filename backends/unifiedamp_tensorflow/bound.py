@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from .gradients import Gradients
 from .layers import native
+from .masters import Masters, widened
 from .replicas import Alone
 from .scaler import DeviceScaler
 
@@ -23,19 +24,22 @@ class Bound:
         accumulate: whether a window has several micro-batches.
         scaler: the session's, None without loss scaling.
         replicas: where the model trains.
+        masters: float32 master weights, which the inner optimizer was built over; None without.
 
     Attributes:
+        trained: name → what the inner optimizer trains: a parameter, or its master.
         accumulators: name → variable, for windows of several micro-batches; None for others.
         bad: bool variable over the names: what was not finite at the last skipped step of a compiled function.
     """
 
     def __init__(
         self, outer: Any, inner: Any, named: dict[str, Any], accumulate: bool, scaler: DeviceScaler | None,
-        replicas: Alone,
+        replicas: Alone, masters: Masters | None = None,
     ) -> None:  # fmt: skip
         self.outer, self.inner, self.named = outer, inner, named
         self.names, self.variables = list(named), list(named.values())
-        self.scaler, self.replicas = scaler, replicas
+        self.scaler, self.replicas, self.masters = scaler, replicas, masters
+        self.trained = named if masters is None else masters.trained
         self.accumulators = self._make_accumulators() if accumulate else None
         self.bad = tf.Variable(
             [False] * len(named), trainable=False, name="unifiedamp/not_finite",
@@ -51,7 +55,7 @@ class Bound:
                 tf.zeros(variable.shape, variable.dtype), trainable=False, name="unifiedamp/accumulator",
                 synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM,
             )
-            for name, variable in self.named.items()
+            for name, variable in self.trained.items()
         }  # fmt: skip
 
     def window(self) -> Gradients:
@@ -70,6 +74,12 @@ class Bound:
     def apply(self) -> None:
         """Let the optimizer apply the gradients that there are."""
         self.replicas.apply(self.inner, lambda: self.window().pairs())
+        if self.masters is not None:
+            self.masters.publish(self.window().present)
+
+    def received(self, gradient: Any) -> Any:
+        """Return a gradient in the dtype that windows are kept in: float32 for masters, else its own."""
+        return gradient if self.masters is None else widened(gradient)
 
     def loss_finite(self) -> Any:
         """Return whether the unscaled losses are finite, a bool scalar; None where no loss is known."""

@@ -112,11 +112,15 @@ class TensorFlowExtras(Backend):
 
     def read_weights(self, model: Any) -> dict[str, Any]:
         """See ``Backend.read_weights``; under mixed policies the variables are float32, and so true."""
-        return weights.read(model)
+        return weights.read(model, self._master_of)
 
     def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
         """See ``Backend.write_weights``."""
-        weights.write(model, values)
+        weights.write(model, self._master_of, values)
+
+    def _master_of(self, variable: Any) -> Any:
+        found = (bound.masters.of(variable) for bound in self.bounds if bound.masters is not None)
+        return next((master for master in found if master is not None), None)
 
     def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
         """See ``Backend.convert_model``: a clone."""

@@ -15,10 +15,7 @@ from .checks import NO_FLOAT8
 from .devices import Device
 
 GOOD = Support(True)
-NO_MASTERS = (
-    "Keras's optimizers train the variables that layers hold; policy 'mixed_float16' or 'mixed_bfloat16' means this: "
-    "its variables are the float32 masters, and layers cast them"
-)
+MASTERS = "float32 variables of the optimizer, which is built over them; on one device"
 NO_CORES = "there are no Tensor Cores on this device"
 TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 
@@ -143,7 +140,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
-        "master_weights": Support(False, NO_MASTERS),
+        "master_weights": Support(True, MASTERS),
         "float32_weights": Support(True, "by layer path and variable name"),
         "convert_model": Support(True, "a clone whose variables are cast"),
         "several_devices": Support(True, "replicas of a MirroredStrategy sum their gradients before one looks at them"),
@@ -159,7 +156,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
 
 def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
     """Return the rows on loss scaling, compiling and what the device gains."""
-    rows = [_scale_row(spec)]
+    rows = [*_master_rows(spec), _scale_row(spec)]
     if spec.accumulate_steps > 1:
         rows.append(
             PlanRow("accumulate_steps", str(spec.accumulate_steps), "tf.Variable accumulators", "emulated",
@@ -174,6 +171,13 @@ def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
         helps = _helps(dtype, device)
         rows.append(PlanRow("speed", dtype, device.tf_name, "native" if helps else "no effect", helps.reason))
     return rows
+
+
+def _master_rows(spec: SessionSpec) -> list[PlanRow]:
+    if not spec.master_weights:
+        return []
+    note = "Keras has none of its own; gradients add up, are unscaled and clipped in float32"
+    return [PlanRow("master_weights", "float32", "optimizer.add_variable; variable.assign(master)", "emulated", note)]
 
 
 def _scale_row(spec: SessionSpec) -> PlanRow:

@@ -49,7 +49,7 @@ class Gradients:
         self._home, self.loss = home, loss
         for name, gradient in zip(self._bound.names, gradients, strict=True):
             if gradient is not None:
-                self.present[name] = self._sum(name, gradient)
+                self.present[name] = self._sum(name, self._bound.received(gradient))
 
     def take(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Take the (gradient, variable) pairs that Keras's ``fit`` made, in place of what there is.
@@ -67,7 +67,7 @@ class Gradients:
                     "give amp.prepare all models that it trains, with their layers trainable"
                 )
             if gradient is not None:
-                self.present[name] = gradient
+                self.present[name] = self._bound.received(gradient)
 
     def _sum(self, name: str, gradient: Any) -> Any:
         accumulators = self._bound.accumulators
@@ -129,7 +129,7 @@ class Gradients:
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Return what an optimizer applies: (gradient, variable)."""
-        return [(gradient, self._bound.named[name]) for name, gradient in self.present.items()]
+        return [(gradient, self._bound.trained[name]) for name, gradient in self.present.items()]
 
     # -- emptying ------------------------------------------------------------------------------------------------
 

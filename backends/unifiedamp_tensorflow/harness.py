@@ -25,7 +25,9 @@ class Probe(keras.Model):  # type: ignore[misc]
     def __init__(self, values: Sequence[float]) -> None:
         super().__init__(name="probe")
         self.ws = [
-            self.add_weight(name=f"w{i}", shape=(1,), dtype="float32", initializer=keras.initializers.Constant(value))
+            self.add_weight(
+                name=f"w{i}", shape=(1,), dtype=self.variable_dtype, initializer=keras.initializers.Constant(value)
+            )
             for i, value in enumerate(values)
         ]
         self.built = True
@@ -120,7 +122,10 @@ class TensorFlowHarness(Harness):
 
     @staticmethod
     def _built(optimizer: Any, models: Sequence[Any]) -> Any:
-        optimizer.build([variable for model in models for variable in model.trainable_variables])
+        variables = [variable for model in models for variable in model.trainable_variables]
+        # Over 16-bit variables amp.prepare builds it: it may have master weights to build it over.
+        if all(variable.dtype == "float32" for variable in variables):
+            optimizer.build(variables)
         return optimizer
 
     def mean_square(self, output: Any, target: Any) -> Any:

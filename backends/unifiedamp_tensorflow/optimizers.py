@@ -104,7 +104,7 @@ class _UnscalingGradients:
     def get_unscaled_gradients(self, grads: Any) -> list[Any]:
         """Return gradients divided by the scale; None stays None."""
         self._gradients_have_been_unscaled = True
-        present = iter(self._amp_scaler.unscale([g for g in grads if g is not None]))
+        present = iter(self._amp_scaler.unscale([_float32(g) for g in grads if g is not None]))
         return [None if g is None else next(present) for g in grads]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,6 +130,11 @@ def prepared_class() -> type:
         __doc__ = form.__doc__
 
     return disguised(AmpOptimizer, base)
+
+
+def _float32(gradient: Any) -> Any:
+    """Return a gradient of master weights in the dtype that it is divided in; of float32 parameters it is that."""
+    return tf.cast(gradient, tf.float32) if gradient.dtype in (tf.float16, tf.bfloat16) else gradient
 
 
 def _current_kind() -> type:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import SessionSpec, errors
 
-from . import layers, optimizers
+from . import layers, masters, optimizers
 from .bound import Bound
 from .replicas import Alone
 from .scaler import DeviceScaler
@@ -26,6 +26,8 @@ def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec
     """
     for optimizer in given:
         check_optimizer(optimizer)
+        if spec.master_weights:
+            _check_not_built(optimizer)
     for model in models:
         if not model.built or not model.weights:
             raise errors.PrepareError(
@@ -33,7 +35,17 @@ def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec
                 "input shape (keras.Input, model.build(...)) or call it once on a batch, inside 'with amp.scope():'"
             )
         _check_not_quantized(model)
-    _check_dtypes(layers.parameters(models), spec)
+    if not spec.master_weights:
+        _check_dtypes(layers.parameters(models), spec)
+
+
+def _check_not_built(optimizer: Any) -> None:
+    if optimizers.is_built(optimizer):
+        raise errors.PrepareError(
+            f"amp.prepare: this {type(optimizer).__name__} was built for the model's own variables, and "
+            "master_weights=True has it train float32 copies of them; make a new one and leave building it to "
+            "amp.prepare"
+        )
 
 
 def _check_not_quantized(model: Any) -> None:
@@ -150,6 +162,8 @@ def bind(
 ) -> Bound:
     """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it bound."""
     keras_variables = list(named.values())
+    if spec.master_weights:
+        return _bind_masters(optimizer, named, spec, scaler, replicas, steps)
     if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
     if scaler is None:
@@ -157,5 +171,17 @@ def bind(
     outer = optimizers.prepared_class()(optimizer, scaler)
     outer.build(keras_variables)
     bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas)
+    optimizers.attach(outer, bound, steps)
+    return bound
+
+
+def _bind_masters(
+    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps
+) -> Bound:
+    """Have the optimizer train masters; what users hold takes the model's own variables, with or without a scale."""
+    own = masters.Masters(optimizer, named)
+    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True))
+    outer.build(list(named.values()))
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, own)
     optimizers.attach(outer, bound, steps)
     return bound

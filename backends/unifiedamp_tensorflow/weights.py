@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,26 @@ import tensorflow as tf
 
 from . import layers
 
+MasterOf = Callable[[Any], Any]
+"""A variable → its float32 master, None where it has none."""
 
-def read(model: Any) -> dict[str, Any]:
+
+def read(model: Any, master_of: MasterOf) -> dict[str, Any]:
     """Return name → float32 array; trainable or not, but floating-point."""
-    return {name: np.array(tf.cast(variable, tf.float32)) for name, variable in _variables(model).items()}
+    found = {name: (variable, master_of(variable)) for name, variable in _variables(model).items()}
+    return {
+        name: np.array(tf.cast(variable if master is None else master, tf.float32))
+        for name, (variable, master) in found.items()
+    }
 
 
-def write(model: Any, weights: Mapping[str, Any]) -> None:
-    """Set the variables."""
+def write(model: Any, master_of: MasterOf, weights: Mapping[str, Any]) -> None:
+    """Set the variables, and masters where there are some."""
     for name, variable in _variables(model).items():
         variable.assign(tf.cast(weights[name], variable.dtype))
+        master = master_of(variable)
+        if master is not None:
+            master.assign(weights[name])
 
 
 def _variables(model: Any) -> dict[str, Any]:

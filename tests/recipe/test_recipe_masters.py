@@ -9,7 +9,7 @@ from recipe_runs import run
 import unifiedamp as ua
 from unifiedamp.checkpoint_file import load_checkpoint
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch alone has master weights")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the recipe keeps torch's alone")
 OPTIONS = {"model": "mlp", "learning_rate": 0.02, "amp": {"master_weights": True}}
 
 
@@ -39,3 +39,9 @@ def test_another_framework_goes_on(tmp_path):
         elsewhere = run(tmp_path, "tensorflow", epochs=2, resume=True, **still)
     np.testing.assert_allclose(saved(elsewhere)["weights/dense1/kernel"], kernel, rtol=0, atol=1e-6)
     assert abs(elsewhere.history.epochs[-1]["accuracy"] - before["accuracy"]) < 0.01
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="asks for TensorFlow")
+def test_where_checkpoints_would_lose_them_they_are_refused_by_name(tmp_path):
+    with pytest.raises(ua.ConfigError, match="no master weights for 'tensorflow'"):
+        run(tmp_path, "tensorflow", "float16", **OPTIONS)

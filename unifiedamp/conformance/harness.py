@@ -14,6 +14,7 @@ from unifiedamp import plugins
 from unifiedamp.backend import Capabilities, required
 from unifiedamp.errors import ConfigError
 from unifiedamp.loss_scale import LossScale
+from unifiedamp.policy import Policy
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +43,8 @@ class Harness:
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
             other form through ``amp.compile``, in the mode that it is named after, if it is).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
+        pure_policies: "float16" and "bfloat16" → the policy in which the suite keeps parameters so, with the overrides
+            without which it does not run here; what is refused all the same is skipped by its reason.
         overrides_reach_run_op: whether op overrides act on whatever runs in a region; False where they act on the
             layers of prepared models alone.
         float8_emulation: ``backend_options`` under which ``mixed_float8`` runs on any device, for a backend that
@@ -52,6 +55,7 @@ class Harness:
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
+    pure_policies: Mapping[str, str | Policy] = {"float16": "float16", "bfloat16": "bfloat16"}
     float8_emulation: Mapping[str, Any] = {}
     low_precision_op: ClassVar[str] = "matmul"
     overrides_reach_run_op: ClassVar[bool] = True

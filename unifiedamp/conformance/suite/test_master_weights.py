@@ -17,7 +17,9 @@ TINY = 2.0**-13
 def run_of(harness, form, policy, **options):
     """A probe of weight 1 under SGD with learning rate 2**-13: each gradient of 1 takes ``TINY`` away."""
     return probe_run(
-        harness, form, **{"policy": policy, "lr": TINY, "master_weights": True, "loss_scale": SCALE} | options
+        harness,
+        form,
+        **{"policy": harness.pure_policies[policy], "lr": TINY, "master_weights": True, "loss_scale": SCALE} | options,
     )
 
 
