@@ -100,8 +100,3 @@ def test_what_cannot_be_cloned_is_refused():
         amp.convert_model(model)
     with pytest.raises(ua.PrepareError, match="has no variables yet"):
         amp.convert_model(keras.Sequential([keras.layers.Dense(2)]))
-
-
-def test_masters_are_refused_by_name():
-    with pytest.raises(ua.UnsupportedError, match="policy 'mixed_float16' or 'mixed_bfloat16' means this"):
-        ua.Amp("tensorflow", "float16", master_weights=True)
