@@ -43,7 +43,7 @@ class MXNetExtras(Backend):
     # -- recording -----------------------------------------------------------------------------------------------
 
     def begin_recording(self, activations: bool) -> None:
-        """See ``Backend``; hybridized blocks run imperatively meanwhile, since a graph calls no hooks."""
+        """See ``Backend``; hybridized blocks run another graph meanwhile, on MXNet 2 imperatively."""
         self._notes = Notes(self._boundaries.models, activations)
 
     def note_gradients(self, optimizer: Any) -> Sequence[str]:

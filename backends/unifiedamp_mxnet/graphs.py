@@ -12,6 +12,7 @@ import weakref
 from types import CodeType, FunctionType
 from typing import Any
 
+from . import watched
 from .casts import Table, current
 from .native import NUMPY_API, base, gluon
 
@@ -50,6 +51,7 @@ class Graphs(tuple[Any, ...]):
     """
 
     variants: weakref.WeakKeyDictionary[Table, dict[str, Any]]
+    recorded: weakref.WeakKeyDictionary[Table, dict[str, Any]]
 
 
 _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
@@ -68,12 +70,15 @@ def call_cached_op(block: Any, *args: Any) -> Any:
     """Run a hybridized block, by the graph of the thread's table."""
     table = current.table
     with _lock_of(block):  # Another thread may be running it under another table.
-        if table is None or isinstance(block, gluon.SymbolBlock):
+        if isinstance(block, gluon.SymbolBlock):
             return call_native(block, *args)
+        watcher = watched.watcher_of(block)
+        if table is None:
+            return call_native(block, *args) if watcher is None else _imperatively(block, args)
         graphs = block.__dict__["_cached_graph"]
         if type(graphs) is not Graphs:
             graphs = _attach(block, args)
-        return _call_variant(block, graphs, table, args)
+        return _call_variant(block, graphs, table, args, watcher)
 
 
 def _attach(block: Any, args: Any) -> Graphs:
@@ -85,23 +90,34 @@ def _attach(block: Any, args: Any) -> Graphs:
     finally:
         current.table = table
     graphs = Graphs(block._cached_graph)
-    graphs.variants = weakref.WeakKeyDictionary()
+    graphs.variants, graphs.recorded = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
     block.__dict__["_cached_graph"] = graphs
     return graphs
 
 
-def _call_variant(block: Any, graphs: Graphs, table: Table, args: Any) -> Any:
+def _imperatively(block: Any, args: Any) -> Any:
+    block.__dict__["_active"] = False
+    try:
+        return block.forward(*args)
+    finally:
+        block.__dict__["_active"] = True
+
+
+def _call_variant(block: Any, graphs: Graphs, table: Table, args: Any, watcher: watched.Watcher | None = None) -> Any:
     fields = block.__dict__
     found = {name: fields[name] for name in FIELDS}
-    variant = graphs.variants.get(table)
+    variants = graphs.variants if watcher is None else graphs.recorded
+    variant = variants.get(table)
     try:
         if variant is not None:
             fields.update(variant)
             return call_native(block, *args)
         block._clear_cached_op()
         with LayoutPass(table.optimize_layout):
+            if watcher is not None:
+                watched.build(block, args, watcher)
             output = call_native(block, *args)
-        graphs.variants[table] = {name: fields[name] for name in FIELDS}
+        variants[table] = {name: fields[name] for name in FIELDS}
         return output
     finally:
         fields.update(found)

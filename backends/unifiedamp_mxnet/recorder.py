@@ -1,7 +1,7 @@
 """What is noted of a recorded step: the largest values at blocks, and how gradients are distributed.
 
-Hooks stand on the blocks while a step is recorded, and at no other time; hybridized blocks run imperatively meanwhile,
-since a graph calls no hooks. Nothing is read from the device before :meth:`Notes.read`.
+Hooks stand on the blocks while a step is recorded, and at no other time. Inside hybridized blocks they are called while
+a graph for recorded steps is traced, see ``watched.py``. Nothing is read from the device before :meth:`Notes.read`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from unifiedamp.backend import recording
 
+from . import watched
 from .bound import Bound
 from .gradients import by_context, dense
 from .layers import walk
@@ -39,7 +40,10 @@ class Notes:
 
     Args:
         models: the prepared models.
-        activations: put hooks on their blocks and run them imperatively, until :meth:`stop`.
+        activations: put hooks on their blocks until :meth:`stop`.
+
+    Attributes:
+        traced: what hooks are called with while a graph is traced; None at other times.
     """
 
     def __init__(self, models: Sequence[Any], activations: bool) -> None:
@@ -51,6 +55,10 @@ class Notes:
         self._losses: list[Any] = []
         self._scale = 1.0
         self._undo: list[Callable[[], None]] = []
+        self._blocks: set[int] = set()
+        self.traced: list[watched.Seen] | None = None
+        if activations:
+            watched.current.watcher = self
         for index, model in enumerate(models if activations else ()):
             blocks = dict(walk(model))
             for path, block in blocks.items():
@@ -60,6 +68,7 @@ class Notes:
 
     def _watch(self, path: str, block: Any) -> None:
         kind = type(block).__name__
+        self._blocks.add(id(block))
 
         def before(_: Any, args: Any) -> None:
             self._note(path, kind, "input", args)
@@ -69,7 +78,7 @@ class Notes:
 
         self._undo.append(block.register_forward_pre_hook(before).detach)
         self._undo.append(block.register_forward_hook(after).detach)
-        if vars(block).get("_active") and not isinstance(block, gluon.SymbolBlock):
+        if vars(block).get("_active") and not isinstance(block, gluon.SymbolBlock) and not watched.by_graph(block):
             # Not by hybridize(False), which would throw the traced graphs away.
             vars(block)["_active"] = False
             self._undo.append(functools.partial(vars(block).__setitem__, "_active", True))
@@ -78,7 +87,13 @@ class Notes:
         """Take the hooks away and let blocks run their graphs again."""
         while self._undo:
             self._undo.pop()()
+        if watched.current.watcher is self:
+            watched.current.watcher = None
         self._known.clear()
+
+    def watches(self, block: Any) -> bool:
+        """See ``watched.Watcher``."""
+        return id(block) in self._blocks
 
     # -- noting --------------------------------------------------------------------------------------------------
 
@@ -86,11 +101,17 @@ class Notes:
         if not autograd.is_recording():
             return  # inference
         for array in _arrays(value):
-            if place == "input" and id(array) in self._known:
-                continue
-            # Kept until it is read: nobody writes to what the backward pass needs, and looking now would wait for it.
-            self._known[id(array)] = array
-            self._activations.append(Noted(layer, kind, place, dtype_name(array), array))
+            self.take(layer, kind, place, array)
+        if self.traced is not None:
+            self.traced += [watched.Seen(layer, kind, place, symbol) for symbol in watched.symbols(value)]
+
+    def take(self, layer: str, kind: str, place: str, array: Any) -> None:
+        """See ``watched.Watcher``; an input that is known already is left out."""
+        if dtype_name(array) not in FLOATS or not array.size or (place == "input" and id(array) in self._known):
+            return
+        # Kept until it is read: nobody writes to what the backward pass needs, and looking now would wait for it.
+        self._known[id(array)] = array
+        self._activations.append(Noted(layer, kind, place, dtype_name(array), array))
 
     def gradients(self, bound: Bound, scale: float) -> list[str]:
         """Count a Trainer's gradients, those of all contexts together."""
