@@ -30,7 +30,7 @@ def count(
         For some gradients at a time, in order, two vectors of ``recording.BUCKETS`` counts for each gradient: of its
         values, and of its values times ``inverse`` (the same tensor without one).
     """
-    for batch in _batches([_flat(_dense(gradient.detach())) for gradient in gradients]):
+    for batch in _batches([_flat(dense(gradient.detach())) for gradient in gradients]):
         sizes = [values.numel() for values in batch]
         joined = torch.cat(batch) if len(batch) > 1 else batch[0]
         scaled = _histograms(joined, sizes)
@@ -78,9 +78,10 @@ def _edges(device: torch.device) -> torch.Tensor:
     return torch.tensor(recording.EDGE_BITS, dtype=torch.int32, device=device)
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return what is there of a gradient: of a sparse one its values, of a DTensor what lies on this rank."""
     values = gradient._values() if gradient.is_sparse else gradient
-    return getattr(values, "_local_tensor", values)  # of a DTensor, what lies on this rank
+    return getattr(values, "_local_tensor", values)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

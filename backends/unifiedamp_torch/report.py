@@ -9,6 +9,8 @@ import torch
 
 from unifiedamp.backend import NonFiniteReport
 
+from .reductions import dense
+
 
 def non_finite(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> NonFiniteReport:
     """Look at gradients and at the unscaled loss; waits for the device.
@@ -17,7 +19,7 @@ def non_finite(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None)
         gradients: name → gradient of the skipped step, dense or sparse.
         loss: the last unscaled loss, or None when it is not known.
     """
-    bad = [name for name, grad in gradients.items() if not bool(torch.isfinite(_values(grad)).all())]
+    bad = [name for name, grad in gradients.items() if not bool(torch.isfinite(dense(grad)).all())]
     return NonFiniteReport(tuple(bad), None if loss is None else bool(torch.isfinite(loss)))
 
 
@@ -44,7 +46,6 @@ class LastSkips:
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
-        self._last = 0
 
     def ready(self, optimizer: int, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> bool:
         """Tell whether :meth:`note` has tensors to write into, so that it may be captured."""
@@ -67,7 +68,7 @@ class LastSkips:
             self._kept[optimizer] = Kept(tuple(gradients), loss is not None, flags)
         kept = self._kept[optimizer].flags
         with torch.no_grad():
-            seen = largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
+            seen = _largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
             kept.copy_(torch.where(found > 0, ~torch.isfinite(seen), kept))
 
     def forget(self) -> None:
@@ -87,16 +88,8 @@ class LastSkips:
         return NonFiniteReport(tuple(bad), finite) if bad else None
 
 
-def largest(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _largest(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return each tensor's largest magnitude in one float32 tensor on ``device``; nan where one is nan."""
-    values = [each if each.numel() else each.new_zeros(1) for each in map(_values, tensors)]
-    return torch.stack([norm.to(device, torch.float32, non_blocking=True) for norm in _norms(values)])
-
-
-def _norms(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    return list(torch._foreach_norm(values, float("inf")))
-
-
-def _values(grad: torch.Tensor) -> torch.Tensor:
-    values = grad._values() if grad.is_sparse else grad
-    return getattr(values, "_local_tensor", values)  # of a DTensor, what lies on this rank
+    values = [each if each.numel() else each.new_zeros(1) for each in map(dense, tensors)]
+    norms = torch._foreach_norm(values, float("inf"))
+    return torch.stack([norm.to(device, torch.float32, non_blocking=True) for norm in norms])
