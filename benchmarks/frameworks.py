@@ -32,7 +32,8 @@ def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
     if not setup.ours:
         parts = Parts(backend, recipe)
         return importlib.import_module(f"setups.{backend}_setups").build(parts, setup), native
-    amp = ua.Amp(backend, setup.policy, compile=str(setup.compiled), tuning=setup.tuning)
+    scale = recipe.loss_scale(str(setup.policy))
+    amp = ua.Amp(backend, setup.policy, loss_scale=scale, compile=str(setup.compiled), tuning=setup.tuning)
     return Loop(layered(amp, Parts(backend, recipe)), native.finish), native
 
 

@@ -18,7 +18,7 @@ from turns import Comparison, Loop, compare, hardware, say, write
 import unifiedamp as ua
 
 RECIPE_NAMES = ("conv 28x28", "conv 8x8", "mlp 3x256")
-SCALES = {"none": "none", "dynamic": ua.DynamicLossScale()}
+SCALES = ("none", "dynamic")
 FORMS = {"compiled": "default", "eager": "off"}
 OPTIMIZERS = {"torch": ("fused", "foreach")}
 """torch's GPU optimizers have two forms, and the layer does not treat them alike."""
@@ -30,13 +30,15 @@ def measure(backend: str, row: dict[str, str], options: Any) -> Comparison:
     native.begin()
     native.clear()
     scale, form = row["loss scale"], row["form"]
-    amp = ua.Amp(backend, native.low(), loss_scale=SCALES[scale], compile=FORMS[form])
     parts = Parts(backend, find(row["recipe"], options.smoke), row.get("optimizer", "fused"))
+    first = parts.recipe.first_scale if scale == "dynamic" else None
+    ours_scale = ua.DynamicLossScale(initial_scale=first) if first else "none"
+    amp = ua.Amp(backend, native.low(), loss_scale=ours_scale, compile=FORMS[form])
     ours = layered(amp, parts)
     with native.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
-        step = native.train_step(model, optimizer, parts.loss_fn, scale == "dynamic", form == "compiled")
+        step = native.train_step(model, optimizer, parts.loss_fn, first, form == "compiled")
     x, y = native.tensor(parts.images), native.tensor(parts.labels)
     theirs = Loop(lambda: step(x, y), native.finish, native.around)
     labels = {"recipe": row["recipe"], "batch": str(parts.recipe.batch), **row}

@@ -29,7 +29,8 @@ def native(parts: Parts, by: Any) -> Callable[[], Any]:
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
-    step = by.train_step(model, optimizer, parts.loss_fn, by.low() == "mixed_float16", False)
+    scale = parts.recipe.first_scale if by.low() == "mixed_float16" else None
+    step = by.train_step(model, optimizer, parts.loss_fn, scale, False)
     x, y = by.tensor(parts.images), by.tensor(parts.labels)
     return lambda: step(x, y)
 
@@ -37,9 +38,11 @@ def native(parts: Parts, by: Any) -> Callable[[], Any]:
 def accelerate(parts: Parts, by: Any) -> Callable[[], Any]:
     """Hugging Face Accelerate."""
     from accelerate import Accelerator
+    from accelerate.utils import GradScalerKwargs
 
     low = "fp16" if by.low() == "mixed_float16" else "bf16"
-    accelerator = Accelerator(mixed_precision=low, cpu=by.DEVICE == "cpu")
+    scaler = GradScalerKwargs(init_scale=parts.recipe.first_scale)
+    accelerator = Accelerator(mixed_precision=low, cpu=by.DEVICE == "cpu", kwargs_handlers=[scaler])
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -59,13 +62,14 @@ def accelerate(parts: Parts, by: Any) -> Callable[[], Any]:
 
 def fabric(parts: Parts, by: Any) -> Callable[[], Any]:
     """Lightning Fabric."""
-    try:
-        from lightning.fabric import Fabric
-    except ImportError:
-        from lightning_fabric import Fabric
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins import MixedPrecision
+    from torch.amp import GradScaler
 
-    low = "16-mixed" if by.low() == "mixed_float16" else "bf16-mixed"
-    found = Fabric(accelerator=by.DEVICE, devices=1, precision=low)
+    half = by.low() == "mixed_float16"
+    scaler = GradScaler(by.DEVICE, init_scale=parts.recipe.first_scale) if half else None
+    precision = MixedPrecision("16-mixed" if half else "bf16-mixed", by.DEVICE, scaler)
+    found = Fabric(accelerator=by.DEVICE, devices=1, plugins=[precision])
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -84,7 +88,12 @@ def fabric(parts: Parts, by: Any) -> Callable[[], Any]:
 
 def ours(mode: str) -> Callable[[Parts, Any], Callable[[], Any]]:
     """Return what makes the layer's loop."""
-    return lambda parts, by: layered(ua.Amp("torch", by.low(), compile=mode), parts)
+
+    def make(parts: Parts, by: Any) -> Callable[[], Any]:
+        scale = parts.recipe.loss_scale(by.low())
+        return layered(ua.Amp("torch", by.low(), loss_scale=scale, compile=mode), parts)
+
+    return make
 
 
 CONTESTANTS: dict[str, Callable[[Parts, Any], Callable[[], Any]]] = {

@@ -38,7 +38,7 @@ def native(parts: Parts, by: Any) -> Callable[[], Any]:
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
-        step = by.train_step(model, optimizer, parts.loss_fn, True, False)
+        step = by.train_step(model, optimizer, parts.loss_fn, parts.recipe.first_scale, False)
     x, y = by.tensor(parts.images), by.tensor(parts.labels)
     return lambda: step(x, y)
 

@@ -56,7 +56,7 @@ ITEMS = {
     "cudnn_benchmark": Item({"cudnn_benchmark": True}, (CONV,), (RESNET, SMALL_RESNET)),
     "fused_optimizer": Item({"fused_optimizer": True}, (MLP,), (MLP, GPT), optimizer="foreach"),
     "set_to_none": Item({}, (MLP,), (MLP, GPT), compares_forms=True),
-    "compile": Item({"compile": True}, (CONV,), (SMALL_RESNET, GPT), compares_forms=True),
+    "compile": Item({"compile": True}, (CONV,), (SMALL_RESNET, RESNET, GPT), compares_forms=True),
     "checkpoint_layers": Item({"checkpoint_layers": AGAIN}, ("wide mlp 3x2048",), (GPT, RESNET)),
     "prefetch": Item({}, (CONV,), (RESNET,)),
     "fast": Item("fast", (CONV,), (RESNET, GPT), optimizer="foreach", compares_forms=True),
@@ -112,7 +112,7 @@ def measure(backend: str, case: Case, options: Any) -> Comparison:
     native.clear()
     parts = Parts(backend, find(case.recipe, options.smoke), ITEMS[case.item].optimizer)
     labels = case.labels(parts)
-    if native.gpu():
+    if hasattr(native, "peak_of") and native.gpu():
         labels["memory of a step, on / off"] = ""
     turn = cli.turn_seconds(native)
     if case.item == "set_to_none":
@@ -140,7 +140,9 @@ def memory(native: Any, loop: Loop) -> str:
 def session(backend: str, case: Case, parts: Parts, on: bool) -> ua.Amp:
     """Return a session with or without the item."""
     form = "default" if ITEMS[case.item].compares_forms else case.form
-    return ua.Amp(backend, case.policy, compile=form, tuning=tuning_of(case.item, parts) if on else None)
+    scale = parts.recipe.loss_scale(case.policy)
+    tuning = tuning_of(case.item, parts) if on else None
+    return ua.Amp(backend, case.policy, loss_scale=scale, compile=form, tuning=tuning)
 
 
 def tuning_of(item: str, parts: Parts) -> Any:
@@ -182,7 +184,8 @@ def fed(backend: str, case: Case, parts: Parts, native: Any) -> tuple[Fed, Fed]:
     """Return loops whose batches come from the host, made ready ahead or when they are wanted."""
     loops = []
     for ahead in (True, False):
-        amp = ua.Amp(backend, case.policy, compile=case.form)
+        scale = parts.recipe.loss_scale(case.policy)
+        amp = ua.Amp(backend, case.policy, loss_scale=scale, compile=case.form)
         step = train_step_of(amp, parts)
         loops.append(Fed(_feed(amp, parts, ahead), step, native.finish))
     return loops[0], loops[1]
@@ -219,9 +222,17 @@ def cases(backend: str, options: Any, native: Any) -> Iterator[Case]:
         if name == "set_to_none" and not hasattr(native, "zeroes_gradients"):
             say(f"{name}: not measured: {support and support.reason}")
             continue
-        for recipe in options.recipes or (item.gpu_recipes if gpu and backend == "torch" else item.recipes):
+        for recipe in options.recipes or recipes_of(backend, name, gpu):
             for form in FORMS[:1] if item.compares_forms else options.forms or FORMS[: 1 + gpu]:
                 yield Case(name, recipe, form, "float32" if item.float32 else policy(backend, native))
+
+
+def recipes_of(backend: str, name: str, gpu: bool) -> tuple[str, ...]:
+    """Return an item's recipes on a device; of the large models TensorFlow has Keras's ResNet-50, layer by layer."""
+    item = ITEMS[name]
+    if not gpu or backend == "torch":
+        return item.gpu_recipes if gpu else item.recipes
+    return (RESNET,) if RESNET in item.gpu_recipes and name != "checkpoint_layers" else item.recipes
 
 
 def policy(backend: str, native: Any) -> str:

@@ -318,7 +318,7 @@ parts = Parts({name!r}, find({recipe!r}, smoke={recipe!r}[0] != "m"))
 ours = layered(amp, parts)
 with native.scope():
     model = parts.model()
-    step = native.train_step(model, parts.optimizer(model), parts.loss_fn, True, False)
+    step = native.train_step(model, parts.optimizer(model), parts.loss_fn, 2.0**16, False)
 x, y = native.tensor(parts.images), native.tensor(parts.labels)
 losses = [], []
 for _ in range(30):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,18 @@ from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, re
 from . import update
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class Found(NamedTuple):
+    """What was found in one optimizer's gradients.
+
+    Attributes:
+        counted: float32 pair ``[1, found_inf]``: added to a pair of counts it counts a step.
+        inf: ``found_inf``, the second half of it; the finite-check kernel writes there.
+    """
+
+    counted: torch.Tensor
+    inf: torch.Tensor
 
 
 def step_values(found_inf: bool, before: float, after: float) -> StepValues:
@@ -35,24 +48,24 @@ class HostScale:
         self._applied = self._skipped = 0
         self._moving = settings.initial_state()
 
-    def count(self, found: torch.Tensor) -> None:
-        """Count one optimizer step; ``found`` is its float32 ``[1, found_inf]``."""
-        if found[1].item():
+    def count(self, found: Found) -> None:
+        """Count one optimizer step, by what was found in its gradients."""
+        if found.inf.item():
             self._skipped += 1
         else:
             self._applied += 1
 
-    def update(self, founds: Sequence[torch.Tensor]) -> None:
+    def update(self, founds: Sequence[Found]) -> None:
         """End an iteration whose steps found ``founds`` (one at least)."""
         before = self._moving
-        self._moving = self._settings.next_state(before, any(found[1].item() for found in founds))
+        self._moving = self._settings.next_state(before, any(found.inf.item() for found in founds))
         if self._moving.scale != before.scale:
             self._scale.fill_(self._moving.scale)
         self._tracker.fill_(self._moving.good_steps)
 
-    def result(self, found: torch.Tensor, before: float, after: float) -> StepResult:
+    def result(self, found: Found, before: float, after: float) -> StepResult:
         """Return the outcome of a step, from two marks."""
-        return StepResult.of(*step_values(bool(found[1].item()), before, after))
+        return StepResult.of(*step_values(bool(found.inf.item()), before, after))
 
     def mark(self) -> float:
         """Return the present scale in a form that later steps do not change."""
@@ -97,19 +110,19 @@ class DeviceScale:
         self._asked: Asked | None = None
         self.move: Callable[..., None] = move
 
-    def count(self, found: torch.Tensor) -> None:
+    def count(self, found: Found) -> None:
         """See :meth:`HostScale.count`."""
-        self._counts.add_(found)
+        self._counts.add_(found.counted)
 
-    def update(self, founds: Sequence[torch.Tensor]) -> None:
+    def update(self, founds: Sequence[Found]) -> None:
         """See :meth:`HostScale.update`."""
-        found = founds[0][1] if len(founds) == 1 else torch.stack([each[1] for each in founds]).amax()
+        found = founds[0].inf if len(founds) == 1 else torch.stack([each.inf for each in founds]).amax()
         self.move(self._settings, self._scale, self._tracker, self._bad, found)
         self._mark = None
 
-    def result(self, found: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> StepResult:
+    def result(self, found: Found, before: torch.Tensor, after: torch.Tensor) -> StepResult:
         """See :meth:`HostScale.result`."""
-        return DeviceResult(found[1], before, after)
+        return DeviceResult(found.inf, before, after)
 
     def mark(self) -> torch.Tensor:
         """See :meth:`HostScale.mark`."""
@@ -200,7 +213,7 @@ def move(
         # torch's own kernel knows no hysteresis, and keeps the scale where growth would overflow.
         update.move(settings, scale, tracker, bad, found)
         return
-    bad.add_(1).mul_(found)
+    torch.addcmul(found, bad, found, out=bad)  # (bad + 1) · found in one kernel
     torch._amp_update_scale_(
         scale, tracker, found, settings.growth_factor, settings.backoff_factor, settings.growth_interval
     )

@@ -55,7 +55,7 @@ class ScaledSteps(Steps):
         found = self.scaler.check(optimizer)
         before = self._state.mark()
         if found is not None:
-            self._apply(optimizer, found[1])
+            self._apply(optimizer, found.inf)
             self._state.count(found)
             gradients.drop(optimizer)
         if update:

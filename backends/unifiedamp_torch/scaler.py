@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import OptState
 from unifiedamp.backend import LossScale, float32
 
 from . import gradients
-from .scale_state import DeviceScale, HostScale
+from .scale_state import DeviceScale, Found, HostScale
 
 
 def world_size() -> int:
@@ -32,8 +32,7 @@ def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: An
 class Scaler(torch.amp.GradScaler):
     """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
 
-    torch's own tools may use it as theirs. ``found`` tensors are float32 pairs ``[1, found_inf]``: added to a pair of
-    counts they count a step, and the finite-check kernel writes into their second half.
+    torch's own tools may use it as theirs.
 
     Args:
         device: where the scale lives.
@@ -55,7 +54,7 @@ class Scaler(torch.amp.GradScaler):
         """The scale, a float32 scalar on the session's device."""
         return self._scale
 
-    def check(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    def check(self, optimizer: torch.optim.Optimizer) -> Found | None:
         """Unscale the optimizer's gradients unless that is done; return what was found, None without gradients."""
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is not OptState.UNSCALED:
@@ -67,14 +66,14 @@ class Scaler(torch.amp.GradScaler):
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        found = self._nothing_found.clone()
-        found_inf = found[1]
+        counted = self._nothing_found.clone()
+        found_inf = counted[1]
         there = gradients.unscale(optimizer, self._scale.reciprocal(), found_inf)
         if world_size() > 1:
             dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         record["stage"] = OptState.UNSCALED
         record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}
-        record["found"] = found if there else None
+        record["found"] = Found(counted, found_inf) if there else None
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step or skip, for loops of torch's own form: gradients stay.
@@ -91,8 +90,8 @@ class Scaler(torch.amp.GradScaler):
         record["stage"] = OptState.STEPPED
         self.state.count(found)
         if self._skips_in_kernel(optimizer):
-            return step_in_kernel(optimizer, found[1], *args, **kwargs)
-        return None if found[1].item() else optimizer.step(*args, **kwargs)
+            return step_in_kernel(optimizer, found.inf, *args, **kwargs)
+        return None if found.inf.item() else optimizer.step(*args, **kwargs)
 
     def _skips_in_kernel(self, optimizer: Any) -> bool:
         # A first step skipped in the kernel would leave fused SGD's momentum buffers unwritten.

@@ -87,12 +87,12 @@ def memory(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def train_step(
-    model: Any, trainer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+    model: Any, trainer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
-    """``compiled=True`` is ``hybridize``."""
+    """``compiled=True`` is ``hybridize``; MXNet's first scale is 65536, whatever ``scale`` is."""
     if compiled:
         model.hybridize(static_alloc=True, static_shape=True)
-    if scaled:
+    if scale:
         amp.init_trainer(trainer)
 
     def plain(x: Any, y: Any) -> Any:
@@ -110,4 +110,4 @@ def train_step(
         trainer.step(1)
         return loss
 
-    return with_scale if scaled else plain
+    return with_scale if scale else plain

@@ -73,7 +73,7 @@ def memory(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def train_step(
-    model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+    model: Any, optimizer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
     """``compiled=True`` is ``tf.function``, "xla" the same by XLA; layers keep the policy that they were made under."""
     weights = model.trainable_variables
@@ -85,7 +85,7 @@ def train_step(
         optimizer.apply(tape.gradient(loss, weights), weights)
         return loss
 
-    scaler = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else None
+    scaler = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale) if scale else None
     if scaler is not None:
         scaler.build(weights)
 
@@ -96,5 +96,5 @@ def train_step(
         scaler.apply(tape.gradient(scaled_loss, weights), weights)
         return loss
 
-    step = with_scale if scaled else plain
+    step = with_scale if scale else plain
     return tf.function(step, jit_compile=compiled == "xla" or None) if compiled else step

@@ -111,7 +111,7 @@ def forward_of(model: Any, loss_fn: Any, policy: str) -> Callable[[Any, Any], to
 
 
 def train_step(
-    model: Any, optimizer: Any, loss_fn: Any, scaled: bool, compiled: bool | str, policy: str = ""
+    model: Any, optimizer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
     """``compiled=True`` is ``torch.compile`` of the step; a mode of ``torch.compile`` compiles model and loss alone."""
     forward = forward_of(model, loss_fn, policy or low())
@@ -125,7 +125,7 @@ def train_step(
         optimizer.zero_grad()
         return loss
 
-    scaler = torch.amp.GradScaler(DEVICE)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=scale or 1.0)
 
     def with_scale(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = forward(x, y)
@@ -135,5 +135,5 @@ def train_step(
         optimizer.zero_grad()
         return loss
 
-    step = with_scale if scaled else plain
+    step = with_scale if scale else plain
     return torch.compile(step) if compiled is True else step

@@ -30,6 +30,6 @@ def build(parts: Parts, setup: Setup) -> Loop:
         model = parts.model()
         optimizer = parts.optimizer(model)
         x, y = native.tensor(parts.images), native.tensor(parts.labels)
-        step: Any = native.train_step(model, optimizer, parts.loss_fn, False, setup.compiled)
+        step: Any = native.train_step(model, optimizer, parts.loss_fn, None, setup.compiled)
     around = nullcontext if setup.policy == "float32" else native.around
     return Loop(lambda: step(x, y), native.finish, around)

@@ -57,6 +57,6 @@ def build(parts: Parts, setup: Setup) -> Loop:
         model = parts.model()
         optimizer = parts.optimizer(model)
     x, y = native.tensor(parts.images), native.tensor(parts.labels)
-    scaled = setup.policy == "mixed_float16"
-    step: Any = native.train_step(model, optimizer, parts.loss_fn, scaled, setup.compiled)
+    scale = parts.recipe.first_scale if setup.policy == "mixed_float16" else None
+    step: Any = native.train_step(model, optimizer, parts.loss_fn, scale, setup.compiled)
     return Loop(lambda: step(x, y), native.finish, native.around)

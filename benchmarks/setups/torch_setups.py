@@ -78,6 +78,6 @@ def build(parts: Parts, setup: Setup) -> Loop:
         if setup.channels_last:
             model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
         optimizer = parts.optimizer(model)
-    scaled = setup.policy == "mixed_float16"
-    step: Any = native.train_step(model, optimizer, parts.loss_fn, scaled, setup.compiled, setup.policy)
+    scale = parts.recipe.first_scale if setup.policy == "mixed_float16" else None
+    step: Any = native.train_step(model, optimizer, parts.loss_fn, scale, setup.compiled, setup.policy)
     return Loop(lambda: step(x, y), native.finish, native.around)
