@@ -18,6 +18,9 @@ from .layers import parameters as named_parameters
 
 keras = tf.keras
 
+# The suite's oracles compute in float32; on a GPU, TensorFlow's own default is TF32 for it.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+
 
 class Probe(keras.Model):  # type: ignore[misc]
     """``sum(w_i * x_i)`` in float32."""

@@ -49,6 +49,10 @@ _UNTRACED = (
 
 NOTHING = nullcontext()
 
+_TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
+"""Inductor's settings that make one kernel of several pointwise ones that do not depend on each other: the casts of all
+weights, and of their gradients. Reductions stay apart; together they become slower."""
+
 
 @functools.cache
 def ready_dynamo() -> None:
@@ -76,12 +80,15 @@ def compile_step(
         fn: a step, or a module (which stays one).
         overrides: the session's op overrides.
         uncompiled: asked at each call of a step whether this one is to run as plain Python.
-        static: compile anew for each shape, as a step that is captured for each shape wants it.
+        static: compile anew for each shape, as a step that is captured for each shape wants it, and for few kernels.
         switches: held around each call of a step.
     """
     ready_dynamo()
-    backend = _OwnInductor() if overrides else "inductor"
-    compiled = torch.compile(fn, backend=backend, dynamic=False if static else None)
+    settings = _few_kernels() if static else {}
+    if overrides:
+        compiled = torch.compile(fn, backend=_OwnInductor(settings), dynamic=False if static else None)
+    else:
+        compiled = torch.compile(fn, dynamic=False if static else None, options=settings or None)
     if isinstance(fn, torch.nn.Module):
         return compiled
 
@@ -102,11 +109,25 @@ def compile_step(
     return step
 
 
+def _few_kernels() -> dict[str, Any]:
+    """Return the settings for few kernels; none where Inductor (before torch 2.11) cannot keep reductions apart."""
+    from torch._inductor import config
+
+    return _TOGETHER if all(hasattr(config, name) for name in _TOGETHER) else {}
+
+
 class _OwnInductor:
-    """Inductor under an identity of its own: dynamo shares no code between backends, and guards on no overrides."""
+    """Inductor under an identity of its own: dynamo shares no code between backends, and guards on no overrides.
+
+    Args:
+        settings: Inductor's, for what it compiles.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         """Compile a graph."""
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(graph, inputs)
+        return compile_fx(graph, inputs, config_patches=self._settings)

@@ -7,7 +7,9 @@ that it may set what is one process's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Setup:
     tf32: bool | None = None
     channels_last: bool = False
     tuned: bool = False
-    tuning: str | None = None
+    tuning: str | Mapping[str, Any] | None = None
 
 
 def ours(policy: str) -> dict[str, Setup]:

@@ -47,6 +47,8 @@ def _others_on_gpu(recipe: Recipe) -> dict[str, Setup]:
     low, image = native.low(), recipe.model == "resnet50"
     found = {}
     if image:
+        how = 'compile="default", tuning={"channels_last": True}'
+        found["ours default, channels last"] = Setup(how, low, "default", ours=True, tuning={"channels_last": True})
         found["AMP + channels last"] = Setup("channels_last", low, channels_last=True)
     if recipe.model == "gpt2":
         found["AMP + compile"] = Setup("float16, torch.compile", low, "default")

@@ -1,5 +1,6 @@
 """torch.compile of a whole step: same results, one graph for the forward, no retracing."""
 
+import copy
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ from loops import batch, make_step, mlp, session, weights
 from torch._dynamo.utils import counters
 
 import unifiedamp as ua
+from unifiedamp_torch.compile import compile_step
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,28 @@ def test_a_compiled_step_honours_op_overrides():
         assert got[1].dtype == wanted[1].dtype == (torch.float32 if "linear" in overrides else torch.bfloat16)
         torch.testing.assert_close(got[1], wanted[1], rtol=1e-2, atol=1e-2)
     assert plain[1].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("overrides", [{}, {"softmax": "bfloat16"}])
+def test_a_step_for_one_shape_computes_the_same(overrides):
+    """As it is made where the whole step is captured, for few kernels."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+    other = copy.deepcopy(model)
+
+    def step(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    x, _ = batch()
+    compiled = compile_step(step, overrides, lambda: False, static=True)
+    torch.testing.assert_close(compiled(other, x), step(model, x), rtol=1e-2, atol=1e-3)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad, rtol=2e-2, atol=2e-3)
+    for one, two in zip(model.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-2, atol=1e-3)
 
 
 def test_compiled_code_is_not_shared_between_sessions_of_other_overrides():

@@ -8,7 +8,7 @@ from loops import batch, make_step, mlp, session, weights
 
 import unifiedamp as ua
 from unifiedamp_torch import device
-from unifiedamp_torch.scale_state import DeviceScale, HostScale
+from unifiedamp_torch.scale_state import DeviceScale, Found, HostScale
 from unifiedamp_torch.scaler import Scaler
 
 SETTINGS = [
@@ -45,7 +45,8 @@ def test_state_moves_as_the_reference(state_class, settings):
     wanted = settings.initial_state()
     for _ in range(300):
         found_inf = rng.random() < 0.4
-        found = torch.tensor([1.0, float(found_inf)])
+        counted = torch.tensor([1.0, float(found_inf)])
+        found = Found(counted, counted[1])
         state.count(found)
         state.update([found])
         wanted = settings.next_state(wanted, found_inf)
