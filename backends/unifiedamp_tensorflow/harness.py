@@ -18,8 +18,11 @@ from .layers import parameters as named_parameters
 
 keras = tf.keras
 
-# The suite's oracles compute in float32; on a GPU, TensorFlow's own default is TF32 for it.
+# The suite's oracles compute in float32, and it compares runs bit by bit. On a GPU, TensorFlow's own defaults are TF32,
+# and kernels that sum in any order.
 tf.config.experimental.enable_tensor_float_32_execution(False)
+if tf.config.list_physical_devices("GPU"):
+    tf.config.experimental.enable_op_determinism()
 
 
 class Probe(keras.Model):  # type: ignore[misc]
