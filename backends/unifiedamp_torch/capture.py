@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -217,7 +218,7 @@ class CapturedStep:
         named = {name: signature.fill(each, left) for name, each in kwargs.items()}
         before, counted = ground.held(self._window), ground.steps.begin_capture()
         try:
-            with ground.lent(self._updates):
+            with ground.lent(self._updates), uncollected():
                 replay, output = ground.stage.capture(lambda: self._fn(*filled, **named))
             after = ground.held(self._window)
             return Graph(inputs, output, replay, taken, before, after, ground.steps.counted() - counted)
@@ -250,6 +251,18 @@ class CapturedStep:
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from running: to free pinned memory or a graph is to ask things of the device."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def copied(value: Any) -> Any:

@@ -3,6 +3,7 @@
 On the CPU a tape stands in for the CUDA graph (see ``tape.py``); where there is a GPU the real thing runs too.
 """
 
+import gc
 import math
 import warnings
 
@@ -307,3 +308,24 @@ def test_prefetched_batches_feed_a_captured_step(monkeypatch):
         given.append([run.step(x, y) for x, y in native])
         assert run.amp.applied_steps == STEPS
     torch.testing.assert_close(given[0], given[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_step_is_captured(monkeypatch, fails):
+    """Another session's pinned memory or graph, freed in a capture, would break it off."""
+    collects = []
+
+    def body(run, x, y):
+        collects.append(gc.isenabled())
+        if fails and not gc.isenabled():
+            raise ValueError("cannot be captured")
+        return plain(run, x, y)
+
+    run = Trained(monkeypatch, True, body=body)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ua.errors.CompileWarning)
+        for seed in range(WARM_UP + 2):
+            run.feed(seed)
+    assert collects[: WARM_UP + 1] == [True] * WARM_UP + [False]
+    assert gc.isenabled()
+    assert collects[WARM_UP + 1 :] == ([True] * 2 if fails else [])
