@@ -50,7 +50,8 @@ class Run:
         if self._masters and "true" not in inspect.signature(self.kit.export_weights).parameters:
             raise ConfigError(
                 f"amp.master_weights: the recipe's checkpoints hold no master weights for {self.amp.backend.name!r} "
-                "yet; use the backend 'torch', a mixed policy, or a loop of your own with amp.master_weights(model)"
+                "yet; use the backend 'torch' or 'tensorflow', a mixed policy, or a loop of your own with "
+                "amp.master_weights(model)"
             )
 
     @property

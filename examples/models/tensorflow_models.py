@@ -96,15 +96,32 @@ def loss_fn(logits: Any, labels: Any) -> Any:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
-def export_weights(model: Any) -> Weights:
-    """Return the weights under the neutral names and layouts."""
+def export_weights(model: Any, true: Weights | None = None) -> Weights:
+    """Return the weights under the neutral names and layouts.
+
+    Args:
+        model: one of this module's.
+        true: what ``amp.master_weights(model)`` returned, to be exported in place of the model's own.
+    """
+    if true is not None:
+        return {name: true[native] for name, native in _native_names(model)}
     return {name: np.array(variable, np.float32) for name, variable in _variables(model)}
 
 
-def import_weights(model: Any, weights: Weights) -> None:
-    """Overwrite the weights with neutral ones."""
+def import_weights(model: Any, weights: Weights, true: dict[str, Any] | None = None) -> None:
+    """Overwrite the weights with neutral ones.
+
+    Args:
+        model: one of this module's.
+        weights: neutral ones.
+        true: what ``amp.master_weights(model)`` returned; overwritten in place of the model's own, for
+            ``amp.load_master_weights``.
+    """
     variables = dict(_variables(model))
     check_fits(weights, {name: tuple(variable.shape) for name, variable in variables.items()})
+    if true is not None:
+        true.update({native: weights[name].astype(np.float32) for name, native in _native_names(model)})
+        return
     for name, variable in variables.items():
         variable.assign(weights[name].astype(np.float32))
 
@@ -124,14 +141,23 @@ def import_momentum(model: Any, optimizer: Any, momentum: Weights) -> None:
 
 
 def _variables(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(layer, attribute)) for name, layer, attribute in _fields(model))
+
+
+def _native_names(model: Any) -> Iterator[tuple[str, str]]:
+    return ((name, f"{layer.name}.{attribute}") for name, layer, attribute in _fields(model))
+
+
+def _fields(model: Any) -> Iterator[tuple[str, Any, str]]:
     for layer in model.layers:
         for field, attribute in FIELDS.get(layer.name.rstrip("0123456789"), {}).items():
-            yield f"{layer.name}/{field}", getattr(layer, attribute)
+            yield f"{layer.name}/{field}", layer, attribute
 
 
 def _slots(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    inner.build(model.trainable_variables)
+    if not getattr(inner, "built", getattr(inner, "_built", False)):  # with master weights, it is, over those
+        inner.build(model.trainable_variables)
     momentums = getattr(inner, "momentums", None) or []
     slots = {id(variable): slot for variable, slot in zip(model.trainable_variables, momentums, strict=False)}
     return ((name, slots[id(v)]) for name, v in _variables(model) if id(v) in slots)
