@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 CODE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests were started with &
 from unifiedamp.compare import run
 from unifiedamp.cli import app, choices
 from unifiedamp.workers import Worker
