@@ -3,6 +3,12 @@
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.policy import OP_VOCABULARY
+
+LAYERS = ("linear", "conv", "conv_transpose", "attention", "embedding", "rnn", "layer_norm")
+"""Operations that are layers of their own in Keras, whose overrides are by layer and never "widest"."""
+OVERRIDES = [("torch", op, choice) for op in OP_VOCABULARY for choice in ("float32", "widest")]
+OVERRIDES += [("tensorflow", op, "float32") for op in LAYERS]
 
 
 @pytest.mark.parametrize(
@@ -13,3 +19,11 @@ def test_every_machine_runs_these(backend, policy):
     """MXNet's answer depends on the processor; ``on_mxnet/test_bfloat16_here.py`` asks the processor."""
     answer = ua.available_backends()[backend].capabilities.policies[policy]
     assert answer, answer.reason
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "choice"), [each for each in OVERRIDES if ua.available_backends()[each[0]].installed]
+)
+def test_these_overrides_are_not_refused(backend, op, choice):
+    policy = ua.Policy(compute_dtype="bfloat16", op_overrides={op: choice})
+    ua.Amp(backend, policy, device="cpu").close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 import unifiedamp as ua
 
 HERE = Path(__file__).parent
@@ -20,3 +22,12 @@ def a_mixed_policy(backend: str) -> str | None:
     """A mixed policy that runs here, if there is one."""
     answers = ua.available_backends()[backend].capabilities.policies
     return next((name for name in ("mixed_bfloat16", "mixed_float16") if answers[name]), None)
+
+
+def mixed_policy_or_skip(backend: str) -> str:
+    """The same; without one, which only MXNet may be, the test is skipped."""
+    policy = a_mixed_policy(backend)
+    if policy is None:
+        assert backend == "mxnet"
+        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    return policy

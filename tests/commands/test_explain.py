@@ -7,7 +7,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from command_runs import a_mixed_policy
+from command_runs import mixed_policy_or_skip
 
 import unifiedamp as ua
 
@@ -30,9 +30,7 @@ def test_the_table_has_every_row(command, backend):
 
 def test_warnings_are_part_of_the_answer(command, backend):
     """What the session warns of is told, once, and a policy that helps is not warned of."""
-    policy = a_mixed_policy(backend)
-    if policy is None:
-        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    policy = mixed_policy_or_skip(backend)
     gains = ua.available_backends()[backend].capabilities.policies[policy].helps
     said = command("explain", "digits_conv", "--backend", backend, "--policy", policy, "--json").json["warnings"]
     assert len(said) == (1 if gains is False else 0)
@@ -62,9 +60,7 @@ def test_layers_of_the_recipe(command, backend, recipe, kinds):
 
 def test_shapes_that_do_not_suit_tensor_cores(command, backend):
     """One input channel and ten classes: pad them to eight and sixteen, where the layer computes in 16 bits."""
-    policy = a_mixed_policy(backend)
-    if policy is None:
-        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    policy = mixed_policy_or_skip(backend)
     found = command("explain", "digits_conv", "--backend", backend, "--policy", policy, "--recipe", "--json").json
     first, *_, last = found["layers"]
     wanted = {(first["layer"], 1, 8)} | ({(last["layer"], 10, 16)} if last["dtype"] != "float32" else set())
@@ -73,9 +69,7 @@ def test_shapes_that_do_not_suit_tensor_cores(command, backend):
 
 
 def test_a_layer_kept_in_float32_gets_no_advice(command, backend, tmp_path):
-    policy = a_mixed_policy(backend)
-    if policy is None:
-        pytest.skip(f"{backend} runs no mixed policy on this machine")
+    policy = mixed_policy_or_skip(backend)
     # As people run it: a process each, in which the layers must have the same names.
     arguments = ("explain", "digits_conv", "--backend", backend, "--recipe", "--json", "--policy")
     layer = command.apart(*arguments, policy).json["layers"][0]["layer"]
