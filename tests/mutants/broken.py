@@ -287,3 +287,35 @@ class StaticScaleAppliesAnything(ToyBackend):
     def _decide(self, optimizer):
         found = super()._decide(optimizer)
         return found and self.spec.loss_scale.kind != "static"
+
+
+@mutant("test_an_interrupted_call_leaves_no_gradient")
+class RollbackKeepsTheGradients(ToyBackend):
+    def rollback(self, optimizers):
+        return False
+
+
+@mutant("test_what_an_interrupted_call_found_is_forgotten")
+class RollbackKeepsWhatWasFound(ToyBackend):
+    def rollback(self, optimizers):
+        found = any(self.checked.values())
+        partly = super().rollback(optimizers)
+        if found:
+            self.found[0] = True
+        return partly
+
+
+@mutant("test_a_partly_applied_update_is_refused_until_it_is_discarded")
+class PartlyAppliedUpdatesGoUnnoticed(ToyBackend):
+    def rollback(self, optimizers):
+        super().rollback(optimizers)
+        return False
+
+
+@mutant("test_an_interrupted_backward_of_one_loss_spares_other_optimizers")
+class RollbackTakesEveryOptimizersGradients(ToyBackend):
+    def rollback(self, optimizers):
+        for model in self.models:
+            for param in model.parameters.values():
+                param.grad = None
+        return super().rollback(optimizers)

@@ -153,6 +153,19 @@ def test_an_interrupted_window_starts_anew(harness, form, call):
     assert interrupter.fired or form != "eager"
 
 
+@pytest.mark.parametrize("call", ["unscale", "clip_grad_norm", "clip_grad_value"])
+def test_what_an_interrupted_call_found_is_forgotten(harness, call):
+    """The gradients overflow, and the call is interrupted: no step was made, so none was skipped."""
+    run = probe_run(harness, values=(10.0, 10.0), lr=LR, clip=clip_both, loss_scale=ua.DynamicLossScale(1024.0))
+    Interrupter(run.amp, call, 1, True, fail)
+    ((change, raised),) = changes(run, [(float("inf"), 1.0)])
+    assert raised
+    assert not change.any()
+    assert (run.amp.loss_scale, run.amp.skipped_steps, run.amp.applied_steps) == (1024.0, 0, 0)
+    check_changes(changes(run, FEEDS), FEEDS)
+    assert (run.amp.loss_scale, run.amp.skipped_steps, run.amp.applied_steps) == (1024.0, 0, len(FEEDS))
+
+
 def test_an_interrupted_backward_of_one_loss_spares_other_optimizers(harness):
     """Each of two optimizers has a loss; the second backward pass fails: the first one's window goes on."""
     amp = session(harness, loss_scale=64.0)
