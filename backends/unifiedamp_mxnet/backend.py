@@ -87,6 +87,7 @@ class MXNetBackend(MXNetExtras):
             checks.check_parameters(model.collect_params().values(), names, self.spec)
         for trainer in optimizers:
             checks.check_owner(trainer, names)
+            checks.check_contexts(trainer)
             checks.check_kvstore(trainer)
             if self.spec.master_weights:
                 checks.check_alone(trainer)

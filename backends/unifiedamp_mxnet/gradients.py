@@ -148,21 +148,31 @@ class Window:
             trainer._init_kvstore()
         if trainer._params_to_init:
             trainer._init_params()
+        if trainer._kvstore:
+            self._fill_in()
         trainer._allreduce_grads()
-        by_index: dict[int, list[tuple[int, int]]] = {}
-        for key in self._wide:
-            by_index.setdefault(key[1], []).append(key)
-        for keys in by_index.values():
-            self._sum_wide(keys)
+        for index in {index for _, index in self._wide}:
+            self._sum_wide(index)
 
-    def _sum_wide(self, keys: list[tuple[int, int]]) -> None:
-        """Give the contexts of one parameter the sum of their float32 gradients; the kvstore has room for 16 bits."""
-        total = self._wide[keys[0]]
-        for key in keys[1:]:
-            total = total + self._wide[key].copyto(context_of(total))
-        for key in keys[1:]:
-            self._wide[key] = total.copyto(context_of(self._wide[key]))
-        self._wide[keys[0]] = total
+    def _fill_in(self) -> None:
+        """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
+        stale = []
+        for param in self.trainer._params:
+            if param._grad is not None:
+                stale += [grad for data, grad in zip(param._data, param._grad, strict=True) if not data._fresh_grad]
+                if any(data._fresh_grad for data in param._data):
+                    for data in param._data:
+                        data._fresh_grad = True
+        zero(stale)
+
+    def _sum_wide(self, index: int) -> None:
+        """Give all contexts of one parameter the sum of its float32 gradients; the kvstore has room for 16 bits."""
+        first, *others = [grad for (_, at), grad in self._wide.items() if at == index]
+        total = first
+        for grad in others:
+            total = total + grad.copyto(context_of(total))
+        for context, data in enumerate(self.trainer._params[index]._data):
+            self._wide[context, index] = total.copyto(context_of(data))
 
     def divide(self, contexts: list[list[Entry]], scale: float) -> None:
         """Divide the gradients by the scale, in place."""
@@ -202,9 +212,12 @@ class Window:
 
 
 def zero(arrays: list[Any]) -> None:
-    """Fill arrays with zeros, those of each context in one call."""
-    for group in by_context(arrays):
+    """Fill arrays with zeros, the dense ones of each context in one call."""
+    for group in by_context(array for array in arrays if array.stype == "default"):
         call("reset_arrays", group, num_arrays=len(group))
+    for array in arrays:
+        if array.stype != "default":
+            call("zeros_like", [array], out=array)
 
 
 def all_finite(grads: Iterable[Any]) -> bool:
