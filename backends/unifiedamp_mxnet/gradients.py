@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .half import is_half
-from .native import call, cast, context_of, dtype_code
+from .native import NUMPY_API, call, cast, context_of, dtype_code
 
 if TYPE_CHECKING:
     from .masters import Masters
@@ -203,12 +204,26 @@ class Window:
     def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
         trainer = self.trainer
-        trainer._optimizer.rescale_grad = rescale
-        for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
-            if entries and self.masters is not None:
-                self.masters.update(context, entries)
-            elif entries:
-                updater(*zip(*entries))  # noqa: B905
+        # An optimizer of MXNet 2 refuses the arrays of Gluon for good if it was made outside the main thread.
+        with _settings(trainer._optimizer, rescale_grad=rescale, **({"allow_np_array": True} if NUMPY_API else {})):
+            for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
+                if entries and self.masters is not None:
+                    self.masters.update(context, entries)
+                elif entries:
+                    updater(*zip(*entries))  # noqa: B905
+
+
+@contextmanager
+def _settings(optimizer: Any, **values: Any) -> Iterator[None]:
+    """Give an optimizer these attributes inside, and its own back afterwards."""
+    before = {name: getattr(optimizer, name) for name in values}
+    for name, value in values.items():
+        setattr(optimizer, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(optimizer, name, value)
 
 
 def zero(arrays: list[Any]) -> None:
