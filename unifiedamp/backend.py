@@ -25,6 +25,7 @@ import pluggy
 from . import errors, result
 from .extras import Extras
 from .facts import (
+    ARRAY_DTYPES,
     COMPILE_MODES,
     FEATURES,
     TUNING,
@@ -48,6 +49,7 @@ from .tuning import Tuning, bias_rows, compile_note, item_rows
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
+    "ARRAY_DTYPES",
     "COMPILE_MODES",
     "FEATURES",
     "OP_CHOICES",
@@ -315,9 +317,17 @@ class Backend(Extras):
         return False
 
     @required
-    def to_native(self, array: Any) -> Any:
-        """Return a numpy array (or anything DLPack) as a native tensor on the session's device, without a copy where
-        that can be had; a native tensor comes back as it is.
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
+        """Return an array as a native tensor on the session's device, without a copy where possible.
+
+        Args:
+            array: a numpy array, a list, a number, anything with DLPack, or a native tensor.
+            dtype: one of :data:`ARRAY_DTYPES`: the tensor has it, whatever ``array`` has. None: floating-point input
+                of more than 16 bits comes out in float32, float16 and bfloat16 stay, everything that is not
+                floating-point stays, and a native tensor keeps its dtype.
+
+        Raises:
+            UnsupportedError: the framework has no tensors of ``dtype`` here.
         """
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:

@@ -13,6 +13,9 @@ COMPILE_MODES = {
 }
 """What ``amp.compile(mode=...)`` takes."""
 
+ARRAY_DTYPES = ("float32", "float16", "bfloat16", "float64")
+"""What ``amp.to_native(array, dtype=...)`` takes."""
+
 
 @dataclass(frozen=True)
 class Support:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from . import plugins, whole_models
 from .checkpoint import dump_session, load_session
 from .errors import ConfigError, PolicyWarning, UnsupportedError, WrongObjectError, nearest
-from .facts import COMPILE_MODES
+from .facts import ARRAY_DTYPES, COMPILE_MODES
 from .loss_scale import LossScale
 from .plan import Plan
 from .policy import Policy
@@ -255,9 +255,20 @@ class Amp(StepCalls):
         self._recorder = start_recording(self, self._recorder, targets, every, activations)
         return self._recorder
 
-    def to_native(self, array: Any) -> Any:
-        """Return a batch (numpy or DLPack) as a native tensor on the session's device."""
-        return self.backend.to_native(array)
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
+        """Return a batch as a native tensor on the session's device.
+
+        Args:
+            array: a numpy array, a list, a number, another framework's array (DLPack), or a native tensor.
+            dtype: the dtype it comes out in: "float32", "float16", "bfloat16" or "float64". None: floating-point input
+                comes out in float32, except that float16 and bfloat16 stay; integers, booleans and complex numbers
+                stay; a native tensor keeps its dtype.
+
+        Raises:
+            ConfigError: an unknown ``dtype``.
+            UnsupportedError: the framework has no arrays of that dtype here.
+        """
+        return self.backend.to_native(array, _array_dtype(dtype))
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
@@ -268,8 +279,9 @@ class Amp(StepCalls):
 
         A thread takes from ``batches`` while the loop computes. On a GPU, copies are made from pinned memory beside the
         computation where the framework can; what TensorFlow has of its own for ``tf.data`` is used for its datasets.
-        Arrays (numpy, DLPack, any framework's) in nested lists, tuples and dicts become native tensors; everything
-        else stays as it is. Each loop over the result takes ``batches`` from its start, if it has one.
+        Arrays (numpy, DLPack, any framework's) in nested lists, tuples and dicts become native tensors, in the dtypes
+        that :meth:`to_native` gives them; everything else stays as it is. Each loop over the result takes ``batches``
+        from its start, if it has one.
 
         Args:
             batches: an iterable of batches, a framework's own data loader among others.
@@ -349,3 +361,9 @@ def _compile_mode(mode: object, what: str) -> str:
             f"{what} must be one of {', '.join(COMPILE_MODES)}, got {mode!r}{nearest(str(mode), COMPILE_MODES)}"
         )
     return mode
+
+
+def _array_dtype(dtype: object) -> str | None:
+    if dtype is None or (isinstance(dtype, str) and dtype in ARRAY_DTYPES):
+        return dtype
+    raise ConfigError(f"amp.to_native: dtype must be one of {', '.join(ARRAY_DTYPES)} or None, got {dtype!r}")

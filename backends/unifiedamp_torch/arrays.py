@@ -1,4 +1,4 @@
-"""Batches in, results out, without a copy where that can be had."""
+"""Batches in, results out, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -7,18 +7,51 @@ from typing import Any
 import numpy as np
 import torch
 
+from unifiedamp.backend import errors
 
-def to_native(array: Any, device: torch.device) -> torch.Tensor:
-    """Return ``array`` as a tensor on ``device``; memory is shared on the CPU where torch can write to it."""
+
+def to_native(array: Any, device: torch.device, dtype: str | None = None) -> torch.Tensor:
+    """Return ``array`` as a tensor on ``device``; memory is shared on the CPU where torch can write to it.
+
+    Args:
+        array: see ``Backend.to_native``.
+        device: where the tensor is to be.
+        dtype: its dtype; None makes float32 of floating-point arrays with more bits, unless they are torch's own.
+
+    Raises:
+        WrongObjectError: torch has no tensors of the array's dtype (text, Python objects).
+    """
     if isinstance(array, torch.Tensor):
-        return array.to(device, non_blocking=True)
+        return array.to(device, _wanted(dtype, array.dtype), non_blocking=True)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        return torch.from_dlpack(array).to(device, non_blocking=True)
-    plain = np.asarray(array)
-    native = plain.astype(plain.dtype.newbyteorder("="), copy=False)
-    if not native.flags.writeable or any(stride < 0 for stride in native.strides):
-        native = native.copy()
-    return torch.from_numpy(native).to(device, non_blocking=True)
+        tensor = torch.from_dlpack(array)
+    else:
+        tensor = _from_numpy(np.asarray(array), dtype)
+    kept = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
+    return tensor.to(device, _wanted(dtype, kept), non_blocking=True)
+
+
+def _wanted(dtype: str | None, kept: torch.dtype) -> torch.dtype:
+    return kept if dtype is None else getattr(torch, dtype)
+
+
+def _from_numpy(array: Any, dtype: str | None) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":  # an extension of numpy (ml_dtypes), which torch does not read
+        return torch.from_numpy(_plain(array.view(np.int16))).view(torch.bfloat16)
+    if array.dtype.kind == "f" and array.dtype.itemsize > (8 if dtype == "float64" else 4):
+        array = array.astype(np.float64 if dtype == "float64" else np.float32)
+    try:
+        return torch.from_numpy(_plain(array))
+    except TypeError:
+        raise errors.WrongObjectError(
+            f"amp.to_native: torch has no tensors of numpy's dtype {str(array.dtype)!r}; make it an array of numbers"
+        ) from None
+
+
+def _plain(array: Any) -> Any:
+    """Return ``array`` in the processor's byte order, writable, with positive strides."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return native.copy() if not native.flags.writeable or any(stride < 0 for stride in native.strides) else native
 
 
 def to_numpy(tensor: Any) -> Any:

@@ -255,9 +255,9 @@ class TorchBackend(TorchExtras):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def to_native(self, array: Any) -> Any:
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """See ``Backend``."""
-        return arrays.to_native(array, self.device)
+        return arrays.to_native(array, self.device, dtype)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""

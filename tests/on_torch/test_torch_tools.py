@@ -151,3 +151,19 @@ def test_tensors_come_to_the_sessions_device():
     x = torch.ones(2)
     assert session().to_native(x) is x
     assert arrays.to_native(x, torch.device("meta")).device.type == "meta"
+
+
+def test_arrays_that_numpy_has_no_plain_dtype_for():
+    amp, low = session(), pytest.importorskip("ml_dtypes").bfloat16
+    read = amp.to_native(np.array([1 / 3, 2.0]).astype(low))
+    assert read.dtype is torch.bfloat16
+    assert read.tolist() == torch.tensor([1 / 3, 2.0], dtype=torch.bfloat16).tolist()
+    assert amp.to_native(np.array([1 / 3], np.longdouble)).dtype is torch.float32
+    assert amp.to_native(np.array([1.0], ">f8")).tolist() == [1.0]
+    assert amp.to_native(np.array([1j], np.complex128)).dtype is torch.complex128
+
+
+def test_arrays_that_torch_has_no_dtype_for():
+    for array in (np.array(["a"]), np.array([object()])):
+        with pytest.raises(ua.WrongObjectError, match="amp.to_native: torch has no tensors of numpy's dtype"):
+            session().to_native(array)

@@ -256,8 +256,15 @@ class ToyBackend(Backend):
     def compile(self, fn, window, mode):
         raise errors.UnsupportedError("toy has nothing to compile with")
 
-    def to_native(self, array):
-        return array if isinstance(array, toy.Tensor) else toy.Tensor(np.asarray(array))
+    def to_native(self, array, dtype=None):
+        if dtype == "float64":
+            raise errors.UnsupportedError("toy tensors have 32 bits at most")
+        if isinstance(array, toy.Tensor):
+            return array if dtype in (None, array.dtype) else toy.Tensor(array.data, dtype)
+        plain = np.from_dlpack(array) if _dlpack_alone(array) else np.asarray(array)
+        if dtype is not None:
+            return toy.Tensor(plain.astype(np.float32), dtype)
+        return toy.Tensor(plain, "float16" if plain.dtype == np.float16 else "float32")
 
     def to_numpy(self, tensor):
         return np.asarray(tensor.data if isinstance(tensor, toy.Tensor) else tensor)
@@ -275,3 +282,7 @@ class ToyBackend(Backend):
                 toy.state.autocast = before
 
         return call
+
+
+def _dlpack_alone(array):
+    return hasattr(array, "__dlpack__") and not hasattr(array, "__array__")

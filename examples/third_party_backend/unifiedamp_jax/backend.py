@@ -234,12 +234,16 @@ class JaxBackend(Backend):
         """See ``Backend``."""
         return isinstance(self.carry.numbers["scale"], jax.core.Tracer)
 
-    def to_native(self, array: Any) -> jax.Array:
+    def to_native(self, array: Any, dtype: str | None = None) -> jax.Array:
         """See ``Backend``."""
         if isinstance(array, jax.Array):
-            return array
+            return array if dtype is None else array.astype(_checked(dtype))
         if not isinstance(array, (np.ndarray, np.generic)) and hasattr(array, "__dlpack__"):
             array = jnp.from_dlpack(array)
+        else:
+            array = np.asarray(array)
+        if dtype is not None or array.dtype == np.float64:
+            array = array.astype(_checked(dtype or "float32"))
         # Without a device that was asked for, an array stays where JAX may move it, as the models' own do.
         return jax.device_put(array, self.device if self.spec.device else None)
 
@@ -252,3 +256,9 @@ class JaxBackend(Backend):
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         """See ``Backend``."""
         return autocast.custom_function(target, cast_inputs)
+
+
+def _checked(dtype: str) -> Any:
+    if dtype == "float64" and not jax.config.jax_enable_x64:
+        raise errors.UnsupportedError("amp.to_native: JAX has no float64 unless jax_enable_x64 is set")
+    return jnp.dtype(dtype)

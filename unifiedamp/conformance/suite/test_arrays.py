@@ -1,0 +1,113 @@
+"""``to_native`` and ``prefetch`` mean the same for every array: floating-point batches arrive in float32."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run, session
+
+THIRD = 1 / 3  # exact in no binary dtype
+
+
+class Foreign:
+    """An array of another framework, which can be read through DLPack alone."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+FORMS = {
+    "array": np.asarray,
+    "DLPack": lambda values: Foreign(np.array(values)),
+}
+
+
+def arrivals(amp, array):
+    """``array`` as each way into the session hands it out."""
+    (ahead,) = amp.prefetch([array])
+    return [amp.to_native(array), ahead]
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_floating_input_comes_out_in_float32(harness, kind, dtype):
+    amp = session(harness)
+    array = np.array([THIRD, 2.0], dtype)
+    for native in arrivals(amp, FORMS[kind](array)):
+        assert harness.dtype_of(native) == "float32"
+        assert amp.to_numpy(native).tolist() == array.astype(np.float32).tolist()
+
+
+def test_lists_and_numbers_come_out_in_float32(harness):
+    amp = session(harness)
+    for value in ([THIRD, 2.0], 0.5, np.float64(THIRD)):
+        native = amp.to_native(value)
+        assert harness.dtype_of(native) == "float32"
+        assert amp.to_numpy(native).tolist() == np.float32(value).tolist()
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_float16_input_stays_float16(harness, kind):
+    amp = session(harness)
+    array = np.array([THIRD, 2.0], np.float16)
+    for native in arrivals(amp, FORMS[kind](array)):
+        assert harness.dtype_of(native) == "float16"
+        assert amp.to_numpy(native).astype(np.float64).tolist() == array.astype(np.float64).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+def test_integers_stay_integers(harness, dtype):
+    amp = session(harness)
+    for native in arrivals(amp, np.array([0, 7, 200], dtype)):
+        read = amp.to_numpy(native)
+        assert read.dtype.kind in "iu"
+        assert read.tolist() == [0, 7, 200]
+
+
+@pytest.mark.parametrize("wanted", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("given", [np.float64, np.float32, np.float16, np.uint8])
+def test_the_dtype_asked_for(harness, given, wanted):
+    amp = session(harness)
+    array = np.array([1.5, 2.0, 96.0], given)
+    native = amp.to_native(array, dtype=wanted)
+    assert harness.dtype_of(native) == wanted
+    assert amp.to_numpy(native).astype(np.float64).tolist() == array.astype(np.float64).tolist()
+
+
+def test_float64_where_it_is_asked_for(harness):
+    amp = session(harness)
+    try:
+        native = amp.to_native(np.array([THIRD]), dtype="float64")
+    except ua.UnsupportedError as error:
+        pytest.skip(f"declared: {error}")
+    assert harness.dtype_of(native) == "float64"
+    assert amp.to_numpy(native).tolist() == [THIRD]
+
+
+def test_a_native_tensor_comes_back_as_it_is_unless_a_dtype_is_asked_for(harness):
+    amp = session(harness)
+    low = amp.to_native(np.array([THIRD, 2.0]), dtype="bfloat16")
+    for native in arrivals(amp, low):
+        assert harness.dtype_of(native) == "bfloat16"
+    wide = amp.to_native(low, dtype="float32")
+    assert harness.dtype_of(wide) == "float32"
+    assert amp.to_numpy(wide).tolist() == amp.to_numpy(low).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float8", "int32", "half", np.float32, 16])
+def test_a_dtype_that_it_does_not_know(harness, dtype):
+    with pytest.raises(ua.ConfigError, match="amp.to_native: dtype must be one of float32, float16, bfloat16, float64"):
+        session(harness).to_native(np.zeros(2), dtype=dtype)
+
+
+def test_training_on_float64_batches(harness, form):
+    run = probe_run(harness, form, values=(1.0, 1.0))
+    for gradients in ([1.0, 2.0], [3.0, -1.0]):
+        run.step(run.amp.to_native(np.array(gradients, np.float64)))
+    assert run.weights() == pytest.approx([0.6, 0.9])
