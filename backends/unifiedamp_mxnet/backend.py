@@ -291,9 +291,9 @@ class MXNetBackend(MXNetExtras):
     # -- tools ---------------------------------------------------------------------------------------------------
 
     @in_numpy_semantics
-    def to_native(self, array: Any) -> Any:
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """See ``Backend``."""
-        return arrays.to_native(array, self.context)
+        return arrays.to_native(array, self.context, dtype)
 
     @in_numpy_semantics
     def to_numpy(self, tensor: Any) -> Any:
