@@ -8,6 +8,7 @@ from typing import Any
 from .casts import Table, current
 from .dispatch import installed
 from .native import autograd
+from .semantics import numpy_semantics
 
 
 class Region:
@@ -31,8 +32,10 @@ class Region:
         if table is not None:
             installed.enter()
         train = not (self._infer or state.inferring)
+        semantics = numpy_semantics()
+        semantics.__enter__()
         flags = (autograd.set_recording(train), autograd.set_training(train))
-        state.stack.append((state.table, state.inferring, flags))
+        state.stack.append((state.table, state.inferring, flags, semantics))
         state.table = table
         state.inferring = not train
         return self
@@ -41,9 +44,10 @@ class Region:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         state = current
-        state.table, state.inferring, (recording, training) = state.stack.pop()
+        state.table, state.inferring, (recording, training), semantics = state.stack.pop()
         autograd.set_recording(recording)
         autograd.set_training(training)
+        semantics.__exit__(None, None, None)
         if self._table is not None:
             installed.leave()
 

@@ -32,6 +32,7 @@ from .native import gluon, upstream
 from .ops import relisted
 from .scaler import ScaledLosses, read_losses
 from .scope import Scope
+from .semantics import in_numpy_semantics
 
 
 class MXNetBackend(MXNetExtras):
@@ -78,6 +79,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         return isinstance(obj, gluon.Block)
 
+    @in_numpy_semantics
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """See ``Backend``."""
         for trainer in optimizers:
@@ -87,6 +89,7 @@ class MXNetBackend(MXNetExtras):
             checks.check_parameters(model.collect_params().values(), names, self.spec)
         for trainer in optimizers:
             checks.check_owner(trainer, names)
+            checks.check_contexts(trainer)
             checks.check_kvstore(trainer)
             if self.spec.master_weights:
                 checks.check_alone(trainer)
@@ -165,6 +168,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         return self._infer
 
+    @in_numpy_semantics
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> ScaledLosses:
         """See ``Backend``."""
         losses = read_losses(loss)
@@ -195,14 +199,17 @@ class MXNetBackend(MXNetExtras):
             for window, gradients, is_named in kept:
                 window.take_back(gradients if window.backwards else [], add=is_named)
 
+    @in_numpy_semantics
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].unscale()
 
+    @in_numpy_semantics
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
         return self._bound[id(optimizer)].clip_norm(max_norm)
 
+    @in_numpy_semantics
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].clip_value(clip_value)
@@ -211,6 +218,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         return self._bound[id(optimizer)].gradients()
 
+    @in_numpy_semantics
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
         bound = self._bound[id(optimizer)]
@@ -232,6 +240,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         self._scaler.update()
 
+    @in_numpy_semantics
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].window.empty()
@@ -281,10 +290,12 @@ class MXNetBackend(MXNetExtras):
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
-    def to_native(self, array: Any) -> Any:
+    @in_numpy_semantics
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """See ``Backend``."""
-        return arrays.to_native(array, self.context)
+        return arrays.to_native(array, self.context, dtype)
 
+    @in_numpy_semantics
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend``."""
         return arrays.to_numpy(tensor)

@@ -107,6 +107,20 @@ def check_kvstore(trainer: Any) -> None:
         config["update_on_kvstore"] = False
 
 
+def check_contexts(trainer: Any) -> None:
+    """Refuse copies of parameters on several contexts whose gradients are never summed: they would drift apart.
+
+    Raises:
+        PrepareError: the Trainer has no kvstore.
+    """
+    count = len(trainer._updaters)
+    if count > 1 and trainer._kvstore_params["kvstore"] is None:
+        raise errors.PrepareError(
+            f"the Trainer has kvstore=None and its parameters lie on {count} contexts: their gradients would not be "
+            "summed, and the copies would differ after one step. Make it with gluon.Trainer(..., kvstore='device')"
+        )
+
+
 def check_alone(trainer: Any) -> None:
     """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
 

@@ -14,6 +14,7 @@ from .convert import convert_model
 from .layers import Boundaries
 from .recorder import Notes
 from .scaler import Scaler
+from .semantics import in_numpy_semantics
 
 
 class MXNetExtras(Backend):
@@ -46,11 +47,13 @@ class MXNetExtras(Backend):
         """See ``Backend``; hybridized blocks run another graph meanwhile, on MXNet 2 imperatively."""
         self._notes = Notes(self._boundaries.models, activations)
 
+    @in_numpy_semantics
     def note_gradients(self, optimizer: Any) -> Sequence[str]:
         """See ``Backend``; on several contexts, the values of all of them are counted, before they are summed."""
         assert self._notes is not None
         return self._notes.gradients(self._bound[id(optimizer)], self._scaler.state.scale)
 
+    @in_numpy_semantics
     def end_recording(self) -> recording.RecordedStep:
         """See ``Backend``."""
         notes, self._notes = self._notes, None
@@ -66,10 +69,12 @@ class MXNetExtras(Backend):
 
     # -- whole models --------------------------------------------------------------------------------------------
 
+    @in_numpy_semantics
     def read_weights(self, model: Any) -> dict[str, Any]:
         """See ``Backend``."""
         return weights.read(model, self._masters_of)
 
+    @in_numpy_semantics
     def write_weights(self, model: Any, values: Mapping[str, Any]) -> None:
         """See ``Backend``."""
         weights.write(model, self._masters_of, values)
@@ -78,6 +83,7 @@ class MXNetExtras(Backend):
         found = (bound.masters.of(param) for bound in self._bound.values() if bound.masters is not None)
         return next((arrays for arrays in found if arrays is not None), self._before.get(id(param)))
 
+    @in_numpy_semantics
     def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
         """See ``Backend``: a ``gluon.SymbolBlock`` whose graph holds the casts; its parameters stay float32."""
         wide = policy.replace(param_dtype="float32")
@@ -93,12 +99,14 @@ class MXNetExtras(Backend):
         """See ``Backend``."""
         return usage.out_of_memory(error)
 
+    @in_numpy_semantics
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
         """See ``Backend``."""
         return prefetch.ahead(batches, size, self.context)
 
     # -- compiling -----------------------------------------------------------------------------------------------
 
+    @in_numpy_semantics
     def compile(self, fn: Callable[..., Any], window: CallState, mode: str) -> Callable[..., Any]:
         """See ``Backend``: hybridized models; mode "max" also runs the step in bulk."""
         return self._compiler.compile(fn, self._boundaries.models, mode)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .half import is_half
-from .native import call, cast, context_of, dtype_code
+from .native import NUMPY_API, call, cast, context_of, dtype_code
 
 if TYPE_CHECKING:
     from .masters import Masters
@@ -148,21 +149,31 @@ class Window:
             trainer._init_kvstore()
         if trainer._params_to_init:
             trainer._init_params()
+        if trainer._kvstore:
+            self._fill_in()
         trainer._allreduce_grads()
-        by_index: dict[int, list[tuple[int, int]]] = {}
-        for key in self._wide:
-            by_index.setdefault(key[1], []).append(key)
-        for keys in by_index.values():
-            self._sum_wide(keys)
+        for index in {index for _, index in self._wide}:
+            self._sum_wide(index)
 
-    def _sum_wide(self, keys: list[tuple[int, int]]) -> None:
-        """Give the contexts of one parameter the sum of their float32 gradients; the kvstore has room for 16 bits."""
-        total = self._wide[keys[0]]
-        for key in keys[1:]:
-            total = total + self._wide[key].copyto(context_of(total))
-        for key in keys[1:]:
-            self._wide[key] = total.copyto(context_of(self._wide[key]))
-        self._wide[keys[0]] = total
+    def _fill_in(self) -> None:
+        """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
+        stale = []
+        for param in self.trainer._params:
+            if param._grad is not None:
+                stale += [grad for data, grad in zip(param._data, param._grad, strict=True) if not data._fresh_grad]
+                if any(data._fresh_grad for data in param._data):
+                    for data in param._data:
+                        data._fresh_grad = True
+        zero(stale)
+
+    def _sum_wide(self, index: int) -> None:
+        """Give all contexts of one parameter the sum of its float32 gradients; the kvstore has room for 16 bits."""
+        first, *others = [grad for (_, at), grad in self._wide.items() if at == index]
+        total = first
+        for grad in others:
+            total = total + grad.copyto(context_of(total))
+        for context, data in enumerate(self.trainer._params[index]._data):
+            self._wide[context, index] = total.copyto(context_of(data))
 
     def divide(self, contexts: list[list[Entry]], scale: float) -> None:
         """Divide the gradients by the scale, in place."""
@@ -193,18 +204,35 @@ class Window:
     def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
         trainer = self.trainer
-        trainer._optimizer.rescale_grad = rescale
-        for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
-            if entries and self.masters is not None:
-                self.masters.update(context, entries)
-            elif entries:
-                updater(*zip(*entries))  # noqa: B905
+        # An optimizer of MXNet 2 refuses the arrays of Gluon for good if it was made outside the main thread.
+        with _settings(trainer._optimizer, rescale_grad=rescale, **({"allow_np_array": True} if NUMPY_API else {})):
+            for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
+                if entries and self.masters is not None:
+                    self.masters.update(context, entries)
+                elif entries:
+                    updater(*zip(*entries))  # noqa: B905
+
+
+@contextmanager
+def _settings(optimizer: Any, **values: Any) -> Iterator[None]:
+    """Give an optimizer these attributes inside, and its own back afterwards."""
+    before = {name: getattr(optimizer, name) for name in values}
+    for name, value in values.items():
+        setattr(optimizer, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(optimizer, name, value)
 
 
 def zero(arrays: list[Any]) -> None:
-    """Fill arrays with zeros, those of each context in one call."""
-    for group in by_context(arrays):
+    """Fill arrays with zeros, the dense ones of each context in one call."""
+    for group in by_context(array for array in arrays if array.stype == "default"):
         call("reset_arrays", group, num_arrays=len(group))
+    for array in arrays:
+        if array.stype != "default":
+            call("zeros_like", [array], out=array)
 
 
 def all_finite(grads: Iterable[Any]) -> bool:

@@ -171,7 +171,8 @@ class MXNetHarness(Harness):
         methods = tuple((name, id(value)) for cls in classes for name, value in sorted(vars(cls).items()))
         flags = (autograd.is_recording(), autograd.is_training(), str(current_context()))
         code = id(gluon.HybridBlock._call_cached_op.__code__)
-        return (attributes, methods, code, flags, mx.util.is_np_array(), tuple(sorted(vars(np))))
+        semantics = (mx.util.is_np_array(), mx.util.is_np_shape())
+        return (attributes, methods, code, flags, semantics, tuple(sorted(vars(np))))
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""

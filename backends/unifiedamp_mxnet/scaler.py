@@ -11,6 +11,7 @@ from unifiedamp.backend import LossScale, ScaleState, errors
 
 from .gradients import all_finite
 from .native import NDArray, autograd, call, cast, context_of, dtype_code, upstream
+from .semantics import in_numpy_semantics
 
 
 class Scaler:
@@ -90,12 +91,14 @@ class ScaledLosses:
         return None
 
     @property
+    @in_numpy_semantics
     def value(self) -> Any:
         """The loss in float32, times the scale, divided by ``accumulate_steps``; a list for a list of losses."""
         with autograd.pause():
             values = [loss * self._factor for loss in self._losses]
         return values[0] if self._single else values
 
+    @in_numpy_semantics
     def backward(self) -> None:
         """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
         if self._factor == 1.0:

@@ -134,14 +134,3 @@ def test_a_symbol_block_is_told_apart(net, array, tmp_path):
     expected = model(array(batch())).asnumpy()
     with amp.inference():
         assert np.array_equal(loaded(array(batch())).asnumpy(), expected)
-
-
-def test_a_batch_keeps_its_dtype_and_comes_back(amp):
-    for dtype in ("float32", "int32", "int64", "uint8", "float64"):
-        values = np.arange(6).reshape(2, 3).astype(dtype)
-        tensor = amp.to_native(values)
-        assert tensor.dtype == values.dtype
-        assert np.array_equal(amp.to_numpy(tensor), values)
-        assert amp.to_native(tensor) is tensor
-    low = cast(amp.to_native(np.ones((2,), np.float32)), "bfloat16")
-    assert amp.to_numpy(low).dtype == np.float32

@@ -65,23 +65,6 @@ def test_inf_on_one_context_moves_nothing_on_either(net, array, bad, hybrid):
     assert all(np.array_equal(weights(model, CONTEXTS[0])[k], weights(model, CONTEXTS[1])[k]) for k in before[0])
 
 
-@pytest.mark.parametrize("bad", [0, 1])
-def test_contexts_that_share_no_kvstore_decide_alike(net, array, bad):
-    """Nothing sums these gradients, so the inf is on one context alone when they are looked at."""
-    make = {"trainer": lambda m: gluon.Trainer(m.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=None)}
-    amp, model, trainer = prepared(net, contexts=CONTEXTS, loss_scale=SCALE, **make)
-    before = [weights(model, ctx) for ctx in CONTEXTS]
-    values = [batch(1), batch(2)]
-    values[bad][0, 0] = np.inf
-    with amp.autocast():
-        losses = [model(array(x, ctx)).sum() for x, ctx in zip(values, CONTEXTS, strict=True)]
-    with amp.scale_loss(losses, trainer) as scaled:
-        scaled.backward()
-    assert not amp.step(trainer).applied
-    for ctx, old in zip(CONTEXTS, before, strict=True):
-        assert all(np.array_equal(weights(model, ctx)[k], value) for k, value in old.items())
-
-
 def test_contexts_one_after_the_other_are_the_sum(net, array):
     amp, model, trainer = prepared(net, contexts=CONTEXTS, loss_scale=SCALE)
     before = weights(model)["1.bias"]

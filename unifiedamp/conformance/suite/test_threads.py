@@ -1,0 +1,78 @@
+"""A session works in any thread, and two threads' sessions leave each other alone."""
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run
+
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
+STEPS = ((1.0, 0.5), (math.inf, 1.0), (2.0, 1.0), (1.0, -1.0), (0.5, 0.25))
+
+
+def prepared(harness, form, policy="mixed_bfloat16"):
+    def clip(amp, optimizer):
+        amp.clip_grad_norm(optimizer, 1.0)
+
+    return probe_run(harness, form, values=(1.0, -2.0), policy=policy, loss_scale=SCALE, clip=clip)
+
+
+def train(run, steps=STEPS):
+    for gradients in steps:
+        run.feed(*gradients)
+    return run.weights(), run.scales, run.amp.applied_steps, run.amp.skipped_steps
+
+
+@pytest.fixture
+def elsewhere():
+    """Run a function in a thread that has run nothing before; an error in it is raised here."""
+
+    def run(function, *arguments):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *arguments).result(120)
+
+    return run
+
+
+def test_a_session_made_and_trained_in_a_thread(harness, form, elsewhere):
+    assert elsewhere(lambda: train(prepared(harness, form))) == train(prepared(harness, form))
+
+
+def test_a_session_made_here_and_trained_there(harness, form, elsewhere):
+    run = prepared(harness, form)
+    train(run, STEPS[:2])
+    elsewhere(train, run, STEPS[2:4])
+    assert train(run, STEPS[4:]) == train(prepared(harness, form))
+
+
+def test_a_thread_is_left_as_it_was_found(harness, elsewhere):
+    def states():
+        run = prepared(harness, "eager")
+        before = harness.global_state()
+        train(run)
+        with run.amp.inference():
+            pass
+        return before, harness.global_state()
+
+    before, after = elsewhere(states)
+    assert before == after
+
+
+def test_two_threads_train_two_policies(harness):
+    """Both begin each step together."""
+    policies = ("float32", "mixed_bfloat16")
+    expected = [train(prepared(harness, "eager", policy)) for policy in policies]
+    runs = [prepared(harness, "eager", policy) for policy in policies]
+    barrier = threading.Barrier(2, timeout=60)
+
+    def in_step(run):
+        for gradients in STEPS:
+            barrier.wait()
+            run.feed(*gradients)
+        return run.weights(), run.scales, run.amp.applied_steps, run.amp.skipped_steps
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(in_step, runs, timeout=120)) == expected
