@@ -95,9 +95,12 @@ class TensorFlowBackend(TensorFlowExtras):
             self.tuned.note(model, list(chosen))
         for optimizer, named in plan:
             with self.replicas.scope():
-                bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
+                bound = prepare.bind(
+                    optimizer, named, self.spec, self.scaler, self.replicas, self._steps, self.trainability
+                )
             self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
+        self.trainability.follow(models)
         self._models += [model for model in models if not any(model is known for known in self._models)]
         return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
 

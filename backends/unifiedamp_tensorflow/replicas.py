@@ -74,7 +74,9 @@ class Alone:
 
     def apply(self, optimizer: Any, pairs: Callable[[], list[Any]]) -> None:
         """Inside :meth:`once`: let the optimizer apply, on each replica, the (gradient, variable) pairs it has."""
-        optimizer.apply_gradients(pairs())
+        found = pairs()
+        if found:
+            optimizer.apply_gradients(found)
 
 
 class Mirrored(Alone):
