@@ -214,6 +214,7 @@ class Amp(StepCalls):
             CheckpointError: foreign, truncated, from a newer version, or saved with scaling off. Nothing is changed.
         """
         load_session(self, state, restart_scale)
+        self._interruptions.forgive()
         self._watch.expect(self.backend.read_state())
 
     # -- tools ---------------------------------------------------------------------------------------------------
