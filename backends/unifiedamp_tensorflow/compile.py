@@ -34,8 +34,8 @@ class CompiledStep:
 
     Python runs while tracing only, so the order of calls at entry picks the trace (an accumulating micro-step and the
     one at the boundary are two), as do the layers that train, and the order of calls that the trace ended in is put
-    back after each call. Which of its traces a ``tf.function`` replayed is told by its output structure, which costs nothing: results come back under
-    a key that stands for the end state.
+    back after each call. Which of its traces a ``tf.function`` replayed is told by its output structure, which costs
+    nothing: results come back under a key that stands for the end state.
 
     Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
     step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
