@@ -178,6 +178,12 @@ class MXNetHarness(Harness):
         """See ``Harness``."""
         return dtype_name(tensor)
 
+    def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
+        """See ``Harness``."""
+        for name, param in model._collect_params_with_prefix().items():
+            if name.startswith(f"{layer}."):
+                param.grad_req = "write" if trainable else "null"
+
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """See ``Harness``; the gradients of two contexts are summed, as Gluon does."""
         return _run_on_devices(gradients, loss_scale)

@@ -27,7 +27,7 @@ from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
 from .extras import TensorFlowExtras
 from .handle import Handle
-from .replicas import Alone, replicas_of
+from .replicas import Alone, check_scope, replicas_of
 from .scaler import DeviceScaler
 from .steps import Steps
 from .v1 import SessionRewrite
@@ -69,7 +69,12 @@ class TensorFlowBackend(TensorFlowExtras):
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[None]:
-        """See ``Backend.scope``."""
+        """See ``Backend.scope``.
+
+        Raises:
+            UnsupportedError: the active ``tf.distribute`` strategy is none of those supported.
+        """
+        check_scope()
         return self.tuned.scope(self.mode.scope())
 
     def is_model(self, obj: Any) -> bool:
@@ -95,9 +100,12 @@ class TensorFlowBackend(TensorFlowExtras):
             self.tuned.note(model, list(chosen))
         for optimizer, named in plan:
             with self.replicas.scope():
-                bound = prepare.bind(optimizer, named, self.spec, self.scaler, self.replicas, self._steps)
+                bound = prepare.bind(
+                    optimizer, named, self.spec, self.scaler, self.replicas, self._steps, self.trainability
+                )
             self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
+        self.trainability.follow(models)
         self._models += [model for model in models if not any(model is known for known in self._models)]
         return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
 
@@ -232,10 +240,10 @@ class TensorFlowBackend(TensorFlowExtras):
         """See ``Backend.replica``."""
         return self.replicas.here()
 
-    def to_native(self, array: Any) -> Any:
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """See ``Backend.to_native``."""
         with tf.device(self.device.tf_name):
-            return ops.to_native(array)
+            return ops.to_native(array, dtype)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend.to_numpy``."""

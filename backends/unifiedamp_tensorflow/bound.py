@@ -12,6 +12,7 @@ from .layers import native
 from .masters import Masters, widened
 from .replicas import Alone
 from .scaler import DeviceScaler
+from .trainability import Trainability
 
 
 class Bound:
@@ -25,6 +26,7 @@ class Bound:
         scaler: the session's, None without loss scaling.
         replicas: where the model trains.
         masters: float32 master weights, which the inner optimizer was built over; None without.
+        trainability: which parameters train now; None where whoever makes the gradients decides.
 
     Attributes:
         trained: name → what the inner optimizer trains: a parameter, or its master.
@@ -34,11 +36,12 @@ class Bound:
 
     def __init__(
         self, outer: Any, inner: Any, named: dict[str, Any], accumulate: bool, scaler: DeviceScaler | None,
-        replicas: Alone, masters: Masters | None = None,
+        replicas: Alone, masters: Masters | None = None, trainability: Trainability | None = None,
     ) -> None:  # fmt: skip
         self.outer, self.inner, self.named = outer, inner, named
         self.names, self.variables = list(named), list(named.values())
         self.scaler, self.replicas, self.masters = scaler, replicas, masters
+        self._trainability = trainability
         self.trained = named if masters is None else masters.trained
         self.accumulators = self._make_accumulators() if accumulate else None
         self.bad = tf.Variable(
@@ -64,6 +67,10 @@ class Bound:
         if replica not in self._windows:
             self._windows[replica] = Gradients(self)
         return self._windows[replica]
+
+    def training(self) -> dict[str, Any]:
+        """Return name → parameter of those that are not frozen now."""
+        return self.named if self._trainability is None else self._trainability.training(self.named)
 
     def name_of(self, variable: Any) -> str | None:
         """Return the name of a parameter; None for a stranger."""

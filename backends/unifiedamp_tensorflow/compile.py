@@ -33,9 +33,9 @@ class CompiledStep:
     """A traced step.
 
     Python runs while tracing only, so the order of calls at entry picks the trace (an accumulating micro-step and the
-    one at the boundary are two), and the order of calls that the trace ended in is put back after each call. Which of
-    its traces a ``tf.function`` replayed is told by its output structure, which costs nothing: results come back under
-    a key that stands for the end state.
+    one at the boundary are two), as do the layers that train, and the order of calls that the trace ended in is put
+    back after each call. Which of its traces a ``tf.function`` replayed is told by its output structure, which costs
+    nothing: results come back under a key that stands for the end state.
 
     Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
     step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
@@ -166,9 +166,9 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, and what is noted."""
+        """Return what picks a trace: the order of calls, which layers train, and what is noted."""
         notes = self._backend.notes
-        return self._state(), notes is not None and notes.key
+        return self._state(), self._backend.trainability.key(), notes is not None and notes.key
 
     def _end(self) -> int:
         state = self._state()

@@ -30,6 +30,7 @@ from .recorder import Notes
 from .replicas import Alone
 from .scaler import DeviceScaler
 from .tapes import Tapes
+from .trainability import Trainability
 
 
 class TensorFlowExtras(Backend):
@@ -37,6 +38,7 @@ class TensorFlowExtras(Backend):
 
     Attributes:
         bounds: what is kept of each prepared optimizer.
+        trainability: which parameters train now.
         in_compiled: how many compiled steps, one within the other, are being traced.
     """
 
@@ -50,6 +52,7 @@ class TensorFlowExtras(Backend):
         self.scaler: DeviceScaler | None = None
         self.notes: Notes | None = None
         self.in_compiled = 0
+        self.trainability = Trainability(lambda: [id(v) for bound in self.bounds for v in bound.variables])
         self._models: list[Any] = []
         self._by_id: dict[int, Bound] = {}
 

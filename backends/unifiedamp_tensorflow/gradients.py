@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -40,14 +40,14 @@ class Gradients:
 
     # -- filling -------------------------------------------------------------------------------------------------
 
-    def add(self, gradients: Sequence[Any], loss: Any) -> None:
-        """Add a backward's gradients, in the order of the parameters; None where there is none."""
+    def add(self, gradients: Mapping[str, Any], loss: Any) -> None:
+        """Add a backward's gradients by name; None where there is none."""
         home = current_home()
         if self.present and self._home is not home:
             self.present.clear()
             self.lost = True
         self._home, self.loss = home, loss
-        for name, gradient in zip(self._bound.names, gradients, strict=True):
+        for name, gradient in gradients.items():
             if gradient is not None:
                 self.present[name] = self._sum(name, self._bound.received(gradient))
 
@@ -128,8 +128,9 @@ class Gradients:
             self.present[name] = tf.clip_by_value(gradient, -clip_value, clip_value)
 
     def pairs(self) -> list[tuple[Any, Any]]:
-        """Return what an optimizer applies: (gradient, variable)."""
-        return [(gradient, self._bound.trained[name]) for name, gradient in self.present.items()]
+        """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""
+        training = self._bound.training()
+        return [(gradient, self._bound.trained[name]) for name, gradient in self.present.items() if name in training]
 
     # -- emptying ------------------------------------------------------------------------------------------------
 

@@ -51,15 +51,16 @@ class Handle:
         backend, loss = self._backend, self._loss
         backend.replicas.check("amp.scale_loss")
         self._check_window()
-        variables = [variable for bound in self._bounds for variable in bound.variables]
+        wanted = [bound.training() for bound in self._bounds]
+        variables = [variable for named in wanted for variable in named.values()]
         seed = self._seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
         with backend.tuned.switches:
             gradients = backend.tapes.gradient(loss, variables, seed)
         self._check_connected(gradients)
-        left = iter(gradients or ())
-        for bound in self._bounds:
-            bound.window().add([next(left) for _ in bound.variables], loss)
+        left = iter(gradients or [None] * len(variables))
+        for bound, named in zip(self._bounds, wanted, strict=True):
+            bound.window().add({name: next(left) for name in named}, loss)
 
     def _seed(self) -> Any:
         """Return what the loss is multiplied by, or None for 1."""

@@ -168,6 +168,10 @@ class TensorFlowHarness(Harness):
         policy = keras.mixed_precision.global_policy().name
         return (policy, keras.backend.floatx(), tuple(sorted(tf.config.optimizer.get_experimental_options().items())))
 
+    def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
+        """See ``Harness.set_trainable``."""
+        model.get_layer(layer).trainable = trainable
+
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """See ``Harness.device_run``."""
         from .harness_replicas import run_on_replicas

@@ -13,8 +13,8 @@ from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors, ma
 from . import float8, layers
 from .autocast import DISABLED
 from .devices import Device
+from .global_policy import PolicyScope
 from .ops import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
-from .rewrite import active_switches
 
 mixed_precision = tf.keras.mixed_precision
 
@@ -33,27 +33,6 @@ def keras_policy(param_dtype: str, compute_dtype: str) -> str:
         f"Keras has no policy with {param_dtype} parameters and {compute_dtype} computations; "
         f"nearest: {param_dtype!r} (all in one dtype) or 'mixed_{param_dtype}' (float32 parameters)"
     )
-
-
-class PolicyScope:
-    """Sets Keras's global dtype policy; puts the one found back, also when an exception passes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._found: list[Any] = []
-
-    def __enter__(self) -> None:
-        switches = active_switches() if self._name.startswith("mixed_") else []
-        if switches:
-            raise errors.UnsupportedError(
-                f"TensorFlow's graph rewrite is on ({', '.join(switches)}), and a mixed Keras policy cannot be had "
-                "with it: turn it off by tf.config.optimizer.set_experimental_options, or use mode='graph_rewrite'"
-            )
-        self._found.append(mixed_precision.global_policy())
-        mixed_precision.set_global_policy(self._name)
-
-    def __exit__(self, *exception: object) -> None:
-        mixed_precision.set_global_policy(self._found.pop())
 
 
 class KerasMode:

@@ -81,10 +81,17 @@ def layer_op(layer: Any, overrides: Mapping[str, str]) -> str | None:
     return next((choice for op, choice in overrides.items() if kinds & set(LAYER_OPS[op])), None)
 
 
-def to_native(array: Any) -> Any:
-    """Return a tensor; DLPack without a copy, numpy with one at most."""
-    if isinstance(array, (tf.Tensor, tf.Variable)):
-        return array
+def to_native(array: Any, dtype: str | None) -> Any:
+    """Return a tensor; see ``Backend.to_native``."""
+    if not isinstance(array, (tf.Tensor, tf.Variable)):
+        array = _tensor(array)
+        if dtype is None and array.dtype.is_floating and array.dtype.size > 2:
+            dtype = "float32"
+    return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor of the array's dtype; DLPack without a copy, numpy with one at most."""
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.convert_to_tensor(array)

@@ -86,6 +86,8 @@ class _UnscalingGradients:
     """
 
     def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+        # Keras marks an optimizer that was wrapped once; of a loaded model, the wrapper is left behind here.
+        vars(inner).pop("_is_wrapped_by_loss_scale_optimizer", None)
         super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
         self._amp_scaler = scaler
 

@@ -14,6 +14,7 @@ from .bound import Bound
 from .replicas import Alone
 from .scaler import DeviceScaler
 from .steps import Steps
+from .trainability import Trainability
 
 Named = dict[str, Any]
 
@@ -158,30 +159,32 @@ def _check_dtypes(named: Named, spec: SessionSpec) -> None:
 
 
 def bind(
-    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps
-) -> Bound:
+    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps,
+    trainability: Trainability,
+) -> Bound:  # fmt: skip
     """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it bound."""
     keras_variables = list(named.values())
     if spec.master_weights:
-        return _bind_masters(optimizer, named, spec, scaler, replicas, steps)
+        return _bind_masters(optimizer, named, spec, scaler, replicas, steps, trainability)
     if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
     if scaler is None:
-        return Bound(optimizer, optimizer, named, spec.accumulate_steps > 1, None, replicas)
+        return Bound(optimizer, optimizer, named, spec.accumulate_steps > 1, None, replicas, None, trainability)
     outer = optimizers.prepared_class()(optimizer, scaler)
     outer.build(keras_variables)
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas)
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, None, trainability)
     optimizers.attach(outer, bound, steps)
     return bound
 
 
 def _bind_masters(
-    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps
-) -> Bound:
+    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps,
+    trainability: Trainability,
+) -> Bound:  # fmt: skip
     """Have the optimizer train masters; what users hold takes the model's own variables, with or without a scale."""
     own = masters.Masters(optimizer, named)
     outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True))
     outer.build(list(named.values()))
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, own)
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, own, trainability)
     optimizers.attach(outer, bound, steps)
     return bound

@@ -16,6 +16,9 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 IN_STEP = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+NOT_IN_STEP = ("CentralStorageStrategy", "ParameterServerStrategyV2", "ParameterServerStrategyV1", "TPUStrategyV2",
+               "TPUStrategy", "TPUStrategyV1")  # fmt: skip
+"""Strategies that keep variables in one place, or devices that are not supported."""
 SUMMING = "_all_reduce_sum_gradients"
 """Keras 3's method that sums gradients over replicas; Keras 2 takes an argument instead."""
 
@@ -74,7 +77,9 @@ class Alone:
 
     def apply(self, optimizer: Any, pairs: Callable[[], list[Any]]) -> None:
         """Inside :meth:`once`: let the optimizer apply, on each replica, the (gradient, variable) pairs it has."""
-        optimizer.apply_gradients(pairs())
+        found = pairs()
+        if found:
+            optimizer.apply_gradients(found)
 
 
 class Mirrored(Alone):
@@ -177,6 +182,7 @@ def replicas_of(variables: Sequence[Any], optimizers: Sequence[Any]) -> Alone:
             "of a session inside one 'with strategy.scope():'"
         )
     strategy = next(iter(strategies.values()), None)
+    check_kept_in_step("amp.prepare", strategy or _other_strategy(optimizers))
     for optimizer in optimizers:
         own = getattr(optimizer, "_distribution_strategy", strategy)
         if own is not strategy and (strategy is not None or own.num_replicas_in_sync > 1):
@@ -187,12 +193,37 @@ def replicas_of(variables: Sequence[Any], optimizers: Sequence[Any]) -> Alone:
             )
     if strategy is None:
         return Alone()
-    if not isinstance(strategy, IN_STEP):
-        raise errors.UnsupportedError(
-            f"amp.prepare: the model is under {type(strategy).__name__}; of tf.distribute, MirroredStrategy and "
-            "MultiWorkerMirroredStrategy keep all replicas in step, others are not supported"
-        )
     return Mirrored(strategy)
+
+
+def _other_strategy(optimizers: Sequence[Any]) -> Any:
+    """Return a strategy that leaves variables as they are: the optimizers', or the active one; None without."""
+    found = [getattr(optimizer, "_distribution_strategy", None) for optimizer in optimizers]
+    found.append(tf.distribute.get_strategy() if tf.distribute.has_strategy() else None)
+    return next((one for one in found if type(one).__name__ in NOT_IN_STEP), None)
+
+
+def check_scope() -> None:
+    """Refuse to make a model under a strategy that is not supported.
+
+    Raises:
+        UnsupportedError: one is active.
+    """
+    check_kept_in_step("amp.scope", _other_strategy([]))
+
+
+def check_kept_in_step(call: str, strategy: Any) -> None:
+    """Refuse a strategy that does not keep its replicas in step.
+
+    Raises:
+        UnsupportedError: it is such a one.
+    """
+    if strategy is not None and not isinstance(strategy, IN_STEP):
+        raise errors.UnsupportedError(
+            f"{call}: the model is under {type(strategy).__name__}; of tf.distribute, MirroredStrategy and "
+            "MultiWorkerMirroredStrategy keep all replicas in step, others are not supported: make model and optimizer "
+            "under one of these, or under none"
+        )
 
 
 def _strategy(variable: Any) -> Any:

@@ -182,6 +182,10 @@ class TorchHarness(Harness):
             ],
         )
 
+    def set_trainable(self, model: nn.Module, layer: str, trainable: bool) -> None:
+        """See ``Harness``."""
+        model.get_submodule(layer).requires_grad_(trainable)
+
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """See ``Harness``."""
         from .harness_ranks import run_on_ranks

@@ -77,6 +77,46 @@ def test_a_v1_optimizer():
         session().prepare(mlp(), tf.compat.v1.train.GradientDescentOptimizer(0.1))
 
 
+def test_a_central_storage_strategy():
+    strategy = tf.distribute.experimental.CentralStorageStrategy()
+    amp = session(loss_scale=4.0)
+    with strategy.scope():
+        model, optimizer = mlp(), keras.optimizers.SGD(0.1)
+        with pytest.raises(ua.UnsupportedError, match=r"amp\.scope: .* CentralStorageStrategy"), amp.scope():
+            pass
+        with pytest.raises(ua.UnsupportedError, match=r"amp\.prepare: .* CentralStorageStrategy"):
+            amp.prepare(model, optimizer)
+    with pytest.raises(ua.UnsupportedError, match=r"amp\.prepare: .* CentralStorageStrategy"):
+        amp.prepare(model, optimizer)
+
+
+@pytest.mark.parametrize("name", ["TPUStrategyV2", "ParameterServerStrategyV2"])
+def test_strategies_that_cannot_be_made_here(name, monkeypatch):
+    monkeypatch.setattr(tf.distribute, "has_strategy", lambda: True)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: type(name, (), {})())
+    with pytest.raises(ua.UnsupportedError, match=name):
+        session().prepare(mlp(), keras.optimizers.SGD(0.1))
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning")
+def test_the_optimizer_of_a_loaded_model(tmp_path):
+    """Saved with a prepared optimizer; what the refusal advises works."""
+    _, model, optimizer = prepared("mixed_float16", loss_scale=8.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    x, y = batch()
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    again = ua.Amp("tensorflow", "mixed_float16", loss_scale=8.0)
+    with pytest.raises(ua.PrepareError, match=r"pass the optimizer inside it \(optimizer\.inner_optimizer\)"):
+        again.prepare(loaded, loaded.optimizer)
+    loaded, optimizer = again.prepare(loaded, loaded.optimizer.inner_optimizer)
+    before = int(optimizer.iterations.numpy())
+    again.backward(lambda: mean_square(loaded(x), y), optimizer)
+    assert again.step(optimizer).applied
+    assert int(optimizer.iterations.numpy()) == before + 1
+
+
 def test_frozen_variables_are_left_out():
     amp = session()
     model = mlp()

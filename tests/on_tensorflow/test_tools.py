@@ -108,3 +108,30 @@ def test_scaled_value_is_float32_and_divided():
     with amp.scale_loss(loss, optimizer) as scaled:
         assert scaled.value.dtype == tf.float32
         assert float(scaled.value) == pytest.approx(float(loss) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "expected"),
+    [
+        (np.float64, None, "float32"),
+        (np.float32, None, "float32"),
+        (np.float16, None, "float16"),
+        (np.int64, None, "int64"),
+        (np.float64, "float64", "float64"),
+        (np.float32, "bfloat16", "bfloat16"),
+    ],
+)
+def test_batches_come_out_in_float32_unless_asked(given, dtype, expected):
+    backend = ua.Amp("tensorflow", "float32").backend
+    array = np.array([1.0, 2.5, -3.0]).astype(given)
+    native = backend.to_native(array, dtype)
+    assert native.dtype.name == expected
+    np.testing.assert_array_equal(tf.cast(native, tf.float64), array)
+
+
+def test_native_tensors_come_back_as_they_are():
+    backend = ua.Amp("tensorflow", "float32").backend
+    tensor = tf.constant([1.0], tf.float64)
+    assert backend.to_native(tensor) is tensor
+    assert backend.to_native(tensor, "float32").dtype == tf.float32
+    assert backend.to_native([1.0, 2.0]).dtype == tf.float32

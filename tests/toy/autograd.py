@@ -38,7 +38,7 @@ class Tensor:
     def __init__(self, data, dtype="float32", inputs: Sequence[Tensor] = (), pull: Callable | None = None, name=""):
         self.data = round_to(data, dtype) if np.asarray(data).dtype.kind == "f" else np.asarray(data)
         self.dtype, self.inputs, self.pull, self.name = dtype, tuple(inputs), pull, name
-        self.grad = None
+        self.grad, self.frozen = None, False
         self.hook: Callable | None = None  # called with all nodes of a backward pass that comes here
 
     @property
@@ -74,6 +74,8 @@ class Tensor:
         for node in order:
             grad = grads.pop(id(node), None)
             if grad is None:
+                continue
+            if node.frozen:
                 continue
             if node.pull is None:
                 node.grad = grad if node.grad is None else node.grad + grad

@@ -140,6 +140,11 @@ class ToyHarness(Harness):
     def dtype_of(self, tensor):
         return tensor.dtype
 
+    def set_trainable(self, model, layer, trainable):
+        for name, parameter in model.parameters.items():
+            if name.startswith(f"{layer}."):
+                parameter.frozen = not trainable
+
     def device_run(self, gradients, loss_scale):
         """Two devices are two parameters of one optimizer, the second's name ending in ``@1``."""
         amp = ua.Amp(self.backend, "float32", loss_scale=loss_scale)
