@@ -58,7 +58,7 @@ def tune(
     settings = recipe_module("settings").read_settings(config, amp={"backend": backend}, train=train)
     target = _target(config, out, write)
     remove_folders()
-    name = _one_backend(settings.amp["backend"])
+    name = choices.one_backend(settings.amp["backend"])
     mode = str(settings.amp["compile"]) if settings.train.compile else "off"
     aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
     options = Options(config, train, rounds)
@@ -84,13 +84,6 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
     if target.is_file() and not write:
         raise ConfigError(f"{target} is there already: pass --write to overwrite it, or another --out")
     return check_file(target, "--out")
-
-
-def _one_backend(asked: str | None) -> str:
-    found = choices.backends([asked] if asked else None)
-    if len(found) > 1:
-        raise ConfigError(f"tune works on one backend: pass --backend {found[0]} (installed: {', '.join(found)})")
-    return found[0]
 
 
 def _worth_trying(backend: str) -> list[str]:
