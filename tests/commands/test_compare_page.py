@@ -74,7 +74,7 @@ def test_without_matplotlib_the_page_says_so(command, fake, monkeypatch):
     done = command("compare", "digits_conv", "--policies", "float32", "--rounds", 1)
     assert done.code == 0
     text = (Path("runs/compare-digits_conv") / "compare.html").read_text()
-    assert "matplotlib is not installed (pip install &#x27;unifiedamp[examples]&#x27;)" in text
+    assert "matplotlib is not installed (pip install matplotlib)" in text
 
 
 def test_what_comes_from_outside_is_escaped(command, fake, tmp_path):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..outputs import check_file, check_folder, write_whole
 from ..recording import page as pages
 from ..recording.reading import read_recording
+from .show import console, print_json, say
 
 EPILOG = (
     "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
@@ -27,31 +27,24 @@ def report(
 
     Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
     """
-    recording = read_recording(file)
-    written = [] if png is None else pages.save_pictures(recording, _writable(png))
     if html is not None:
-        text = pages.page(recording)
-        try:
-            html.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {html}: {error.strerror}") from error
+        check_file(html, "--html")
+    if png is not None:
+        check_folder(png, "--png")
+    recording = read_recording(file)
+    written = [] if png is None else pages.save_pictures(recording, png)
+    if html is not None:
+        write_whole(html, pages.page(recording))
         written.append(html)
     report = pages.to_dict(recording)
     if json:
-        print(json_format.dumps({**report, "written": [str(path) for path in written]}, indent=1))
+        print_json({**report, "written": [str(path) for path in written]})
         return
-    print(f"{pages.title(recording)}: {pages.about(recording)}")
+    out = console()
+    say(out, f"{pages.title(recording)}: {pages.about(recording)}")
     for found in report["findings"]:
-        print(f"- {found['text']}")
+        say(out, f"- {found['text']}")
     if not report["findings"]:
-        print("Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
+        say(out, "Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
     for path in written:
-        print(f"written: {path}")
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--png {folder}: {error.strerror}") from error
-    return folder
+        say(out, f"written: {path}")

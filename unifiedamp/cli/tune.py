@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.status import Status
 
 from .. import plugins
 from ..compare.rows import BASELINE
 from ..compare.run import Options
-from ..compare.write import replace_file
 from ..errors import ConfigError
+from ..outputs import check_file, remove_folders, write_whole
 from ..recipes import find_config, recipe_module
+from ..terminal import plain
 from ..tune.run import Aim, Finding, Prober, choose, default_out
 from ..tune.run import tune as tune_all
 from ..tune.write import as_evidence, tuned
@@ -54,18 +57,20 @@ def tune(
     train = {} if samples is None else {"samples": samples}
     settings = recipe_module("settings").read_settings(config, amp={"backend": backend}, train=train)
     target = _target(config, out, write)
-    name = _one_backend(settings.amp["backend"])
+    remove_folders()
+    name = choices.one_backend(settings.amp["backend"])
     mode = str(settings.amp["compile"]) if settings.train.compile else "off"
     aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
     options = Options(config, train, rounds)
     with console(stderr=True).status("") as status:
+        begun = functools.partial(_begun, status)
         tried = choices.policies(policies) or _worth_trying(name)
-        findings = tune_all(tried, aim, options, status.update)
+        findings = tune_all(tried, aim, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", config).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
-    scale = Prober(aim, options, status.update).scale_setting(chosen) if chosen.initial_scale is not None else None
-    replace_file(target, tuned(config, name, chosen, scale, evidence))
+    scale = Prober(aim, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
+    write_whole(target, tuned(config, name, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
     else:
@@ -76,18 +81,9 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
     target = out or (config if write else default_out(config))
     if target.suffix.lower() != config.suffix.lower():
         raise ConfigError(f"--out {target}: it is written in the format of {config.name}, name it {config.suffix}")
-    if target.exists() and not write:
+    if target.is_file() and not write:
         raise ConfigError(f"{target} is there already: pass --write to overwrite it, or another --out")
-    if not target.resolve().parent.is_dir():
-        raise ConfigError(f"--out {target}: there is no folder {target.parent}")
-    return target
-
-
-def _one_backend(asked: str | None) -> str:
-    found = choices.backends([asked] if asked else None)
-    if len(found) > 1:
-        raise ConfigError(f"tune works on one backend: pass --backend {found[0]} (installed: {', '.join(found)})")
-    return found[0]
+    return check_file(target, "--out")
 
 
 def _worth_trying(backend: str) -> list[str]:
@@ -110,6 +106,10 @@ def _show(findings: list[Finding], chosen: Finding, why: str, target: Path) -> N
     out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32")))
     say(out, f"{chosen.policy}: {why}", "bold")
     say(out, f"written to {target}")
+
+
+def _begun(status: Status, what: str) -> None:
+    status.update(plain(what))
 
 
 def _or_dash(value: float | None, form: str) -> str:
