@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from ..recording import page as pages
-from ..recording.reading import read_recording
+from ..recording.reading import Recording, read_recording
 
 EPILOG = (
     "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
@@ -28,14 +28,9 @@ def report(
     Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
     """
     recording = read_recording(file)
-    written = [] if png is None else pages.save_pictures(recording, _writable(png))
+    written = [] if png is None else _save_pictures(recording, png)
     if html is not None:
-        text = pages.page(recording)
-        try:
-            html.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html {html}: {error.strerror}") from error
-        written.append(html)
+        written.append(_save_page(recording, html, file))
     report = pages.to_dict(recording)
     if json:
         print(json_format.dumps({**report, "written": [str(path) for path in written]}, indent=1))
@@ -49,9 +44,19 @@ def report(
         print(f"written: {path}")
 
 
-def _writable(folder: Path) -> Path:
+def _save_pictures(recording: Recording, folder: Path) -> list[Path]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return pages.save_pictures(recording, folder)
     except OSError as error:
         raise ConfigError(f"--png {folder}: {error.strerror}") from error
-    return folder
+
+
+def _save_page(recording: Recording, target: Path, file: Path) -> Path:
+    if target.exists() and target.samefile(file):
+        raise ConfigError(f"--html {target} is the recording itself; give another file")
+    text = pages.page(recording)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {target}: {error.strerror}") from error
+    return target
