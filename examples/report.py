@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from unifiedamp.terminal import plain
+
 from .history import History
 from .run import Run
 
@@ -25,13 +27,14 @@ class Report:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, emoji=False)
 
     def begin(self, run: Run) -> None:
         """Say what is about to run, and what of it is done."""
         amp, train = run.amp, run.settings.train
         scale = f"loss scale {amp.loss_scale_settings}"
-        self.console.print(f"[bold]{train.model} on {train.data}[/bold]: {amp.backend.name}, {amp.policy}, {scale}")
+        about = plain(f"{amp.backend.name}, {amp.policy}, {scale}")
+        self.console.print(f"[bold]{train.model} on {train.data}[/bold]: {about}")
         self.console.print(HEAD)
         for row in run.history.epochs:
             self.epoch(row)
@@ -61,7 +64,7 @@ class Report:
         path = run.settings.out / "curves.png"
         if run.checkpoint_path.exists() and not draw(run.history, run.window, path):
             self.console.print("no picture of loss and scale: matplotlib is not installed")
-        self.console.print(f"[dim]log, checkpoint and picture: {run.settings.out}[/dim]")
+        self.console.print(f"[dim]log, checkpoint and picture: {plain(run.settings.out)}[/dim]")
 
 
 def draw(history: History, window: int, path: Path) -> bool:

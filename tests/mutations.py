@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 ODD = [
     None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**400, 0.0, -0.0, 0.5, -1.5, 1e-320, 1e39,
-    1e308, math.inf, -math.inf, math.nan, "", "x", "1", "inf", "nan", "\x1b[31m", "\u202e", "\ud800", "a" * 5000, [], {},
-    [[]], [None], {"": None}, {"kind": "step"}, "__deep__",
+    1e308, math.inf, -math.inf, math.nan, "", "x", "1", "inf", "nan", "\x1b[31m", "\u202e", "\ud800", "a" * 5000, [],
+    {}, [[]], [None], {"": None}, {"kind": "step"}, "__deep__",
 ]  # fmt: skip
 ODD_KEYS = ["", "x", "-0", "1e3", "999999999", "-999999999", "1.5", "\u202e", "__proto__"]
 

@@ -16,6 +16,7 @@ from ..compare.run import Options
 from ..compare.run import compare as run_all
 from ..compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, replace_file, to_json
 from ..recipes import find_config, recipe_module
+from ..terminal import plain
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
@@ -144,7 +145,7 @@ class Bars:
 
     def begin(self, what: str) -> None:
         """Something begins."""
-        self._progress.reset(self._one, description=what, total=None)
+        self._progress.reset(self._one, description=plain(what), total=None)
 
     def at(self, done: int, total: int) -> None:
         """It has come so far."""
@@ -154,4 +155,4 @@ class Bars:
         """A row is finished, well or not."""
         self._progress.advance(self._all)
         told = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
-        self._progress.console.print(f"{row.label}: {row.state}, {told}", soft_wrap=True, markup=False)
+        say(self._progress.console, f"{row.label}: {row.state}, {told}")

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from .. import __version__, machine, plugins
 from ..probe import verdict
+from ..terminal import plain
 from ..workers import Worker, WorkerError
 from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
@@ -67,11 +68,11 @@ def _backend(info: plugins.BackendInfo, measure: bool, progress: Console) -> dic
     }
     if not info.installed or info.plugin is None:
         return found
-    with progress.status(f"asking {info.name}") as status, Worker(PROBE, info.plugin.sharing) as worker:
+    with progress.status(plain(f"asking {info.name}")) as status, Worker(PROBE, info.plugin.sharing) as worker:
         try:
             said = worker.ask(
                 {"backend": info.name, "measure": measure},
-                lambda policy: status.update(f"timing {info.name}, {policy}"),
+                lambda policy: status.update(plain(f"timing {info.name}, {policy}")),
             )
         except WorkerError as error:
             return {**found, "failed": str(error), "reason": str(error)}

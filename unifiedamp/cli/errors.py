@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ParamSpec
 
 import typer
 from typer.core import TyperGroup
 
 from ..errors import AmpError, nearest
+from ..terminal import visible
+from .show import complain
 
 P = ParamSpec("P")
 
@@ -25,14 +29,37 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with _escaped_warnings():
+                command(*args, **kwargs)
         except AmpError as error:
-            print(f"unifiedamp: {' '.join(str(error).split())}", file=sys.stderr)
+            complain(one_line(error))
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
+
+
+def _show_escapes(stream: Any) -> None:
+    """Have a terminal that cannot show a character show its escape."""
+    if hasattr(stream, "reconfigure") and "utf" not in stream.encoding.lower():
+        stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _escaped_warnings() -> Iterator[None]:
+    """Have warnings, which may hold names of layers, shown with what would steer the terminal escaped."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *said, **place: visible(before(*said, **place), keep="\t\n")
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line."""
+    return " ".join(str(error).split())
 
 
 class OneLineGroup(TyperGroup):
@@ -42,6 +69,7 @@ class OneLineGroup(TyperGroup):
         """Run the command that the arguments name."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **kwargs)
+        _show_escapes(sys.stdout)
         try:
             code = super().main(args, standalone_mode=False, **kwargs)
         except typer.Abort:
@@ -50,7 +78,7 @@ class OneLineGroup(TyperGroup):
             # typer brings a copy of click, or imports it: which class this is depends on its version.
             if not hasattr(error, "format_message"):
                 raise
-            print(f"unifiedamp: {self._line(error)}", file=sys.stderr)
+            complain(self._line(error))
             code = USER_ERROR
         sys.exit(code if isinstance(code, int) else 0)
 

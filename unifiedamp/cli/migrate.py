@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ..errors import AmpError, UnsupportedError
 from .errors import NOT_ALL_WELL, USER_ERROR
-from .show import console, print_json, say
+from .show import complain, console, print_json, say
 
 if TYPE_CHECKING:
     from ..migrate.report import Migration
@@ -42,7 +40,7 @@ def migrate(
     else:
         _show(done, write)
     for line in errors:
-        print(f"unifiedamp: {line}", file=sys.stderr)
+        complain(line)
     if errors:
         raise typer.Exit(USER_ERROR)
     if check and any(one.changed or one.findings for one in done):
@@ -90,4 +88,4 @@ def _show(done: list[Migration], written: bool) -> None:
 def _show_diff(out: Console, diff: str) -> None:
     for line in diff.splitlines():
         style = next((style for start, style in STYLES.items() if line.startswith(start)), "")
-        out.print(Text(line, style=style), soft_wrap=True)
+        say(out, line, style)

@@ -12,8 +12,9 @@ from ..compare.parity import Place, parity
 from ..compare.run import Options
 from ..compare.write import dump, replace_file
 from ..errors import ConfigError
+from ..terminal import plain
 from .errors import NOT_ALL_WELL
-from .show import console, print_json, say
+from .show import console, finite, print_json, say
 
 
 def show_parity(
@@ -35,10 +36,10 @@ def show_parity(
     if len(backends) < 2:
         raise ConfigError(f"--parity compares backends with each other: name two at least (got {', '.join(backends)})")
     with console(stderr=True).status("") as status:
-        rows = parity(backends, policies, mode, size, steps, options, status.update)
+        rows = parity(backends, policies, mode, size, steps, options, lambda what: status.update(plain(what)))
     replace_file(folder / "parity.json", dump(finite(rows)))
     if json:
-        print_json(finite(rows))
+        print_json(rows)
     else:
         out = console()
         for row in rows:
@@ -57,12 +58,3 @@ def sentence(row: dict[str, Any], steps: int) -> str:
         return f"{head}: part at {Place(**row['parted'])}"
     nearest = f"; nearest to it: {Place(**row['closest'])}" if row["closest"] else ""
     return f"{head}: {steps} steps without parting{nearest}"
-
-
-def finite(value: Any) -> Any:
-    """Return plain values in which infinity is the text "inf", which JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [finite(each) for each in value]
-    return "inf" if value == float("inf") else value

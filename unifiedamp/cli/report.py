@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from ..errors import ConfigError
 from ..recording import page as pages
 from ..recording.reading import Recording, read_recording
+from .show import console, print_json, say
 
 EPILOG = (
     "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
@@ -33,15 +33,16 @@ def report(
         written.append(_save_page(recording, html, file))
     report = pages.to_dict(recording)
     if json:
-        print(json_format.dumps({**report, "written": [str(path) for path in written]}, indent=1))
+        print_json({**report, "written": [str(path) for path in written]})
         return
-    print(f"{pages.title(recording)}: {pages.about(recording)}")
+    out = console()
+    say(out, f"{pages.title(recording)}: {pages.about(recording)}")
     for found in report["findings"]:
-        print(f"- {found['text']}")
+        say(out, f"- {found['text']}")
     if not report["findings"]:
-        print("Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
+        say(out, "Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
     for path in written:
-        print(f"written: {path}")
+        say(out, f"written: {path}")
 
 
 def _save_pictures(recording: Recording, folder: Path) -> list[Path]:

@@ -1,33 +1,53 @@
-"""How commands show their results: as a table for people, or as JSON for machines."""
+"""How commands show their results: as a table for people, or as JSON for machines.
+
+Everything printed here goes through ``visible``: a file's name or a line of code cannot steer the terminal.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from ..terminal import plain, visible
 
 
 def console(stderr: bool = False) -> Console:
     """Return a console as wide as the terminal; output that goes elsewhere is not wrapped at 80 columns."""
-    made = Console(highlight=False, stderr=stderr)
-    return made if made.is_terminal else Console(highlight=False, stderr=stderr, width=190)
+    made = Console(highlight=False, emoji=False, stderr=stderr)
+    return made if made.is_terminal else Console(highlight=False, emoji=False, stderr=stderr, width=190)
 
 
 def print_json(value: Any) -> None:
     """Print plain values as JSON, and nothing else, on standard output."""
-    json.dump(value, sys.stdout, indent=1, allow_nan=False)
-    print()
+    # Of all control characters, JSON lets 7f stand as it is.
+    print(json.dumps(finite(value), indent=1, allow_nan=False).replace("\x7f", "\\u007f"))
 
 
-def say(out: Console, text: str, style: str | None = None) -> None:
+def finite(value: Any) -> Any:
+    """Return plain values in which infinities and nan are text ("inf"), since JSON has no numbers for them."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(out: Console, text: str, style: str = "") -> None:
     """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
-    out.print(text, style=style, markup=False, soft_wrap=True)
+    out.print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print one line about what is wrong on standard error."""
+    print(f"unifiedamp: {visible(text)}", file=sys.stderr)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
@@ -39,9 +59,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
         rows: cells, as text.
         right: the columns of numbers.
     """
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         made.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))
+        made.add_row(*(plain(cell) for cell in row))
     return made

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.status import Status
 
 from .. import plugins
 from ..compare.rows import BASELINE
@@ -13,6 +15,7 @@ from ..compare.run import Options
 from ..compare.write import replace_file
 from ..errors import ConfigError
 from ..recipes import find_config, recipe_module
+from ..terminal import plain
 from ..tune.run import Aim, Finding, Prober, choose, default_out
 from ..tune.run import tune as tune_all
 from ..tune.write import as_evidence, tuned
@@ -59,12 +62,13 @@ def tune(
     aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
     options = Options(config, train, rounds)
     with console(stderr=True).status("") as status:
+        begun = functools.partial(_begun, status)
         tried = choices.policies(policies) or _worth_trying(name)
-        findings = tune_all(tried, aim, options, status.update)
+        findings = tune_all(tried, aim, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", config).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
-    scale = Prober(aim, options, status.update).scale_setting(chosen) if chosen.initial_scale is not None else None
+    scale = Prober(aim, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
     replace_file(target, tuned(config, name, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
@@ -110,6 +114,10 @@ def _show(findings: list[Finding], chosen: Finding, why: str, target: Path) -> N
     out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32")))
     say(out, f"{chosen.policy}: {why}", "bold")
     say(out, f"written to {target}")
+
+
+def _begun(status: Status, what: str) -> None:
+    status.update(plain(what))
 
 
 def _or_dash(value: float | None, form: str) -> str:
