@@ -214,3 +214,29 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
     done = report(path, "--png", tmp_path / "pictures")
     assert done.exit_code == 2
     assert "--png" in done.stderr
+
+
+HOSTILE = "</td><script>alert(1)</script>\x1b[2J\u202e\u2066$\\frac{\x07"
+"""Markup, control characters, marks of direction, and a formula that does not end."""
+
+
+def hostile_records():
+    text = text_of(RECORDS)
+    for known in ("a.weight", "torch", "2.13", "cpu", "mixed_float16", "Linear", "b.c", "0.1", "norm", "eps"):
+        text = text.replace(f'"{known}"', json.dumps(f"{known}{HOSTILE}"))
+    return text.replace('"layer": "a"', f'"layer": {json.dumps("a" + HOSTILE)}')
+
+
+def test_names_are_shown_and_never_obeyed_by_the_page(tmp_path):
+    path, page = written(tmp_path, hostile_records()), tmp_path / "page.html"
+    assert report(path, "--html", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "a.weight&lt;/td&gt;&lt;script&gt;" in text
+    assert r"\x1b[2J\u202e\u2066" in text
+    assert not set(text) & set("\x1b\u202e\u2066\x07")
+
+
+def test_long_names_leave_room_for_the_pictures(tmp_path):
+    path = written(tmp_path, text_of(RECORDS).replace("a.weight", "block." * 80 + "weight"))
+    assert report(path, "--png", tmp_path / "pictures").exit_code == 0
