@@ -94,8 +94,8 @@ class Log:
 
     def draw(self, path: Path) -> None:
         """Draw loss and loss scale into a PNG."""
-        drawn = draw(self.history, 1, path)
-        print(f"loss and scale: {path}" if drawn else "no picture: matplotlib is not installed")
+        lacking = draw(self.history, 1, path)
+        print(f"no picture: {lacking}" if lacking else f"loss and scale: {path}")
 
 
 def summary(losses: list[float], state: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from unifiedamp.outputs import write_whole
 
 
 @dataclass
@@ -57,6 +58,4 @@ class History:
         """Write the log in one go: ``{**about, "epochs": …, "losses": …, "scales": …}``; null where not finite."""
         losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         log = {**about, "epochs": self.epochs, "losses": losses, "scales": self.scales}
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(log, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(log, indent=1))

@@ -1,23 +1,32 @@
-"""Ctrl-C asks a run to stop at a good place; pressed again, it stops at once."""
+"""Ctrl-C or SIGTERM asks a run to stop at a good place; a second one stops it at once."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
+from unifiedamp.signals import Terminated
+
+ERRORS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+
 
 class Interrupt:
-    """A context in which SIGINT only sets ``asked``; a second one raises KeyboardInterrupt as ever."""
+    """A context in which a first SIGINT or SIGTERM is only noted; another one has its usual effect.
 
-    asked = False
+    Attributes:
+        asked: what to raise at a good place; None until a signal has come.
+    """
+
+    asked: type[KeyboardInterrupt] | None = None
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in ERRORS}
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self._before)
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.asked = ERRORS[signal.Signals(number)]
+        self.__exit__()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from unifiedamp_examples.interrupt import Interrupt
 from unifiedamp_examples.report import Report
-from unifiedamp_examples.run import Run
+from unifiedamp_examples.run import Run, check_resumable
 from unifiedamp_examples.settings import Settings
 
 import unifiedamp as ua
@@ -34,15 +34,17 @@ def train(
     Args:
         settings: the configuration.
         report: shows the progress.
-        resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it; start where there is none.
+        resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it.
         restart_scale: resume a run that scaled no loss under a policy that does.
         record: what ``amp.record`` takes (paths, sinks); nothing is recorded without any.
         record_every: steps from one recorded step to the next.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; the checkpoint is written.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
         AmpError: the configuration, the data or the checkpoint is not right, or the loss scale is exhausted.
     """
+    if resume:
+        check_resumable(settings)
     run, data = make_run(settings)
     train_step = make_step(run)
     run.begin(resume, restart_scale)
@@ -96,7 +98,7 @@ def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, re
                 run.count(train_step(amp.to_native(images), amp.to_native(labels)))
                 if interrupt.asked and run.between_windows:
                     run.save()
-                    raise KeyboardInterrupt
+                    raise interrupt.asked
             run.read_losses()
             rate = (count - first) * cfg.batch_size / (time.perf_counter() - begun)
             run.end_epoch(accuracy(amp, kit, run.model, data), rate)

@@ -62,17 +62,26 @@ class Report:
     def picture(self, run: Run) -> None:
         """Leave ``curves.png`` beside the checkpoint."""
         path = run.settings.out / "curves.png"
-        if run.checkpoint_path.exists() and not draw(run.history, run.window, path):
-            self.console.print("no picture of loss and scale: matplotlib is not installed")
+        lacking = draw(run.history, run.window, path) if run.checkpoint_path.exists() else ""
+        if lacking:
+            self.console.print(f"no picture of loss and scale: {plain(lacking)}")
         self.console.print(f"[dim]log, checkpoint and picture: {plain(run.settings.out)}[/dim]")
 
 
-def draw(history: History, window: int, path: Path) -> bool:
-    """Draw loss and loss scale over optimizer steps into a PNG; return False where matplotlib is not installed."""
+def draw(history: History, window: int, path: Path) -> str:
+    """Draw loss and loss scale over optimizer steps into a PNG; return why that cannot be done, or an empty text."""
     try:
-        from matplotlib.figure import Figure
+        _draw(history, window, path)
     except ImportError:
-        return False
+        return "matplotlib is not installed"
+    except Exception as error:  # a picture is not worth a training, whatever keeps matplotlib from drawing it
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return ""
+
+
+def _draw(history: History, window: int, path: Path) -> None:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5), layout="constrained")
     loss, scale = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     steps = [(i + 1) / window for i in range(len(history.losses))]
@@ -83,4 +92,3 @@ def draw(history: History, window: int, path: Path) -> bool:
     scale.set(ylabel="loss scale", xlabel="optimizer step")
     scale.set_yscale("log", base=2)
     figure.savefig(path, dpi=120)
-    return True

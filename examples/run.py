@@ -17,10 +17,12 @@ import numpy as np
 
 from unifiedamp import Amp, CheckpointError, ConfigError
 from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpoint
+from unifiedamp.outputs import remove_neighbours
 
 from .history import History
 from .settings import Settings
 
+CHECKPOINT = "checkpoint.npz"
 SAME = ("model", "width", "data", "samples", "batch_size", "seed")
 """Settings that a resumed run must share with its beginning: else the weights would not fit, or the batches differ."""
 
@@ -142,16 +144,19 @@ class Run:
     @property
     def checkpoint_path(self) -> Path:
         """The run's one checkpoint."""
-        return self.settings.out / "checkpoint.npz"
+        return self.settings.out / CHECKPOINT
 
     def begin(self, resume: bool, restart_scale: bool) -> None:
-        """Take up the run that the checkpoint holds, or start one where there is none.
+        """Take up the run that the checkpoint holds, or start one.
 
         Raises:
-            ConfigError: not to be resumed, but an unfinished run is there.
+            ConfigError: to be resumed, but there is no checkpoint; or not, but an unfinished run is there.
             CheckpointError: to be resumed, but it is damaged or of another run.
         """
-        if not self.checkpoint_path.exists():
+        remove_neighbours(self.checkpoint_path)
+        if resume:
+            check_resumable(self.settings)
+        elif not self.checkpoint_path.exists():
             return
         saved = load_checkpoint(self.checkpoint_path)
         if resume:
@@ -183,6 +188,19 @@ class Run:
         self.kit.import_momentum(self.model, self.optimizer, _under("momentum/", saved.arrays))
         self.history = History.from_saved(saved.arrays, meta["epochs"])
         self.epoch, self.batch = meta["epoch"], meta["batch"]
+
+
+def check_resumable(settings: Settings) -> None:
+    """Refuse to resume where there is nothing to go on from.
+
+    Raises:
+        ConfigError: ``settings.out`` holds no checkpoint.
+    """
+    if not (settings.out / CHECKPOINT).exists():
+        raise ConfigError(
+            f"--resume: {settings.out} holds no checkpoint ({CHECKPOINT}); name the run's folder with --out, or leave "
+            "--resume out to start there"
+        )
 
 
 def _under(prefix: str, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:

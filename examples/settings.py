@@ -85,8 +85,23 @@ def read_settings(
         if key not in TABLES:
             raise ConfigError(f"{path}: unknown table {key!r}{nearest(key, TABLES)} (known: {', '.join(TABLES)})")
     session = read_arguments({"amp": _merged(tables.get("amp", {}), None, path)}, amp)
-    table = validate(TrainTable, _merged(tables.get("train", {}), train, path), f"{path}, [train]")
+    table = _train_table(tables.get("train", {}), train, path)
     return Settings(path.stem, session, table, out or Path("runs") / path.stem)
+
+
+def _train_table(table: Any, changes: Mapping[str, Any] | None, path: Path) -> Any:
+    """Return ``[train]`` with the changes; an error blames the file for what is wrong without them, else the options.
+
+    Raises:
+        ConfigError: a key or value that is not known.
+    """
+    where = f"{path}, [train]"
+    merged = _merged(table, changes, path)
+    try:
+        return validate(TrainTable, merged, where)
+    except ConfigError:
+        validate(TrainTable, _merged(table, None, path), where)
+        return validate(TrainTable, merged, "the options beside the configuration")
 
 
 def _merged(table: Any, changes: Mapping[str, Any] | None, path: Path) -> dict[str, Any]:

@@ -11,12 +11,12 @@ moment leaves the previous checkpoint or the new one, never a mixture.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
 import os
 import re
-import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
+from .outputs import remove_neighbours, replace_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,23 +133,14 @@ def _to_json(meta: Mapping[str, Any]) -> str:
 
 def _replace(target: Path, content: bytes) -> None:
     _remove_stale(target)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_whole(target, content)
     _sync_directory(target.parent)
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what a killed writer left; a living one needs far less time than ``STALE_SECONDS``."""
-    for left in target.parent.glob(f".{target.name}.*.tmp"):
+    """Remove what killed writers left; a living one on another machine needs far less time than ``STALE_SECONDS``."""
+    remove_neighbours(target)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 left.unlink()

@@ -35,9 +35,13 @@ def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path
     assert len({scale for _, scale, _ in whole["scales"]}) > 3
 
     killed, rng, checkpoint = 0, random.Random(3), tmp_path / "killed" / "checkpoint.npz"
-    arguments = ("train", "--config", config, "--out", tmp_path / "killed", "--resume")
+    arguments = ("train", "--config", config, "--out", tmp_path / "killed")
+
+    def resumed_where_begun():
+        return (*arguments, "--resume") if checkpoint.exists() else arguments
+
     for _ in range(2):
-        process = start(*arguments, code=POISONED, cwd=tmp_path)
+        process = start(*resumed_where_begun(), code=POISONED, cwd=tmp_path)
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
             time.sleep(0.01)
@@ -46,7 +50,7 @@ def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path
         killed += finish(process)[0] == -signal.SIGKILL
     assert killed >= 1
     anew = {"popen": forked.Anew} if form == "eager" else {}
-    code, _, err = finish(start(*arguments, code=POISONED, cwd=tmp_path, **anew))
+    code, _, err = finish(start(*resumed_where_begun(), code=POISONED, cwd=tmp_path, **anew))
     assert code == 0, err
     resumed = log_of(tmp_path / "killed")
     assert resumed["scales"] == whole["scales"]

@@ -14,7 +14,8 @@ from ..compare.page import html
 from ..compare.rows import BASELINE, Row, tasks
 from ..compare.run import Options
 from ..compare.run import compare as run_all
-from ..compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, replace_file, to_json
+from ..compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
+from ..outputs import check_folder, remove_folders, write_whole
 from ..recipes import find_config, recipe_module
 from ..terminal import plain
 from . import choices
@@ -71,8 +72,9 @@ def compare(
     chosen = choices.policies(policies) or _default_policies(settings)
     modes = choices.compile_modes(compile) or [_own_mode(settings)]
     sizes = choices.sizes(batch_sizes) or ([] if find_batch_size else [settings.train.batch_size])
-    folder = out or Path("runs") / f"compare-{config.stem}"
+    folder = check_folder(out or Path("runs") / f"compare-{config.stem}", "--out")
     folder.mkdir(parents=True, exist_ok=True)
+    remove_folders()
     options = Options(config, train, rounds, max_batch_size, profile)
     if parity:
         size = (sizes or [settings.train.batch_size])[0]
@@ -88,10 +90,10 @@ def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], 
     def save(found: list[Row], page: bool, final: bool = False) -> None:
         rows[:] = found
         advice = advise(rows) if final else []
-        replace_file(folder / "compare.json", dump(to_json(rows, head, advice)))
-        replace_file(folder / "compare.md", markdown(rows, head, advice))
+        write_whole(folder / "compare.json", dump(to_json(rows, head, advice)))
+        write_whole(folder / "compare.md", markdown(rows, head, advice))
         if page:  # drawing takes a second, so not after every row
-            replace_file(folder / "compare.html", html(rows, head, advice, final=final))
+            write_whole(folder / "compare.html", html(rows, head, advice, final=final))
 
     try:
         with Bars(console(stderr=True), sum(map(len, groups))) as bars:

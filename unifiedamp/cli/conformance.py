@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .. import plugins
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, ConfigError
+from ..outputs import check_file
 
 
 def conformance(
     backend: Annotated[str, typer.Argument(help="A registered backend's name, or 'all' that are installed.")],
     json: Annotated[str | None, typer.Option(help="Write the report here, as JSON.")] = None,
-    trajectories: Annotated[int, typer.Option(help="Random loss-scale trajectories per backend.")] = 1000,
-    soak: Annotated[int, typer.Option(help="Steps of the soak test; 0 leaves it out.")] = 0,
+    trajectories: Annotated[int, typer.Option(min=1, help="Random loss-scale trajectories per backend.")] = 1000,
+    soak: Annotated[int, typer.Option(min=0, help="Steps of the soak test; 0 leaves it out.")] = 0,
     only: Annotated[str | None, typer.Option("-k", help="Only tests whose names match (pytest's -k).")] = None,
 ) -> None:
     """Prove that a backend means what every backend must mean.
@@ -28,10 +30,15 @@ def conformance(
         raise BackendUnavailableError(
             "the conformance kit needs pytest and hypothesis: pip install 'unifiedamp[conformance]'"
         )
+    if json is not None:
+        check_file(Path(json), "--json")
     import pytest
 
     arguments = ["--pyargs", "unifiedamp.conformance.suite", "--amp-backend", backend, "-q", "-p", "no:cacheprovider"]
     arguments += ["--amp-trajectories", str(trajectories), "--amp-soak", str(soak)]
     arguments += ["--amp-json", json] if json else []
     arguments += ["-k", only] if only else []
-    raise typer.Exit(int(pytest.main(arguments)))
+    code = int(pytest.main(arguments))
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise ConfigError(f"no test is selected{f' by -k {only}' if only else ''}")
+    raise typer.Exit(code)

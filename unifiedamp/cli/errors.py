@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec
 
 import typer
 from typer.core import TyperGroup
 
 from ..errors import AmpError, nearest
+from ..outputs import reason
+from ..signals import Terminated, terminable
 from ..terminal import visible
 from .show import complain
 
@@ -21,21 +24,29 @@ P = ParamSpec("P")
 NOT_ALL_WELL = 1
 USER_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn an ``AmpError`` into one line on standard error and exit code 2, Ctrl-C into exit code 130."""
+    """Turn an ``AmpError`` into one line on standard error and exit code 2, Ctrl-C into exit code 130.
+
+    What the system refuses (a full disk, a folder in a file's place) is one line too, and SIGTERM exit code 143.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with _escaped_warnings():
+            with terminable(), _escaped_warnings(), _flushed_output():
                 command(*args, **kwargs)
         except AmpError as error:
             complain(one_line(error))
             raise typer.Exit(USER_ERROR) from None
+        except Terminated:
+            raise typer.Exit(TERMINATED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            raise typer.Exit(_refused(error)) from None
 
     return wrapped
 
@@ -44,6 +55,27 @@ def _show_escapes(stream: Any) -> None:
     """Have a terminal that cannot show a character show its escape."""
     if hasattr(stream, "reconfigure") and "utf" not in stream.encoding.lower():
         stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _flushed_output() -> Iterator[None]:
+    """Write what is printed out before the command ends, so that a full disk is an error."""
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+
+
+def _refused(error: OSError) -> int:
+    """Say what the system refused, and return the exit code; an error that is not the system's is raised again."""
+    if error.errno is None:
+        raise error
+    with suppress(OSError), open(os.devnull, "w") as nowhere:  # or the interpreter's end tries to write once more
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):  # the reader has gone, and knows it
+        return NOT_ALL_WELL
+    complain(f"{error.filename or 'output'}: {reason(error)}")
+    return USER_ERROR
 
 
 @contextmanager
@@ -72,8 +104,11 @@ class OneLineGroup(TyperGroup):
         _show_escapes(sys.stdout)
         try:
             code = super().main(args, standalone_mode=False, **kwargs)
+            sys.stdout.flush()
         except typer.Abort:
             code = INTERRUPTED
+        except OSError as error:
+            code = _refused(error)
         except Exception as error:
             # typer brings a copy of click, or imports it: which class this is depends on its version.
             if not hasattr(error, "format_message"):

@@ -10,8 +10,9 @@ import typer
 
 from ..compare.parity import Place, parity
 from ..compare.run import Options
-from ..compare.write import dump, replace_file
+from ..compare.write import dump
 from ..errors import ConfigError
+from ..outputs import write_whole
 from ..terminal import plain
 from .errors import NOT_ALL_WELL
 from .show import console, finite, print_json, say
@@ -37,7 +38,7 @@ def show_parity(
         raise ConfigError(f"--parity compares backends with each other: name two at least (got {', '.join(backends)})")
     with console(stderr=True).status("") as status:
         rows = parity(backends, policies, mode, size, steps, options, lambda what: status.update(plain(what)))
-    replace_file(folder / "parity.json", dump(finite(rows)))
+    write_whole(folder / "parity.json", dump(finite(rows)))
     if json:
         print_json(rows)
     else:

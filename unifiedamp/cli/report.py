@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ..outputs import check_file, check_folder, write_whole
 from ..recording import page as pages
 from ..recording.reading import Recording, read_recording
 from .show import console, print_json, say
@@ -27,10 +28,16 @@ def report(
 
     Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
     """
+    if html is not None:
+        check_file(html, "--html")
+        _check_other(html, file)
+    if png is not None:
+        check_folder(png, "--png")
     recording = read_recording(file)
     written = [] if png is None else _save_pictures(recording, png)
     if html is not None:
-        written.append(_save_page(recording, html, file))
+        write_whole(html, pages.page(recording))
+        written.append(html)
     report = pages.to_dict(recording)
     if json:
         print_json({**report, "written": [str(path) for path in written]})
@@ -52,12 +59,6 @@ def _save_pictures(recording: Recording, folder: Path) -> list[Path]:
         raise ConfigError(f"--png {folder}: {error.strerror}") from error
 
 
-def _save_page(recording: Recording, target: Path, file: Path) -> Path:
-    if target.exists() and target.samefile(file):
-        raise ConfigError(f"--html {target} is the recording itself; give another file")
-    text = pages.page(recording)
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {target}: {error.strerror}") from error
-    return target
+def _check_other(html: Path, file: Path) -> None:
+    if html.exists() and file.exists() and html.samefile(file):
+        raise ConfigError(f"--html {html} is the recording itself; give another file")

@@ -12,8 +12,8 @@ from rich.status import Status
 from .. import plugins
 from ..compare.rows import BASELINE
 from ..compare.run import Options
-from ..compare.write import replace_file
 from ..errors import ConfigError
+from ..outputs import check_file, remove_folders, write_whole
 from ..recipes import find_config, recipe_module
 from ..terminal import plain
 from ..tune.run import Aim, Finding, Prober, choose, default_out
@@ -57,6 +57,7 @@ def tune(
     train = {} if samples is None else {"samples": samples}
     settings = recipe_module("settings").read_settings(config, amp={"backend": backend}, train=train)
     target = _target(config, out, write)
+    remove_folders()
     name = _one_backend(settings.amp["backend"])
     mode = str(settings.amp["compile"]) if settings.train.compile else "off"
     aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
@@ -69,7 +70,7 @@ def tune(
     head = {key: value for key, value in about("", config).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
     scale = Prober(aim, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
-    replace_file(target, tuned(config, name, chosen, scale, evidence))
+    write_whole(target, tuned(config, name, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
     else:
@@ -80,11 +81,9 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
     target = out or (config if write else default_out(config))
     if target.suffix.lower() != config.suffix.lower():
         raise ConfigError(f"--out {target}: it is written in the format of {config.name}, name it {config.suffix}")
-    if target.exists() and not write:
+    if target.is_file() and not write:
         raise ConfigError(f"{target} is there already: pass --write to overwrite it, or another --out")
-    if not target.resolve().parent.is_dir():
-        raise ConfigError(f"--out {target}: there is no folder {target.parent}")
-    return target
+    return check_file(target, "--out")
 
 
 def _one_backend(asked: str | None) -> str:

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import UnsupportedError
 from ..pages import html_text
 from .plots import pictures
 from .rows import Row
@@ -27,8 +28,6 @@ img { max-width: 100%; height: auto; display: block; }
 .small { color: #555; font-size: .85rem; }
 """
 
-NO_PICTURES = "No pictures: matplotlib is not installed (pip install 'unifiedamp[examples]')."
-
 
 def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *, final: bool = True) -> str:
     """Return the page.
@@ -39,18 +38,13 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         advice: its sentences.
         final: False while runs are still to come; said on the page.
     """
-    drawn = pictures(rows)
     body = [
         f"<h1>{html_text(about['title'])}</h1>",
         "" if final else '<p class="small">Not finished: rows are still to come.</p>',
         _advice(advice),
         '<div class="scroll">' + _table(rows) + "</div>",
         "<ul class='small'>" + "".join(f"<li>{html_text(line)}</li>" for line in notes(rows)) + "</ul>",
-        f"<p>{html_text(NO_PICTURES)}</p>"
-        if drawn is None
-        else "".join(map(_picture, *zip(*drawn.items(), strict=True)))
-        if drawn
-        else "",
+        _pictures(rows),
         f"<p class='small'>{html_text(about['machine'])}; {html_text(about['versions'])}. {html_text(about['date'])}, "
         f"<code>{html_text(about['command'])}</code></p>",
     ]
@@ -75,6 +69,13 @@ def _table(rows: Sequence[Row]) -> str:
         each = "".join(f'<td class="{c}">{html_text(cell)}</td>' for cell, c in zip(cells(row), classes, strict=True))
         body += f'<tr class="{html_text(row.state)}">{each}</tr>'
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _pictures(rows: Sequence[Row]) -> str:
+    try:
+        return "".join(_picture(title, svg) for title, svg in pictures(rows).items())
+    except UnsupportedError as error:
+        return f"<p>No pictures: {html_text(str(error))}.</p>"
 
 
 def _picture(title: str, svg: str) -> str:

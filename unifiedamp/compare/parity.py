@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..outputs import temporary_folder
 from ..policy import Policy
 from ..workers import WorkerError
 from .rows import Task
@@ -155,7 +155,7 @@ def parity(
         else ``{"policy", "dtype", "backends": [name], "failed": why}``.
     """  # fmt: skip
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="unifiedamp-parity-") as folder:
+    with temporary_folder() as folder:
         for policy in policies:
             dtype = Policy.parse(policy).compute_dtype
             traces: dict[str, tuple[list[Entry], int]] = {}
@@ -180,7 +180,7 @@ def _pair(
 
 def _trace(task: Task, steps: int, options: Options, path: Path) -> tuple[list[Entry], int]:
     with (
-        tempfile.TemporaryDirectory(prefix="unifiedamp-parity-") as out,
+        temporary_folder() as out,
         start_job(task.backend) as worker,
     ):
         worker.ask(begin(options, task, task.batch_size, out))

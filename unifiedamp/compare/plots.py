@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
+from ..errors import UnsupportedError
 from ..pages import picture_label
 from .rows import Row
 
@@ -18,12 +19,23 @@ COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#6a3d9a", "#b15928", "#e7298a", "#66
 STYLES = ("-", "--", ":", "-.")
 
 
-def pictures(rows: Sequence[Row]) -> dict[str, str] | None:
-    """Return title → SVG, without those that there is nothing for; None where matplotlib is not installed."""
+def pictures(rows: Sequence[Row]) -> dict[str, str]:
+    """Return title → SVG, without those that there is nothing for.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed, or cannot draw; the message is for the page.
+    """
     try:
-        import matplotlib
-    except ImportError:
-        return None
+        return _pictures(rows)
+    except ImportError as error:
+        raise UnsupportedError("matplotlib is not installed (pip install matplotlib)") from error
+    except Exception as error:  # a page without pictures is better than none, whatever keeps matplotlib from drawing
+        raise UnsupportedError(f"matplotlib: {type(error).__name__}: {error}") from error
+
+
+def _pictures(rows: Sequence[Row]) -> dict[str, str]:
+    import matplotlib
+
     found: dict[str, str] = {}
     with matplotlib.rc_context({"svg.hashsalt": "unifiedamp", "svg.fonttype": "none", "font.size": 9}):
         if timed := [row for row in rows if row.samples_per_second]:

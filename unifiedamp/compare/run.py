@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 from .. import machine, plugins
 from ..errors import AmpError
+from ..outputs import temporary_folder
 from ..turns import in_turns
 from ..workers import Worker, WorkerError
 from .kernels import tensor_core_share
@@ -148,7 +148,7 @@ class _Group:
         return worker
 
     def _folder(self) -> str:
-        return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="unifiedamp-compare-"))
+        return self._stack.enter_context(temporary_folder())
 
     def _find_batch_size(self, task: Task) -> int:
         probe = _SizeProbe(task, self._options, self._folder, self._progress)

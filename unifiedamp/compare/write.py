@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..pages import markdown_text
@@ -113,13 +111,6 @@ def to_json(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str]
         "rows": [r.to_dict() for r in rows],
         "advice": advice,
     }
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file in one go, so that who stops the program finds a whole one."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
 
 
 def dump(value: Any) -> str:

@@ -32,8 +32,12 @@ def pictures(recording: Recording) -> dict[str, Figure]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise AmpError(
-            "a report with pictures needs matplotlib: pip install 'unifiedamp[report]'; the findings alone come "
-            "without it: unifiedamp report FILE"
+            "a report with pictures needs matplotlib: pip install matplotlib; the findings alone come without it: "
+            "unifiedamp report FILE"
+        ) from error
+    except Exception as error:  # its own configuration, such as a wrong MPLBACKEND
+        raise AmpError(
+            f"matplotlib cannot draw ({error}); the findings alone come without it: unifiedamp report FILE"
         ) from error
     makers: dict[str, Callable[[Recording], Figure | None]] = {
         "exponents": exponents,

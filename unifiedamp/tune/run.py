@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from ..compare.rows import BASELINE, Task
 from ..compare.run import TURN_SECONDS, Options, begin, start_job
 from ..errors import AmpError, ConfigError
 from ..loss_scale import DynamicLossScale, parse_loss_scale
+from ..outputs import temporary_folder
 from ..policy import Policy
 from ..turns import in_turns, ratio
 from ..workers import Worker, WorkerError
@@ -211,7 +211,7 @@ class Prober:
 
     def begin(self, worker: Worker, policy: str, mode: str, scale: Any) -> None:
         """Make a new session in a worker."""
-        with tempfile.TemporaryDirectory(prefix="unifiedamp-tune-") as folder:
+        with temporary_folder() as folder:
             request = begin(self._options, Task(self._aim.backend, policy, mode, 0), 0, folder)
             request["train"].pop("batch_size")  # the recipe's own
             request["amp"]["loss_scale"] = scale
