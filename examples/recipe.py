@@ -47,7 +47,7 @@ def train(
         check_resumable(settings)
     run, data = make_run(settings)
     train_step = make_step(run)
-    run.begin(resume, restart_scale)
+    run.begin(data.batch_count(settings.train.batch_size, run.window), resume, restart_scale)
     recorder = run.amp.record(*record, every=record_every) if record else nullcontext()
     report.begin(run)
     try:

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from unifiedamp import Amp, CheckpointError, ConfigError
-from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpoint
+from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
 from unifiedamp.outputs import remove_neighbours
 
 from .history import History
+from .models.neutral import check_fits
+from .saved import Meta, Saved, read_saved
 from .settings import Settings
 
 CHECKPOINT = "checkpoint.npz"
@@ -146,8 +148,12 @@ class Run:
         """The run's one checkpoint."""
         return self.settings.out / CHECKPOINT
 
-    def begin(self, resume: bool, restart_scale: bool) -> None:
+    def begin(self, batches: int, resume: bool, restart_scale: bool) -> None:
         """Take up the run that the checkpoint holds, or start one.
+
+        Args:
+            batches: how many an epoch has.
+            resume, restart_scale: see ``recipe.train``.
 
         Raises:
             ConfigError: to be resumed, but there is no checkpoint; or not, but an unfinished run is there.
@@ -160,34 +166,41 @@ class Run:
             return
         saved = load_checkpoint(self.checkpoint_path)
         if resume:
-            self._restore(saved, restart_scale)
-        elif not saved.meta.get("finished"):
+            self._restore(read_saved(saved, self.checkpoint_path), batches, restart_scale)
+        elif saved.meta.get("finished") is not True:
             raise ConfigError(
-                f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')}, batch "
-                f"{saved.meta.get('batch')}): pass --resume to go on with it, or another --out, or delete it"
+                f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')!r:.20}, batch "
+                f"{saved.meta.get('batch')!r:.20}): pass --resume to go on with it, or another --out, or delete it"
             )
 
-    def _restore(self, saved: Checkpoint, restart_scale: bool) -> None:
-        meta, train = saved.meta, self.settings.train
-        if meta.get("recipe") != 1:
-            raise CheckpointError(f"{self.checkpoint_path} was not written by this recipe")
+    def _restore(self, saved: Saved, batches: int, restart_scale: bool) -> None:
+        """Take over a checkpoint; all that can be refused is refused before anything changes."""
+        self._check_same(saved.meta, batches)
+        check_fits(saved.weights, {name: value.shape for name, value in self.weights().items()})
+        momentum = self.kit.export_momentum(self.model, self.optimizer)
+        check_fits(saved.momentum, {name: value.shape for name, value in momentum.items()})
+        self.amp.load_state_dict(saved.meta.amp, restart_scale=restart_scale)
+        self._set_weights(saved.weights)
+        self.kit.import_momentum(self.model, self.optimizer, saved.momentum)
+        self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
+
+    def _check_same(self, meta: Meta, batches: int) -> None:
         for key in SAME:
-            before = meta["same"].get(key)  # checkpoints from before there was ``samples`` do not hold it
-            if before != getattr(train, key):
+            before, now = getattr(meta.same, key), getattr(self.settings.train, key)
+            if before != now:
                 raise CheckpointError(
                     f"{self.checkpoint_path} was trained with {key} = {before!r}, "
-                    f"the configuration says {getattr(train, key)!r}: only the same run can be resumed"
+                    f"the configuration says {now!r}: only the same run can be resumed"
                 )
-        if meta["batch"] % self.window:
+        if meta.batch % self.window:
             raise CheckpointError(
-                f"{self.checkpoint_path} stops after batch {meta['batch']} of its epoch, inside a window of "
-                f"accumulate_steps = {self.window} batches: resume it with accumulate_steps = {meta['window']}"
+                f"{self.checkpoint_path} stops after batch {meta.batch} of its epoch, inside a window of "
+                f"accumulate_steps = {self.window} batches: resume it with accumulate_steps = {meta.window}"
             )
-        self.amp.load_state_dict(meta["amp"], restart_scale=restart_scale)
-        self._set_weights(_under("weights/", saved.arrays))
-        self.kit.import_momentum(self.model, self.optimizer, _under("momentum/", saved.arrays))
-        self.history = History.from_saved(saved.arrays, meta["epochs"])
-        self.epoch, self.batch = meta["epoch"], meta["batch"]
+        if meta.batch > batches:
+            raise CheckpointError(
+                f"{self.checkpoint_path} stops after batch {meta.batch} of its epoch, which has {batches}"
+            )
 
 
 def check_resumable(settings: Settings) -> None:
@@ -201,7 +214,3 @@ def check_resumable(settings: Settings) -> None:
             f"--resume: {settings.out} holds no checkpoint ({CHECKPOINT}); name the run's folder with --out, or leave "
             "--resume out to start there"
         )
-
-
-def _under(prefix: str, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

@@ -9,14 +9,14 @@ A session's state is plain JSON::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError, StateWarning
 from .loss_scale import LossScale, ScaleState, float32, parse_loss_scale
-from .native_state import read_native
+from .native_state import checked_count, checked_scale, read_native, shortened
+from .policy import Policy
 
 if TYPE_CHECKING:
     from .session import Amp
@@ -54,8 +54,11 @@ def dump_session(amp: Amp) -> dict[str, Any]:
     }
 
 
-def load_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> None:
-    """Check ``raw`` wholly, then write it into ``amp``; see ``Amp.load_state_dict``."""
+def read_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
+    """Check ``raw`` wholly and return the state that ``amp`` goes on from; see ``Amp.load_state_dict``.
+
+    Warns of what this session does otherwise than the one that saved; changes nothing.
+    """
     saved = read_saved(raw)
     mine = amp.loss_scale_settings
     off = saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled)
@@ -68,19 +71,22 @@ def load_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> None:
     state = saved.state or mine.initial_state()
     if off or not mine.enabled:
         state = replace(mine.initial_state(), applied_steps=state.applied_steps, skipped_steps=state.skipped_steps)
-    if mine.enabled and not off:
-        low, high = mine.scale_bounds
-        if not low <= state.scale <= high:
-            clamped = float32(min(max(state.scale, low), high))
-            warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {clamped:g}", StateWarning)
-            state = replace(state, scale=clamped)
+    else:
+        state = _within_bounds(state, mine, warn)
         _compare_settings(mine, saved, warn)
-        limit = getattr(mine, "growth_interval", 1)
-        state = replace(state, good_steps=min(state.good_steps, max(limit - 1, 0)))
     policy = str(amp.policy.replace(loss_scale=None))
     if saved.policy is not None and saved.policy != policy:
         warn(f"the state was saved under policy {saved.policy!r}; this session trains under {policy!r}", StateWarning)
-    amp.backend.write_state(state)
+    return state
+
+
+def _within_bounds(state: ScaleState, mine: LossScale, warn: Any) -> ScaleState:
+    low, high = map(float32, mine.scale_bounds)
+    if not low <= state.scale <= high:
+        clamped = min(max(state.scale, low), high)
+        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {clamped:g}", StateWarning)
+        state = replace(state, scale=clamped)
+    return replace(state, good_steps=min(state.good_steps, mine.growth_interval - 1))
 
 
 def _compare_settings(mine: LossScale, saved: SavedState, warn: Any) -> None:
@@ -108,23 +114,33 @@ def read_saved(raw: Mapping[str, Any]) -> SavedState:
     if "schema" not in raw:
         native = read_native(raw)
         return SavedState(native.state, native.loss_scale, None, native.source)
-    if raw["schema"] != SCHEMA:
-        raise CheckpointError(f"this state has schema {raw['schema']!r}, not {SCHEMA!r}")
-    version = raw.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise CheckpointError(f"this state has no usable version number: {version!r}")
-    if version > VERSION:
-        raise CheckpointError(f"this state has version {version}; this unifiedamp reads up to {VERSION}: update it")
+    if raw["schema"].__class__ is not str or raw["schema"] != SCHEMA:
+        raise CheckpointError(f"this state has schema {shortened(raw['schema'])}, not {SCHEMA!r}")
+    _check_version(raw.get("version"))
     missing = [key for key in ("policy", "loss_scale", "state") if key not in raw]
     if missing:
         raise CheckpointError(f"this state is truncated: {', '.join(missing)} missing")
     try:
         settings = parse_loss_scale(raw["loss_scale"])
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"this state's loss_scale cannot be read: {error}") from error
-    if not isinstance(raw["policy"], str):
-        raise CheckpointError(f"this state's policy must be text, got {raw['policy']!r}")
+    for key in ("policy", "backend"):
+        if not isinstance(raw.get(key, ""), str):
+            raise CheckpointError(f"this state's {key} must be text, got {shortened(raw[key])}")
+    try:
+        Policy.parse(raw["policy"])
+    except ValueError as error:
+        raise CheckpointError(f"this state's policy cannot be read: {error}") from error
     return SavedState(_read_state(raw["state"]), settings, raw["policy"], f"unifiedamp, {raw.get('backend')}")
+
+
+def _check_version(version: Any) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CheckpointError(f"this state has no usable version number: {shortened(version)}")
+    if version > VERSION:
+        raise CheckpointError(
+            f"this state has version {shortened(version)}; this unifiedamp reads up to {VERSION}: update it"
+        )
 
 
 def _read_state(raw: Any) -> ScaleState:
@@ -134,24 +150,10 @@ def _read_state(raw: Any) -> ScaleState:
     for field in fields(ScaleState):
         if field.name not in raw:
             raise CheckpointError(f"this state is truncated: state.{field.name} missing")
-        values[field.name] = checked_number(raw[field.name], f"state.{field.name}", whole=field.name != "scale")
+        read = checked_scale if field.name == "scale" else checked_count
+        values[field.name] = read(raw[field.name], f"state.{field.name}")
+    if values["good_steps"] and values["bad_steps"]:
+        raise CheckpointError(
+            "state.good_steps and state.bad_steps are runs that end each other: one of them must be 0"
+        )
     return ScaleState(**values)
-
-
-def checked_number(value: Any, name: str, *, whole: bool) -> Any:
-    """Return ``value`` as a plain number.
-
-    Raises:
-        CheckpointError: not a number; not finite and positive (a scale); not a whole number from 0 (a count).
-    """
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"{name} must be a finite number, got {value!r}")
-    if whole:
-        if value != int(value) or not 0 <= value < 2**63:
-            raise CheckpointError(f"{name} must be a whole number from 0, got {value!r}")
-        return int(value)
-    if float32(value) <= 0 or math.isinf(float32(value)):
-        raise CheckpointError(f"{name} must be a positive number that float32 can hold, got {value!r}")
-    return float32(value)

@@ -12,11 +12,18 @@ MXNet ``vars(LossScaler)``             _loss_scale, _next_loss_scale, _unskipped
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .errors import CheckpointError
-from .loss_scale import DynamicLossScale, LossScale, ScaleState
+from .loss_scale import FLOAT32_MAX, DynamicLossScale, LossScale, ScaleState, float32
+
+MOST = 2**52
+"""The largest count: the sum of two is exact in float64, in which some devices count."""
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 80
 
 
 class NativeState(NamedTuple):
@@ -40,28 +47,74 @@ def read_native(raw: Mapping[str, Any]) -> NativeState:
             return reader(raw)
     raise CheckpointError(
         f"this is no state of unifiedamp, nor of torch's GradScaler, Apex, Keras's LossScaleOptimizer or MXNet's "
-        f"LossScaler; its keys are {sorted(map(str, raw))[:8]}"
+        f"LossScaler; its keys are {', '.join(sorted(map(shortened, raw))[:8])}"
     )
 
 
-def _number(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> Any:
-    from .checkpoint import checked_number
+def checked_scale(value: Any, name: str) -> float:
+    """Return a saved scale, rounded to the nearest float32.
 
-    value = raw[key]
-    return checked_number(value.numpy() if hasattr(value, "numpy") else value, key, whole=whole)
+    Raises:
+        CheckpointError: not a finite number above 0 that float32 can hold.
+    """
+    number = checked_factor(value, name)
+    if not float32(number):
+        raise CheckpointError(f"{name} must be a positive number that float32 can hold, got {shortened(value)}")
+    return float32(number)
+
+
+def checked_factor(value: Any, name: str) -> float:
+    """Return a saved factor as it is; see :func:`checked_scale`."""
+    number = _plain(value, name)
+    if not 0 < number <= FLOAT32_MAX:
+        raise CheckpointError(f"{name} must be a positive number that float32 can hold, got {shortened(value)}")
+    return float(number)
+
+
+def checked_count(value: Any, name: str) -> int:
+    """Return a saved count.
+
+    Raises:
+        CheckpointError: not a whole number from 0 to :data:`MOST`.
+    """
+    number = _plain(value, name)
+    if not 0 <= number <= MOST or number != int(number):
+        raise CheckpointError(f"{name} must be a whole number from 0 to 2**52, got {shortened(value)}")
+    return int(number)
+
+
+def _plain(value: Any, name: str) -> int | float:
+    """Return a number, or an array of one number without axes, as a plain number that is finite."""
+    try:
+        plain = value.numpy() if hasattr(value, "numpy") else value
+        plain = plain.item() if hasattr(plain, "item") and not getattr(plain, "ndim", 0) else plain
+    except Exception as error:  # an array of any framework, which cannot be read for any reason
+        raise CheckpointError(f"{name} cannot be read: {error}") from error
+    # Of floats only; a whole number may be too large for isfinite.
+    if type(plain) is not int and not (type(plain) is float and math.isfinite(plain)):
+        raise CheckpointError(f"{name} must be a finite number, got {shortened(value)}")
+    return plain
+
+
+def shortened(value: Any) -> str:
+    """Return a value's text for a message; of a long one its beginning and end."""
+    try:
+        return _repr.repr(value)
+    except Exception:  # repr is the value's, and may fail for any reason
+        return f"a value of type {type(value).__name__}"
 
 
 def _torch(raw: Mapping[str, Any]) -> NativeState:
-    state = ScaleState(_number(raw, "scale"), _number(raw, "_growth_tracker", whole=True))
+    state = _state(raw, "scale", "_growth_tracker")
     settings = None
     if {"growth_factor", "backoff_factor", "growth_interval"} <= set(raw):
         default = DynamicLossScale()
-        interval = _number(raw, "growth_interval", whole=True)
+        interval = checked_count(raw["growth_interval"], "growth_interval")
         try:
             settings = DynamicLossScale(
                 initial_scale=min(max(state.scale, default.min_scale), default.max_scale),
-                growth_factor=_number(raw, "growth_factor"),
-                backoff_factor=_number(raw, "backoff_factor"),
+                growth_factor=checked_factor(raw["growth_factor"], "growth_factor"),
+                backoff_factor=checked_factor(raw["backoff_factor"], "backoff_factor"),
                 growth_interval=interval,
             )
         except ValueError as error:
@@ -73,13 +126,16 @@ def _apex(raw: Mapping[str, Any]) -> NativeState:
     entry = raw["loss_scaler0"]
     if not isinstance(entry, Mapping) or not {"loss_scale", "unskipped"} <= set(entry):
         raise CheckpointError("Apex state: loss_scaler0 must hold loss_scale and unskipped")
-    state = ScaleState(_number(entry, "loss_scale"), _number(entry, "unskipped", whole=True))
-    return NativeState(state, None, "Apex amp")
+    return NativeState(_state(entry, "loss_scale", "unskipped"), None, "Apex amp")
+
+
+def _state(raw: Mapping[str, Any], scale: str, good: str) -> ScaleState:
+    return ScaleState(checked_scale(raw[scale], scale), checked_count(raw[good], good))
 
 
 def _pair(scale: str, good: str, source: str) -> Callable[[Mapping[str, Any]], NativeState]:
     def read(raw: Mapping[str, Any]) -> NativeState:
-        return NativeState(ScaleState(_number(raw, scale), _number(raw, good, whole=True)), None, source)
+        return NativeState(_state(raw, scale, good), None, source)
 
     return read
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from . import plugins, whole_models
-from .checkpoint import dump_session, load_session
+from .checkpoint import dump_session, read_session
 from .errors import ConfigError, PolicyWarning, UnsupportedError, WrongObjectError, nearest
 from .facts import ARRAY_DTYPES, COMPILE_MODES
 from .loss_scale import LossScale
@@ -205,6 +205,10 @@ class Amp(StepCalls):
     def load_state_dict(self, state: Mapping[str, Any], *, restart_scale: bool = False) -> None:
         """Take over a state saved here, under another backend, or by a framework's own scaler.
 
+        What is pending (gradients of an open window, findings of optimizers that had their step) is dropped: the next
+        loss begins a new iteration. A saved scale is rounded to the nearest float32; one outside the session's bounds
+        is clamped, with a ``StateWarning``.
+
         Args:
             state: what ``state_dict`` returned, or the layout of torch's ``GradScaler``, Apex, Keras's
                 ``LossScaleOptimizer`` or MXNet's ``LossScaler``.
@@ -213,9 +217,12 @@ class Amp(StepCalls):
         Raises:
             CheckpointError: foreign, truncated, from a newer version, or saved with scaling off. Nothing is changed.
         """
-        load_session(self, state, restart_scale)
-        self._interruptions.forgive()
+        accepted = read_session(self, state, restart_scale)
+        self._start_anew()
+        self.backend.write_state(accepted)
         self._watch.expect(self.backend.read_state())
+        if self._recorder is not None:
+            self._recorder.state_loaded(len(self._window.slots))
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -348,6 +355,16 @@ class Amp(StepCalls):
         return whole_models.convert_model(self, model, example_inputs, policy)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _start_anew(self) -> None:
+        """Drop gradients and findings of the window that is open, and what an interrupted call left."""
+        self._interruptions.forgive()
+        pending = self._window.pending()
+        for optimizer in pending:
+            self.backend.drop_gradients(optimizer)
+        if pending:
+            self.backend.update()
+        self._window.reset()
 
     def _require(self, feature: str, call: str) -> None:
         support = self.capabilities.feature(feature)

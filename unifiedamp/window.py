@@ -175,6 +175,10 @@ class Window:
         self.in_region = self.any_scaled = False
         self.ended += 1
 
+    def pending(self) -> list[Any]:
+        """Return the optimizers for which something was done since their last iteration ended."""
+        return [s.optimizer for s in self.slots.values() if s.scaled or s.unscaled or s.stepped or s.micro]
+
     def idle(self) -> bool:
         """Whether nothing has been done since the last iteration."""
         return not (self.in_region or self.any_scaled)
@@ -235,6 +239,16 @@ class ReplicaWindows:
     def leads(self) -> bool:
         """See :class:`Window`."""
         return self._replica() == 0
+
+    def pending(self) -> list[Any]:
+        """See :class:`Window`; of all replicas."""
+        every = [optimizer for window in self._windows.values() for optimizer in window.pending()]
+        return list({id(optimizer): optimizer for optimizer in every}.values())
+
+    def reset(self) -> None:
+        """See :class:`Window`; on all replicas."""
+        for window in self._windows.values():
+            window.reset()
 
     def snapshot(self) -> tuple[Any, ...]:
         """See :class:`Window`; replicas that stand between two iterations are left out."""

@@ -87,3 +87,22 @@ def test_what_comes_from_outside_is_escaped(command, fake, tmp_path):
     assert "<x>" not in text
     assert "<b>" not in text
     assert "<i>" not in text
+    assert "&lt;script&gt;" in text
+
+
+HOSTILE = "</td><script>\x1b[2J\u202e\ud800`|$\\frac{\x07"
+
+
+def test_names_are_shown_and_never_obeyed(tmp_path):
+    from unifiedamp.compare.page import html
+    from unifiedamp.compare.rows import Row, Task
+    from unifiedamp.compare.write import markdown
+
+    about = dict.fromkeys(("title", "machine", "versions", "date", "command"), HOSTILE)
+    timed = Row(Task("toy", HOSTILE, "off", 8), batch_size=8, rates=[1.0], samples_per_second=1.0, losses=[1.0, 0.5])
+    rows = [timed, Row(Task(HOSTILE, "float32", "off", 1), "failed", HOSTILE)]
+    for name, text in (("x.html", html(rows, about, [HOSTILE])), ("x.md", markdown(rows, about, [HOSTILE]))):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert r"\x1b[2J\u202e\ud800" in text
+        assert not set(text) & set("\x1b\u202e\ud800\x07")
+        assert "<script" not in text.replace(f"`{HOSTILE[:13]}", "")

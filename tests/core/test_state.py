@@ -1,18 +1,22 @@
 """The state schema and the readers of native layouts, against a session that needs no framework."""
 
-import contextlib
 import json
 import math
 import warnings
+from dataclasses import asdict
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from effort import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import ODD, mutated
 
 import unifiedamp as ua
 from unifiedamp.backend import SessionSpec
-from unifiedamp.checkpoint import dump_session, load_session, read_saved
+from unifiedamp.checkpoint import dump_session, read_session
 from unifiedamp.loss_scale import ScaleState, parse_loss_scale
 
 
@@ -42,6 +46,10 @@ def saved(**changes):
     session = StandInSession()
     session.backend.state = ScaleState(1024.0, 7, 0, 20, 3)
     return {**dump_session(session), **changes}
+
+
+def load_session(target, raw, restart=False):
+    target.backend.write_state(read_session(target, raw, restart))
 
 
 def load(raw, restart=False, **session):
@@ -145,18 +153,93 @@ def test_unusable_states_are_refused_and_nothing_changes(raw, message):
     assert target.backend.state is before
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
+SEVERAL = {"loss_scaler0": {"loss_scale": 512.0, "unskipped": 5}, "loss_scaler1": {"loss_scale": 4.0, "unskipped": 1}}
+HOSTILE = [
+    *ODD, 10**5000, np.float32("nan"), np.float64(1e300), np.int64(3), np.array(2.0), np.array([2.0]), np.bool_(True),
+    np.array("x"), np.complex64(1), np.datetime64(0, "s"), 1j, object(), b"1", {1: 2}, (1,), Fraction(1, 2), Decimal(2),
+    2**52, 2**52 + 1, 2.0**24, 2.0**25, 1 + 1e-12, 1e-46, 1e-45, "mixed_float16", "dynamic", "static(scale=nan)",
+]  # fmt: skip
 
 
 @settings(max_examples=FUZZ, deadline=None)
-@given(st.sampled_from([saved(), *NATIVE.values()]), st.data())
-def test_only_our_errors_come_out_of_a_mutated_state(raw, data):
-    raw = dict(raw)
-    for key in data.draw(st.lists(st.sampled_from(sorted(raw)), min_size=1, max_size=3)):
-        raw[key] = data.draw(json_values)
-    with contextlib.suppress(ua.AmpError):
-        read_saved(raw)
+@given(
+    raw=st.sampled_from([saved(), dump_session(StandInSession("float32", 128)), SEVERAL, *NATIVE.values()]).flatmap(
+        lambda raw: mutated(raw, HOSTILE)
+    ),
+    loss_scale=st.sampled_from(["none", 64, "dynamic", {"min_scale": 0.7, "initial_scale": 3, "growth_interval": 1}]),
+    restart=st.booleans(),
+)
+def test_a_mutated_state_is_taken_over_within_bounds_or_refused(raw, loss_scale, restart):
+    target = StandInSession(loss_scale=loss_scale)
+    before, mine = target.backend.state, target.loss_scale_settings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ua.StateWarning)
+        try:
+            load_session(target, raw, restart)
+        except ua.CheckpointError:
+            assert target.backend.state is before
+            return
+    state = target.backend.state
+    assert type(state.scale) is float
+    assert state.scale == np.float32(state.scale)
+    low, high = mine.scale_bounds
+    assert np.float32(low) <= state.scale <= np.float32(high)
+    counts = [value for name, value in asdict(state).items() if name != "scale"]
+    assert all(type(count) is int and 0 <= count <= 2**52 for count in counts)
+    assert state.good_steps < mine.growth_interval
+    assert not (state.good_steps and state.bad_steps)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"scale": True}, "state.scale must be a finite number, got True"),
+        ({"scale": "8"}, "state.scale must be a finite number"),
+        ({"scale": -8.0}, "state.scale must be a positive number"),
+        ({"scale": 1e39}, "state.scale must be a positive number"),
+        ({"scale": 10**400}, "state.scale must be a positive number"),
+        ({"scale": 1e-46}, "state.scale must be a positive number"),
+        ({"applied_steps": 2**63}, "state.applied_steps must be a whole number"),
+        ({"applied_steps": 10**5000}, "state.applied_steps must be a whole number"),
+        ({"skipped_steps": 0.5}, "state.skipped_steps must be a whole number"),
+        ({"skipped_steps": [1]}, "state.skipped_steps must be a finite number"),
+        ({"bad_steps": 2, "good_steps": 1}, "one of them must be 0"),
+    ],
+)
+def test_a_number_out_of_range_is_named(state, said):
+    with pytest.raises(ua.CheckpointError, match=said):
+        load(saved(state={**saved()["state"], **state}))
+
+
+@pytest.mark.parametrize("policy", ["no_such_policy", "float31", "\x00"])
+def test_a_policy_that_is_none_is_refused(policy):
+    with pytest.raises(ua.CheckpointError, match="policy cannot be read"):
+        load(saved(policy=policy))
+
+
+def test_a_scale_that_is_no_float32_is_rounded():
+    assert load(saved(state={**saved()["state"], "scale": 0.1})).scale == float(np.float32(0.1))
+
+
+def test_a_bound_that_is_no_float32_holds_its_own_rounding():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bounds = ua.DynamicLossScale(initial_scale=0.7, min_scale=0.7)
+        before = dump_session(StandInSession(loss_scale=bounds))
+        assert load(before, loss_scale=bounds).scale == float(np.float32(0.7))
+
+
+def test_torchs_factors_are_compared_as_they_are():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load({**NATIVE["torch"], "growth_factor": 1.1}, loss_scale={"growth_factor": 1.1})
+
+
+class Unreadable:
+    def numpy(self):
+        raise RuntimeError("a symbolic tensor has no values")
+
+
+def test_a_tensor_that_cannot_be_read_is_refused():
+    with pytest.raises(ua.CheckpointError, match="scale cannot be read: a symbolic tensor"):
+        load({**NATIVE["torch"], "scale": Unreadable()})

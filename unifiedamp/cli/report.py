@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ConfigError
 from ..outputs import check_file, check_folder, write_whole
 from ..recording import page as pages
-from ..recording.reading import read_recording
+from ..recording.reading import Recording, read_recording
 from .show import console, print_json, say
 
 EPILOG = (
@@ -29,10 +30,11 @@ def report(
     """
     if html is not None:
         check_file(html, "--html")
+        _check_other(html, file)
     if png is not None:
         check_folder(png, "--png")
     recording = read_recording(file)
-    written = [] if png is None else pages.save_pictures(recording, png)
+    written = [] if png is None else _save_pictures(recording, png)
     if html is not None:
         write_whole(html, pages.page(recording))
         written.append(html)
@@ -48,3 +50,15 @@ def report(
         say(out, "Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.")
     for path in written:
         say(out, f"written: {path}")
+
+
+def _save_pictures(recording: Recording, folder: Path) -> list[Path]:
+    try:
+        return pages.save_pictures(recording, folder)
+    except OSError as error:
+        raise ConfigError(f"--png {folder}: {error.strerror}") from error
+
+
+def _check_other(html: Path, file: Path) -> None:
+    if html.exists() and file.exists() and html.samefile(file):
+        raise ConfigError(f"--html {html} is the recording itself; give another file")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..pages import html_text
 from .plots import pictures
 from .rows import Row
 from .write import COLUMNS, NUMBERS, cells, notes
@@ -39,36 +39,35 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         final: False while runs are still to come; said on the page.
     """
     body = [
-        f"<h1>{escape(about['title'])}</h1>",
+        f"<h1>{html_text(about['title'])}</h1>",
         "" if final else '<p class="small">Not finished: rows are still to come.</p>',
         _advice(advice),
         '<div class="scroll">' + _table(rows) + "</div>",
-        "<ul class='small'>" + "".join(f"<li>{escape(line)}</li>" for line in notes(rows)) + "</ul>",
+        "<ul class='small'>" + "".join(f"<li>{html_text(line)}</li>" for line in notes(rows)) + "</ul>",
         _pictures(rows),
-        f"<p class='small'>{escape(about['machine'])}; {escape(about['versions'])}. {escape(about['date'])}, "
-        f"<code>{escape(about['command'])}</code></p>",
+        f"<p class='small'>{html_text(about['machine'])}; {html_text(about['versions'])}. {html_text(about['date'])}, "
+        f"<code>{html_text(about['command'])}</code></p>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # An empty icon, or browsers ask the server for one and report that there is none.
-        f'<link rel="icon" href="data:,"><title>{escape(about["title"])}</title><style>{STYLE}</style></head>\n<body>'
-        + "\n".join(filter(None, body))
-        + "</body></html>\n"
+        f'<link rel="icon" href="data:,"><title>{html_text(about["title"])}</title>'
+        f"<style>{STYLE}</style></head>\n<body>" + "\n".join(filter(None, body)) + "</body></html>\n"
     )
 
 
 def _advice(advice: Sequence[str]) -> str:
-    return '<div class="advice">' + "".join(f"<p>{escape(line)}</p>" for line in advice) + "</div>" if advice else ""
+    return '<div class="advice">' + "".join(f"<p>{html_text(line)}</p>" for line in advice) + "</div>" if advice else ""
 
 
 def _table(rows: Sequence[Row]) -> str:
     classes = ["number" if name in NUMBERS else "text" for name in COLUMNS]
-    head = "".join(f'<th class="{c}">{escape(name)}</th>' for name, c in zip(COLUMNS, classes, strict=True))
+    head = "".join(f'<th class="{c}">{html_text(name)}</th>' for name, c in zip(COLUMNS, classes, strict=True))
     body = ""
     for row in rows:
-        each = "".join(f'<td class="{c}">{escape(cell)}</td>' for cell, c in zip(cells(row), classes, strict=True))
-        body += f'<tr class="{escape(row.state)}">{each}</tr>'
+        each = "".join(f'<td class="{c}">{html_text(cell)}</td>' for cell, c in zip(cells(row), classes, strict=True))
+        body += f'<tr class="{html_text(row.state)}">{each}</tr>'
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -76,10 +75,10 @@ def _pictures(rows: Sequence[Row]) -> str:
     try:
         return "".join(_picture(title, svg) for title, svg in pictures(rows).items())
     except UnsupportedError as error:
-        return f"<p>No pictures: {escape(str(error))}.</p>"
+        return f"<p>No pictures: {html_text(str(error))}.</p>"
 
 
 def _picture(title: str, svg: str) -> str:
     # As an image of its own, so that the ids of one drawing do not meet those of another.
     data = b64encode(svg.encode()).decode()
-    return f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
+    return f'<h2>{html_text(title)}</h2><img alt="{html_text(title)}" src="data:image/svg+xml;base64,{data}">'

@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..errors import UnsupportedError
+from ..pages import picture_label
 from .rows import Row
 
 COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#6a3d9a", "#b15928", "#e7298a", "#66a61e")
@@ -78,7 +79,7 @@ def _label(row: Row, rows: Sequence[Row]) -> str:
         parts.append(row.task.compile)
     if len({each.batch_size for each in rows}) > 1:
         parts.append(str(row.batch_size))
-    return "\n".join(wrap(" ".join(parts), 44))
+    return picture_label("\n".join(wrap(" ".join(parts), 44)))
 
 
 def _bars(rows: Sequence[Row], every: Sequence[Row]) -> str:

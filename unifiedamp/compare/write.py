@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..pages import markdown_text
+from ..terminal import visible
 from .rows import Row
 
 COLUMNS = (
@@ -62,15 +64,17 @@ def _tensor_cores(row: Row) -> str:
 def markdown(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str]) -> str:
     """Return the page for people who read Markdown."""
     right = {name: name in NUMBERS for name in COLUMNS}
+    command = visible(about["command"]).replace("`", "'")
     lines = [
-        f"# {about['title']}\n",
-        f"{about['machine']}; {about['versions']}. {about['date']}: `{about['command']}`\n",
+        f"# {markdown_text(about['title'])}\n",
+        f"{markdown_text(about['machine'])}; {markdown_text(about['versions'])}. {markdown_text(about['date'])}: "
+        f"`{command}`\n",
         "| " + " | ".join(COLUMNS) + " |",
         "|" + "|".join(" ---: " if right[name] else " --- " for name in COLUMNS) + "|",
-        *("| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows),
+        *("| " + " | ".join(map(markdown_text, cells(row))) + " |" for row in rows),
         "",
-        *(f"- {line}" for line in notes(rows)),
-        *(f"- **{line}**" for line in advice),
+        *(f"- {markdown_text(line)}" for line in notes(rows)),
+        *(f"- **{markdown_text(line)}**" for line in advice),
     ]
     return "\n".join(lines) + "\n"
 

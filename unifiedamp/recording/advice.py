@@ -132,11 +132,19 @@ def _large_activations(recording: Recording) -> Iterator[Finding]:
             value = float(row["largest"])
             if row["place"] == "output" and math.isfinite(value) and value > largest.get(row["layer"], (0.0,))[0]:
                 largest[row["layer"]] = (value, row)
+    inside = {
+        (around, value) for layer, (value, _) in largest.items() for around in _around(layer) if around in largest
+    }
     for layer, (value, row) in largest.items():
-        inside = (found for path, (found, _) in largest.items() if path.startswith(f"{layer}."))
-        if layer and value > FLOAT16_MAX and value not in inside:
+        if layer and value > FLOAT16_MAX and (layer, value) not in inside:
             told = f"`{layer}` ({row['kind']}) reached {value:.4g} in its output, computed in {row['dtype']}"
             yield Finding("activation", layer, f"{told}; float16 ends at 65504. {_keep(layer)}")
+
+
+def _around(layer: str) -> Iterator[str]:
+    """Yield the paths of the layers that a layer is inside of."""
+    while layer := layer_of(layer):
+        yield layer
 
 
 def _flushed_gradients(recording: Recording) -> Iterator[Finding]:

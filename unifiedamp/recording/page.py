@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..pages import html_text
 from .advice import Finding, findings
 from .counts import Distribution
 from .pictures import pictures
@@ -76,12 +76,12 @@ def save_pictures(recording: Recording, folder: Path) -> list[Path]:
 
 def page(recording: Recording) -> str:
     """Return the report as HTML; pictures are inside it."""
-    parts = [f"<h1>{html.escape(title(recording))}</h1>", f"<p>{html.escape(about(recording))}</p>"]
+    parts = [f"<h1>{html_text(title(recording))}</h1>", f"<p>{html_text(about(recording))}</p>"]
     parts += ["<h2>Findings</h2>", _list(findings(recording))]
     for name, figure in pictures(recording).items():
         parts += [f"<h2>{TITLES[name]}</h2>", _image(TITLES[name], figure)]
     parts += ["<h2>Gradients</h2>", _table(recording)]
-    version = html.escape(str(recording.header["unifiedamp"]))
+    version = html_text(recording.header["unifiedamp"])
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>unifiedamp report</title>'
         '<link rel="icon" href="data:,">'
@@ -110,7 +110,7 @@ def _list(found: list[Finding]) -> str:
         return '<p class="good">Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.</p>'
     items = []
     for each in found:
-        text = html.escape(each.text)
+        text = html_text(each.text)
         pieces = text.split("`")
         marked = "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
         items.append(f"<li>{marked}</li>")
@@ -121,7 +121,7 @@ def _image(title: str, figure: Figure) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{html_text(title)}" src="data:image/png;base64,{data}">'
 
 
 def _table(recording: Recording) -> str:
@@ -133,7 +133,7 @@ def _table(recording: Recording) -> str:
         cells = [f"{scaled['values']}", _percent(scaled["zero"] / max(1, scaled["values"]))]
         cells += [_percent(scaled[kind]) for kind in ("flushed", "subnormal", "overflow")]
         cells.append(_percent(true["flushed"]))
-        rows.append(f"<tr><td>{html.escape(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        rows.append(f"<tr><td>{html_text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     note = "Shares are of the values that are not zero, over all recorded steps; as float16 would hold the gradients."
     return f"<p>{note}</p><table>{''.join(rows)}</table>"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AmpError
+from ..pages import picture_label
 from .counts import EMPTY, NORMAL, SMALLEST, Distribution
 from .facts import FLOAT16_MAX
 from .reading import Recording
@@ -123,7 +124,7 @@ def underflow(recording: Recording) -> Figure | None:
     figure = _figure(1.2 + 0.2 * len(names))
     axes = figure.subplots()
     image = axes.imshow(rows, aspect="auto", vmin=0, vmax=1, cmap="magma_r", interpolation="nearest")
-    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.set_yticks(range(len(names)), [picture_label(name) for name in names], fontsize=7)
     every = max(1, len(recording.steps) // 12)
     places = range(0, len(recording.steps), every)
     axes.set_xticks(list(places), [str(recording.steps[place]["step"]) for place in places], fontsize=7)
@@ -154,7 +155,9 @@ def activations(recording: Recording) -> Figure | None:
     figure = _figure(1.2 + 0.22 * len(names))
     axes = figure.subplots()
     values = [max(largest[name], 1e-9) for name in names]
-    axes.barh(names, values, color=["#b33951" if value > FLOAT16_MAX else "#1f5fa8" for value in values])
+    places = range(len(names))
+    axes.barh(places, values, color=["#b33951" if value > FLOAT16_MAX else "#1f5fa8" for value in values])
+    axes.set_yticks(places, [picture_label(name) for name in names])
     for place, name in enumerate(names):
         if broken[name]:
             text = f" inf or nan in {broken[name]} of {len(recording.steps)} steps"

@@ -100,6 +100,21 @@ class Recorder:
             self._backend.end_recording()
             self._backend.begin_recording(self._activations)
 
+    def state_loaded(self, optimizers: int) -> None:
+        """The session goes on from a loaded state: steps are numbered by it, and none between was missed.
+
+        Args:
+            optimizers: how many are prepared.
+        """
+        if self.stopped:
+            return
+        self.discarded()
+        self._last, self._skips, self._look_again = self._backend.read_state(), 0, False
+        attempted = self._last.applied_steps + self._last.skipped_steps
+        self.step = self._looked = attempted // max(1, optimizers)
+        if not self.armed:
+            self._arm("first")
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _arm_next(self) -> None:

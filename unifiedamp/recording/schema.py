@@ -1,0 +1,159 @@
+"""What a line of a recording must look like: types, ranges and sizes, checked before anything is computed from it.
+
+Imports pydantic, so it is imported only where a recording is read.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from ..loss_scale import FLOAT32_MAX
+
+LAYERS = 100_000
+"""Most gradients, activations or epsilons that one record may hold."""
+COUNTED = 2**53
+"""The largest count: floats hold every whole number up to it."""
+
+Text = Annotated[str, Field(strict=True, max_length=100_000)]
+Name = Annotated[str, Field(strict=True, max_length=500)]
+Count = Annotated[int, Field(strict=True, ge=0, le=COUNTED)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=COUNTED)]
+Flag = Annotated[bool, Field(strict=True)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Scale = Annotated[float, Field(strict=True, gt=0, le=FLOAT32_MAX)]
+Number = Real | Literal["inf", "-inf", "nan"]
+Magnitude = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | Literal["inf", "-inf", "nan"]
+
+
+def _power(text: str) -> str:
+    if text not in _POWERS:
+        raise ValueError("powers of two are whole numbers from -127 to 127")
+    return text
+
+
+_POWERS = frozenset(map(str, range(-127, 128)))
+Power = Annotated[str, AfterValidator(_power)]
+
+
+class Counts(TypedDict):
+    """One gradient's values; the kinds that float16 decides are computed again from ``exponents``."""
+
+    zero: Count
+    inf: Count
+    nan: Count
+    overflow: Count
+    exponents: dict[Power, Count]
+
+
+class Gradient(TypedDict):
+    """A gradient's values before and after they were divided by the scale."""
+
+    scaled: Counts
+    true: Counts
+
+
+class Activation(TypedDict):
+    """The largest value of what went into a layer or came out of it."""
+
+    layer: Name
+    kind: Name
+    place: Literal["output", "input"]
+    dtype: Name
+    largest: Magnitude
+
+
+class FirstActivation(TypedDict):
+    """Where inf or nan first appeared in the forward pass."""
+
+    layer: Name
+    kind: Name
+    place: Literal["output", "input", "inside"]
+    before: Name
+    after: Name
+
+
+class NonFinite(TypedDict):
+    """What is known of a step with inf or nan."""
+
+    loss_was_finite: Flag | None
+    first_activation: FirstActivation | None
+    first_gradient: Name | None
+    gradients: Annotated[list[Name], Field(max_length=LAYERS)]
+
+
+class Epsilon(TypedDict):
+    """A small constant of a layer or an optimizer."""
+
+    layer: Name
+    attribute: Name
+    value: Real
+    dtype: Name
+
+
+class Header(TypedDict):
+    """The first line of a part."""
+
+    kind: Literal["header"]
+    format: Name
+    version: Positive
+    unifiedamp: Text
+    backend: Name
+    framework_version: Name | None
+    device: Name
+    policy: Text
+    every: Positive
+    epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
+
+
+class Step(TypedDict):
+    """A recorded step."""
+
+    kind: Literal["step"]
+    step: Count
+    scale: Scale
+    next_scale: Scale
+    loss: Number | None
+    applied: Flag
+    applied_steps: Count
+    skipped_steps: Count
+    gradients: Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]
+    activations: Annotated[list[Activation], Field(max_length=LAYERS)]
+    non_finite: NonFinite | None
+
+
+class Skip(TypedDict):
+    """Skipped steps that were not recorded themselves."""
+
+    kind: Literal["skip"]
+    step: Count
+    since: Count
+    count: Positive
+    exact: Flag
+    next_scale: Scale
+    skipped_steps: Count
+    non_finite: NonFinite
+
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "header": TypeAdapter(Header),
+    "step": TypeAdapter(Step),
+    "skip": TypeAdapter(Skip),
+}
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+def problem_with(record: dict[str, Any]) -> str | None:
+    """Return what is wrong with a record of a kind in :data:`KINDS` (the field, what was wanted); None if nothing."""
+    try:
+        KINDS[record["kind"]].validate_python(record)
+    except ValidationError as error:
+        # A union reports each alternative; the one that got deepest is the one that was meant.
+        worst = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+        path = ".".join(str(part)[:80] for part in worst["loc"])
+        return f"{path}: {worst['msg']} (got {_short.repr(worst['input'])})"
+    return None
