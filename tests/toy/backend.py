@@ -31,7 +31,10 @@ class Scaled:
         self.value, self._backend, self._optimizers = value, backend, optimizers
 
     def backward(self):
+        kept = self._backend.others(self._optimizers)
         self.value.backward()
+        for parameter, grad in kept:
+            parameter.grad = grad
         for optimizer in self._optimizers:
             self._backend.checked.pop(id(optimizer), None)
 
@@ -57,6 +60,7 @@ class ToyBackend(Backend):
         self.report = NonFiniteReport()
         self.loss_was_finite: bool | None = None
         self.models: list[toy.Model] = []
+        self.optimizers: list[toy.Sgd] = []
 
     # -- facts
 
@@ -104,6 +108,7 @@ class ToyBackend(Backend):
             model.layer_dtypes = match_layers(policy.layer_overrides, model.layers)
             model.output_dtype = policy.output_dtype
         self.models += models
+        self.optimizers += optimizers
         return list(models), list(optimizers)
 
     def _check_optimizer(self, optimizer, models):
@@ -157,6 +162,12 @@ class ToyBackend(Backend):
             yield Scaled(toy.mul(toy.cast(loss, "float32"), toy.Tensor(factor)), self, optimizers)
         finally:
             toy.state.recording = before
+
+    def others(self, named):
+        """Return the parameters of optimizers that a loss does not name, and their gradients."""
+        ids = {id(p) for each in named for p in each.parameters.values()}
+        all_of_them = [p for each in self.optimizers for p in each.parameters.values()]
+        return [(p, p.grad) for p in all_of_them if id(p) not in ids]
 
     def _grads(self, optimizer):
         return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None}

@@ -84,7 +84,14 @@ def test_every_gradient_is_clamped(harness, form, grouped):
 @pytest.mark.parametrize("grouped", [False, True], ids=["together", "groups"])
 def test_every_gradient_is_added_up_over_a_window(harness, form, grouped):
     run, rates = run_of(harness, form, grouped, accumulate_steps=2)
-    for gradients in ((1.0, 2.0, 3.0), (3.0, 0.0, -1.0), (1.0, 1.0, 1.0), (1.0, 1.0, INF), (2.0, 2.0, 2.0), (0.0, 0.0, 4.0)):
+    for gradients in (
+        (1.0, 2.0, 3.0),
+        (3.0, 0.0, -1.0),
+        (1.0, 1.0, 1.0),
+        (1.0, 1.0, INF),
+        (2.0, 2.0, 2.0),
+        (0.0, 0.0, 4.0),
+    ):
         run.feed(*gradients)
     assert run.weights() == after(rates, (3.0, 2.0, 4.0))
     assert (run.amp.applied_steps, run.amp.skipped_steps) == (2, 1)
