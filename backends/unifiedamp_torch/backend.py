@@ -194,7 +194,7 @@ class TorchBackend(TorchExtras):
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
-        return gradients.clip_norm(optimizer, max_norm)
+        return gradients.clip_norm(optimizer, max_norm, self.looking_is_free)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""

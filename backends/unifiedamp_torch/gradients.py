@@ -59,14 +59,20 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     return bool(groups)
 
 
-def clip_norm(optimizer: Optimizer, max_norm: float) -> torch.Tensor:
-    """Clip the global 2-norm in place; return the norm before, a scalar on the device."""
+def clip_norm(optimizer: Optimizer, max_norm: float, looking_is_free: bool) -> torch.Tensor:
+    """Clip the global 2-norm in place; return the norm before, a scalar on the device.
+
+    Args:
+        optimizer: whose gradients.
+        max_norm: the largest norm.
+        looking_is_free: reading the norm waits for nothing.
+    """
     _refuse_sparse(optimizer, "clip_grad_norm")
     grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
     if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):  # DTensors are summed over ranks by torch
         return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
     groups = _alike(grads)
-    norm = _norm(groups)
+    norm = _norm(groups, looking_is_free)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in groups:
         torch._foreach_mul_(group, factor.to(group[0].device, torch.promote_types(group[0].dtype, torch.float32)))
@@ -81,16 +87,16 @@ def _alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(groups.values())
 
 
-def _norm(groups: list[list[torch.Tensor]]) -> torch.Tensor:
-    """Return the 2-norm over all tensors: in float64 where float32 could not hold the squares.
+def _norm(groups: list[list[torch.Tensor]], looking_is_free: bool) -> torch.Tensor:
+    """Return the 2-norm over all tensors, also where float32 cannot hold the squares.
 
-    On a CPU that is seen and computed anew; on a GPU looking would wait, and wide sums cost next to nothing.
+    Where looking is free (on a CPU) that is seen, and the norm computed anew in float64, which is slower there; a GPU
+    computes it so from the start.
     """
-    device = groups[0][0].device
-    if device.type == "cpu":
+    if looking_is_free:
         norm = _norm_in(groups, None)
         return norm if math.isfinite(norm) else _norm_in(groups, torch.float64)
-    return _norm_in(groups, None if device.type == "mps" else torch.float64)  # Apple's GPU has no float64
+    return _norm_in(groups, None if groups[0][0].device.type == "mps" else torch.float64)  # Apple's GPU has no float64
 
 
 def _norm_in(groups: list[list[torch.Tensor]], dtype: torch.dtype | None) -> torch.Tensor:

@@ -49,7 +49,7 @@ def test_the_mean_of_the_window_is_applied(harness, form, scale, steps):
 
 
 def test_the_scale_rests_inside_a_window(harness, form):
-    """It grows after each window, and by a window's end alone; so it does after an overflow in the first micro-batch."""
+    """It grows at a window's end alone; so it backs off after an overflow in the first micro-batch."""
     run = probe_run(harness, form, loss_scale=dynamic(), accumulate_steps=3)
     for gradient in (1.0, 1.0, 1.0, INF, 1.0, 1.0, 1.0, 1.0, INF, 1.0, 1.0, 1.0):
         run.feed(gradient)
