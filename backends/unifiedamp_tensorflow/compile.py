@@ -13,6 +13,7 @@ from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, Switches, errors
 
+from .autocast import thread
 from .recorder import Page
 from .retraces import Traces
 
@@ -166,9 +167,9 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, and what is noted."""
+        """Return what picks a trace: the order of calls, what is noted, and what the region around the call asks for."""
         notes = self._backend.notes
-        return self._state(), notes is not None and notes.key
+        return self._state(), notes is not None and notes.key, thread.compute, thread.training
 
     def _end(self) -> int:
         state = self._state()

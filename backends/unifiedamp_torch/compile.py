@@ -34,6 +34,7 @@ _UNTRACED = (
     "unifiedamp_torch.gradients",
     "unifiedamp_torch.handle",
     "unifiedamp_torch.masters",
+    "unifiedamp_torch.ops",
     "unifiedamp_torch.recorder",
     "unifiedamp_torch.reductions",
     "unifiedamp_torch.regions",

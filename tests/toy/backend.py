@@ -61,6 +61,7 @@ class ToyBackend(Backend):
         self.loss_was_finite: bool | None = None
         self.models: list[toy.Model] = []
         self.optimizers: list[toy.Sgd] = []
+        self.inferring = False
 
     # -- facts
 
@@ -132,10 +133,10 @@ class ToyBackend(Backend):
     @contextmanager
     def autocast(self, enabled, policy):
         before = (toy.state.autocast, toy.state.recording)
-        toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), True
+        toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), not self.inferring
         modes = [model.training for model in self.models]
         for model in self.models:
-            model.training = True
+            model.training = model.training if self.inferring else True
         try:
             yield
         finally:
@@ -146,15 +147,20 @@ class ToyBackend(Backend):
     @contextmanager
     def inference(self, models):
         with self.autocast(True, None):
-            toy.state.recording = False
+            toy.state.recording, self.inferring, before = False, True, self.inferring
             for model in models:
                 model.training = False
-            yield
+            try:
+                yield
+            finally:
+                self.inferring = before
 
     @contextmanager
     def scale_loss(self, loss, optimizers):
         if loss.data.ndim:
             raise errors.LossError(f"the loss must be a scalar, got shape {loss.shape}")
+        if not loss.inputs:
+            raise errors.LossError("the loss depends on nothing that was recorded")
         self.loss_was_finite = bool(np.isfinite(loss.data))
         before, toy.state.recording = toy.state.recording, True
         factor = np.float32(self.state.scale / self.spec.accumulate_steps)
