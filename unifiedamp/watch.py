@@ -37,7 +37,7 @@ class Watch:
     def expect(self, state: ScaleState | None) -> None:
         """Take ``state`` as what was last seen (after loading a checkpoint)."""
         self._last = state
-        self._come_near(self._limit == 1)
+        self._come_near((0 if state is None else state.bad_steps) >= self._limit - 1)
 
     @property
     def hooks(self) -> Any:
@@ -60,8 +60,9 @@ class Watch:
         self._tell_backend()
 
     def _tell_backend(self) -> None:
-        self._backend.diagnosing = self._near or (self._curious and self._backend.looking_is_free)
-        self._backend.remembers_skips = self._curious or self._hooks is not None
+        asked = self._curious or self._hooks is not None
+        self._backend.diagnosing = self._near or (asked and self._backend.looking_is_free)
+        self._backend.remembers_skips = asked
 
     def _come_near(self, near: bool) -> None:
         self._near = near

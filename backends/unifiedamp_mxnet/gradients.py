@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -246,9 +247,18 @@ def all_finite(grads: Iterable[Any]) -> bool:
 
 
 def global_norm(entries: list[Entry]) -> Any:
-    """Return the 2-norm over all gradients of one context, a native scalar."""
+    """Return the 2-norm over all gradients of one context, a native scalar; where the squares overflow, it waits."""
     grads = [dense(entry.grad) for entry in entries]
-    squares = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
+    norm = _norm(grads)
+    if math.isinf(float(norm.asnumpy().reshape(()))):
+        largest = max(float(abs(grad).max().asnumpy().reshape(())) for grad in grads)
+        norm = _norm([grad / largest for grad in grads]) * largest
+    return norm
+
+
+def _norm(grads: list[Any]) -> Any:
+    sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
+    squares = [cast(one, "float32") for one in sums] if len(sums) > 1 else sums
     return sum(squares[1:], squares[0]) ** 0.5
 
 

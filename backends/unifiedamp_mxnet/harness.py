@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from unifiedamp.backend import LossScale, Policy, SessionSpec
+from unifiedamp.backend import LossScale, Policy
 from unifiedamp.conformance.harness import Array, Harness
 
-from .backend import MXNetBackend
+from . import harness_contexts as contexts
 from .facts import PRODUCTS
+from .layers import walk
 from .native import (
     NUMPY_API,
     autograd,
@@ -34,28 +36,43 @@ def _array(values: Any) -> Any:
 
 
 class _Probe(gluon.HybridBlock):  # type: ignore[misc]
-    def __init__(self, values: Sequence[float]) -> None:
+    def __init__(self, values: Sequence[float], wide: bool = False) -> None:
         super().__init__()
-        self.count = len(values)
+        self.count, self.wide = len(values), wide
         for i, value in enumerate(values):
-            init = mx.init.Constant(float(value))
+            init, dtype = mx.init.Constant(float(value)), "float64" if wide and i % 2 else "float32"
             name = f"w{i}"
             if NUMPY_API:
-                setattr(self, name, gluon.Parameter(name, shape=(1,), init=init))
+                setattr(self, name, gluon.Parameter(name, shape=(1,), init=init, dtype=dtype))
             else:
-                setattr(self, name, self.params.get(name, shape=(1,), init=init))
+                setattr(self, name, self.params.get(name, shape=(1,), init=init, dtype=dtype))
 
     if NUMPY_API:
 
         def forward(self, x: Any) -> Any:
-            weights = mx.np.concatenate([getattr(self, f"w{i}").data(x.device) for i in range(self.count)])
-            return (weights * x).sum()
+            weights = [getattr(self, f"w{i}").data(x.device) for i in range(self.count)]
+            joined = mx.np.concatenate([w.astype("float32") for w in weights] if self.wide else weights)
+            return (joined * x).sum()
 
     else:
 
         def hybrid_forward(self, F: Any, x: Any, **weights: Any) -> Any:
-            joined = F.concat(*[weights[f"w{i}"] for i in range(self.count)], dim=0)
+            parts = [weights[f"w{i}"] for i in range(self.count)]
+            joined = F.concat(*[part.astype("float32") for part in parts] if self.wide else parts, dim=0)
             return F.sum(joined * x)
+
+
+class _Picked(gluon.HybridBlock):  # type: ignore[misc]
+    """The sum of the rows picked, of a table whose gradient is ``row_sparse``."""
+
+    def __init__(self, table: Array) -> None:
+        super().__init__()
+        self.table = nn.Embedding(*table.shape, sparse_grad=True)
+        self.table.initialize()
+        self.table.weight.set_data(_array(table))
+
+    def hybrid_forward(self, F: Any, rows: Any) -> Any:
+        return F.sum(self.table(rows))
 
 
 class _Ratio(gluon.HybridBlock):  # type: ignore[misc]
@@ -186,26 +203,64 @@ class MXNetHarness(Harness):
 
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """See ``Harness``; the gradients of two contexts are summed, as Gluon does."""
-        return _run_on_devices(gradients, loss_scale)
+        weights, skipped = contexts.step(lambda: _Probe([1.0]), [(value,) for value in gradients], loss_scale)
+        return [(weight, skipped) for (weight,) in weights]
 
+    # -- optional ------------------------------------------------------------------------------------------------
 
-def _run_on_devices(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    backend = MXNetBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
-    model = _Probe([1.0])
-    model.initialize(ctx=contexts)
-    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1})
-    backend.prepare([model], [trainer])
-    with backend.autocast(True, None):
-        inputs = [
-            from_numpy(np.array([value], np.float32), ctx) for value, ctx in zip(gradients, contexts, strict=True)
-        ]
-        losses = [model(x) for x in inputs]
-    with backend.scale_loss(losses, [trainer]) as scaled:
-        scaled.backward()
-    backend.step(trainer, True)
-    skipped = backend.read_state().skipped_steps
-    return [(float(model.w0.data(ctx).asnumpy()[0]), skipped) for ctx in contexts]
+    def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        """See ``Harness``; parameters have a factor of the learning rate each."""
+        params = list(model.collect_params().values())
+        for param, rate in zip(params, learning_rates, strict=True):
+            param.lr_mult = rate
+        return gluon.Trainer(params, "sgd", {"learning_rate": 1.0})
+
+    def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
+        """See ``Harness``."""
+        return self._trainer([model], "sgd", learning_rate=learning_rate, wd=weight_decay)
+
+    def rescaled_sgd(self, model: Any, learning_rate: float, factor: float) -> Any:
+        """See ``Harness``."""
+        return self._trainer([model], "sgd", learning_rate=learning_rate, rescale_grad=factor)
+
+    def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
+        """See ``Harness``."""
+        if NUMPY_API:
+            self._lacks("sparse gradients: MXNet 2's numpy arrays are dense")
+        model = _Picked(table)
+        return model, self.sgd([model], learning_rate)
+
+    def wide_probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness``."""
+        model = _Probe(values, wide=True)
+        model.initialize()
+        return model
+
+    def layer_norm(self, size: int) -> Any:
+        """See ``Harness``."""
+        layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
+        for layer in layers.values():
+            layer.initialize()
+        return _named(layers)
+
+    @contextmanager
+    def other_state(self) -> Iterator[None]:
+        """See ``Harness``."""
+        with mx.Context("cpu", 1), autograd.train_mode():
+            yield
+
+    def clipped_device_run(
+        self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
+    ) -> list[list[float]]:
+        """See ``Harness``."""
+        return contexts.step(lambda: _Probe([1.0, 1.0]), gradients, loss_scale, max_norm)[0]
+
+    def attached(self, obj: Any) -> Any:
+        """See ``Harness``."""
+        if not isinstance(obj, gluon.Block):
+            names = [name for name in vars(obj) if "amp" in name]
+            return names, [param.grad_req for param in obj._params], sorted(vars(obj._optimizer))
+        return [(path, type(block), sorted(vars(block))) for path, block in walk(obj)]
 
 
 def _dense(weight: Array, bias: Array, hidden: bool) -> Any:

@@ -64,11 +64,13 @@ class Region(_Asked):
         if self._extra is not None:
             self._extra.__enter__()
         self._before = (thread.compute, thread.training)
-        thread.compute, thread.training = self._compute, True
-        self._recording: Recording = self._tapes.enter()
+        trains = thread.training is not False  # inside an inference, nothing trains or is recorded
+        thread.compute, thread.training = self._compute, trains
+        self._recording: Recording | None = self._tapes.enter() if trains else None
 
     def __exit__(self, *exception: Any) -> None:
-        self._tapes.exit(self._recording)
+        if self._recording is not None:
+            self._tapes.exit(self._recording)
         thread.compute, thread.training = self._before
         if self._extra is not None:
             self._extra.__exit__(*exception)

@@ -13,6 +13,7 @@ from tensorflow.python.autograph.core import config
 
 from unifiedamp.backend import CallState, Switches, errors
 
+from .autocast import thread
 from .recorder import Page
 from .retraces import Traces
 
@@ -166,9 +167,10 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, which layers train, and what is noted."""
+        """Return what picks a trace: the order of calls, which layers train, what is noted, the region around it."""
         notes = self._backend.notes
-        return self._state(), self._backend.trainability.key(), notes is not None and notes.key
+        noted = notes is not None and notes.key
+        return self._state(), self._backend.trainability.key(), noted, thread.compute, thread.training
 
     def _end(self) -> int:
         state = self._state()

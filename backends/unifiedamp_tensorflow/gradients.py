@@ -116,16 +116,17 @@ class Gradients:
         """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
         if not self.present:
             return tf.constant(0.0)
-        values = list(self.present.values())
-        norm = tf.linalg.global_norm(values)
-        clipped, _ = tf.clip_by_global_norm(values, max_norm, use_norm=norm)
+        values = [tf.convert_to_tensor(gradient) for gradient in self.present.values()]  # slices name rows twice
+        norm = _global_norm(values)
+        factor = tf.minimum(1.0, max_norm / tf.maximum(norm, max_norm))
+        clipped = [value * tf.cast(factor, value.dtype) for value in values]
         self.present.update(zip(self.present, clipped, strict=True))
         return norm
 
     def clip_value(self, clip_value: float) -> None:
         """Clamp each element of the gradients to [-clip_value, clip_value]."""
         for name, gradient in self.present.items():
-            self.present[name] = tf.clip_by_value(gradient, -clip_value, clip_value)
+            self.present[name] = tf.clip_by_value(tf.convert_to_tensor(gradient), -clip_value, clip_value)
 
     def pairs(self) -> list[tuple[Any, Any]]:
         """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""
@@ -163,3 +164,14 @@ class Gradients:
         """Put it back, after a call that may have replayed a trace."""
         self.forget()
         self._seen, self.lost = seen, lost
+
+
+def _global_norm(values: Sequence[Any]) -> Any:
+    """Return the 2-norm over all tensors, float32; finite also where float32 could not hold the squares."""
+
+    def norm_of(largest: Any) -> Any:
+        return tf.linalg.global_norm([tf.cast(value, tf.float32) / largest for value in values]) * largest
+
+    norm = norm_of(1.0)
+    largest = tf.reduce_max(tf.stack([tf.cast(tf.reduce_max(tf.abs(value)), tf.float32) for value in values]))
+    return tf.cond(tf.math.is_finite(norm), lambda: norm, lambda: norm_of(largest))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 from .keras_mode import set_policy
-from .layers import attach
+from .layers import attach, native, walk
 from .layers import parameters as named_parameters
 
 keras = tf.keras
@@ -28,19 +29,35 @@ if tf.config.list_physical_devices("GPU"):
 class Probe(keras.Model):  # type: ignore[misc]
     """``sum(w_i * x_i)`` in float32."""
 
-    def __init__(self, values: Sequence[float]) -> None:
+    def __init__(self, values: Sequence[float], wide: bool = False) -> None:
         super().__init__(name="probe")
         self.ws = [
             self.add_weight(
-                name=f"w{i}", shape=(1,), dtype=self.variable_dtype, initializer=keras.initializers.Constant(value)
+                name=f"w{i}", shape=(1,), dtype="float64" if wide and i % 2 else self.variable_dtype,
+                initializer=keras.initializers.Constant(value),
             )
             for i, value in enumerate(values)
-        ]
+        ]  # fmt: skip
         self.built = True
 
     def call(self, x: Any) -> Any:
         """Return the scalar."""
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
+
+
+class Picked(keras.Model):  # type: ignore[misc]
+    """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
+
+    def __init__(self, table: Array) -> None:
+        super().__init__(name="picked")
+        self.table = self.add_weight(
+            name="table", shape=table.shape, dtype="float32", initializer=keras.initializers.Constant(table)
+        )
+        self.built = True
+
+    def call(self, rows: Any) -> Any:
+        """Return the scalar."""
+        return tf.reduce_sum(tf.gather(native(self.table), rows))
 
 
 class Ratio(keras.layers.Layer):  # type: ignore[misc]
@@ -181,6 +198,45 @@ class TensorFlowHarness(Harness):
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness.dtype_of``."""
         return str(tf.as_dtype(tensor.dtype).name)
+
+    # -- optional ------------------------------------------------------------------------------------------------
+
+    def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
+        """See ``Harness.decaying_sgd``."""
+        return self._built(keras.optimizers.SGD(learning_rate, weight_decay=weight_decay), [model])
+
+    def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
+        """See ``Harness.sparse``."""
+        model = Picked(table)
+        return model, self.sgd([model], learning_rate)
+
+    def wide_probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness.wide_probe``."""
+        return Probe(values, wide=True)
+
+    def layer_norm(self, size: int) -> Any:
+        """See ``Harness.layer_norm``."""
+        layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
+        return keras.Sequential([keras.Input((size,)), *layers])
+
+    @contextmanager
+    def other_state(self) -> Iterator[None]:
+        """See ``Harness.other_state``."""
+        before = keras.mixed_precision.global_policy()
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            yield
+        finally:
+            keras.mixed_precision.set_global_policy(before)
+
+    def attached(self, obj: Any) -> Any:
+        """See ``Harness.attached``; a prepared optimizer is another object than the one given."""
+        if not isinstance(obj, keras.layers.Layer):
+            return type(obj), sorted(name for name in vars(obj) if "amp" in name)
+        return [
+            (type(layer), layer.dtype_policy.name, layer.compute_dtype, sorted(n for n in vars(layer) if "amp" in n))
+            for _, layer in walk(obj)
+        ]
 
 
 harness = TensorFlowHarness()

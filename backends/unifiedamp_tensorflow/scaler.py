@@ -145,15 +145,20 @@ class DeviceScaler:
         self.run.assign(tf.where(grown, tf.zeros_like(good), good))
         if self.settings.growth_factor != 1.0:
             scale, largest = self.scale.read_value(), float32(self.settings.scale_bounds[1])
-            larger = tf.minimum(largest, scale * float32(self.settings.growth_factor))
+            larger = tf.minimum(largest, _times(scale, self.settings.growth_factor))
             self.scale.assign(tf.where(grown, larger, scale))
 
     def _move_bad(self) -> None:
         bad = 1 - tf.minimum(self.run.read_value(), 0)
         self.run.assign(-bad)
         scale, smallest = self.scale.read_value(), float32(self.settings.scale_bounds[0])
-        smaller = tf.maximum(smallest, scale * float32(self.settings.backoff_factor))
+        smaller = tf.maximum(smallest, _times(scale, self.settings.backoff_factor))
         self.scale.assign(tf.where(bad >= self.settings.hysteresis, smaller, scale))
+
+
+def _times(scale: Any, factor: float) -> Any:
+    """Return the product rounded once, as the reference does; past float32 it is inf."""
+    return tf.cast(tf.cast(scale, tf.float64) * factor, tf.float32)
 
 
 def _run(state: ScaleState) -> int:

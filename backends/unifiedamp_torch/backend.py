@@ -45,7 +45,8 @@ class TorchBackend(TorchExtras):
     """One session on torch.
 
     ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region;
-    ``emulate`` (default false) runs the numerics of float8 on any device.
+    ``emulate`` (default false) runs the numerics of float8 on any device; ``scale_on_device`` (default false) keeps the
+    loss scale as device scalars on a CPU too, as on a GPU, which is there to test that path.
     """
 
     name: ClassVar[str] = "torch"
@@ -54,7 +55,7 @@ class TorchBackend(TorchExtras):
         plan.check_options(spec)
         super().__init__(spec)
         self._emulate = spec.options.get("emulate", False)
-        self.looking_is_free = device.looking_is_free(self.device)
+        self.looking_is_free = device.looking_is_free(self.device) and not spec.options.get("scale_on_device", False)
         plan.check_policy(spec, self.device)
         self._regions = Regions(spec, self.device, self._tuned.switches)
         self._names = binding.Names()
@@ -199,7 +200,7 @@ class TorchBackend(TorchExtras):
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
-        return gradients.clip_norm(optimizer, max_norm)
+        return gradients.clip_norm(optimizer, max_norm, self.looking_is_free)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""

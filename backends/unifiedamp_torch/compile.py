@@ -36,6 +36,7 @@ _UNTRACED = (
     "unifiedamp_torch.handle",
     "unifiedamp_torch.masters",
     "unifiedamp_torch.native_calls",
+    "unifiedamp_torch.ops",
     "unifiedamp_torch.recorder",
     "unifiedamp_torch.reductions",
     "unifiedamp_torch.regions",

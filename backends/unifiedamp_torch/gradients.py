@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -57,10 +59,51 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     return bool(groups)
 
 
-def clip_norm(optimizer: Optimizer, max_norm: float) -> torch.Tensor:
-    """Clip the global 2-norm in place; return the norm before, a scalar on the device."""
+def clip_norm(optimizer: Optimizer, max_norm: float, looking_is_free: bool) -> torch.Tensor:
+    """Clip the global 2-norm in place; return the norm before, a scalar on the device.
+
+    Args:
+        optimizer: whose gradients.
+        max_norm: the largest norm.
+        looking_is_free: reading the norm waits for nothing.
+    """
     _refuse_sparse(optimizer, "clip_grad_norm")
-    return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
+    grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
+    if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):  # DTensors are summed over ranks by torch
+        return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
+    groups = _alike(grads)
+    norm = _norm(groups, looking_is_free)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for group in groups:
+        torch._foreach_mul_(group, factor.to(group[0].device, torch.promote_types(group[0].dtype, torch.float32)))
+    return norm.to(torch.promote_types(grads[0].dtype, torch.float32))
+
+
+def _alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors of each device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(groups.values())
+
+
+def _norm(groups: list[list[torch.Tensor]], looking_is_free: bool) -> torch.Tensor:
+    """Return the 2-norm over all tensors, also where float32 cannot hold the squares.
+
+    Where looking is free (on a CPU) that is seen, and the norm computed anew in float64, which is slower there; a GPU
+    computes it so from the start.
+    """
+    if looking_is_free:
+        norm = _norm_in(groups, None)
+        return norm if math.isfinite(norm) else _norm_in(groups, torch.float64)
+    return _norm_in(groups, None if groups[0][0].device.type == "mps" else torch.float64)  # Apple's GPU has no float64
+
+
+def _norm_in(groups: list[list[torch.Tensor]], dtype: torch.dtype | None) -> torch.Tensor:
+    norms = [norm for group in groups for norm in torch._foreach_norm(group, 2, dtype=dtype)]
+    wide = dtype or functools.reduce(torch.promote_types, {norm.dtype for norm in norms}, torch.float32)
+    device = norms[0].device
+    return torch.linalg.vector_norm(torch.stack([norm.to(device, wide, non_blocking=True) for norm in norms]))
 
 
 def clip_value(optimizer: Optimizer, limit: float) -> None:

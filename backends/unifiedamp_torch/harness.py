@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 ON_GPU = torch.cuda.is_available()
-"""There optimizers are fused, as one that decides on the device must be."""
+"""There all optimizers are fused, as one that decides on the device must be; elsewhere SGD alone, so that both kinds
+are tested."""
 
 
 class Probe(nn.Module):
@@ -26,7 +28,19 @@ class Probe(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the float32 scalar."""
-        return (torch.cat(list(self.parameters())).float() * x.float()).sum()
+        return (torch.cat([param.float() for param in self.parameters()]) * x.float()).sum()
+
+
+class Picked(nn.Module):
+    """The sum of the rows picked, of a table whose gradient is sparse."""
+
+    def __init__(self, table: Array) -> None:
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(torch.tensor(table), freeze=False, sparse=True)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the float32 scalar."""
+        return self.table(rows).sum()
 
 
 class Mlp(nn.Module):
@@ -82,7 +96,7 @@ class TorchHarness(Harness):
 
     backend: ClassVar[str] = "torch"
     forms: Mapping[str, Mapping[str, Any]] = {
-        "eager": {}, "compiled": {}, **({"max": {}} if ON_GPU else {}),
+        "eager": {}, "compiled": {}, **({"max": {}} if ON_GPU else {"eager-on-device": {"scale_on_device": True}}),
     }  # fmt: skip
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}
@@ -114,7 +128,7 @@ class TorchHarness(Harness):
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
         """See ``Harness``."""
-        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=ON_GPU)
+        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=True)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
         """See ``Harness``."""
@@ -190,11 +204,82 @@ class TorchHarness(Harness):
         """See ``Harness``."""
         from .harness_ranks import run_on_ranks
 
-        return run_on_ranks(gradients, loss_scale)
+        return [(weight, skipped) for (weight,), skipped in run_on_ranks([(g,) for g in gradients], loss_scale)]
+
+    # -- optional ------------------------------------------------------------------------------------------------
+
+    def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> torch.optim.Optimizer:
+        """See ``Harness``."""
+        params = zip(model.parameters(), learning_rates, strict=True)
+        return torch.optim.SGD([{"params": [param], "lr": rate} for param, rate in params], fused=True)
+
+    def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
+        """See ``Harness``."""
+        return torch.optim.SGD(_trainable([model]), lr=learning_rate, weight_decay=weight_decay, fused=True)
+
+    def sparse(self, table: Array, learning_rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """See ``Harness``; no fused optimizer takes sparse gradients."""
+        model = Picked(table)
+        return model, torch.optim.SGD(model.parameters(), lr=learning_rate)
+
+    def wide_probe(self, values: Sequence[float]) -> nn.Module:
+        """See ``Harness``."""
+        model = Probe(values)
+        for param in list(model.parameters())[1::2]:
+            param.data = param.data.double()
+        return model
+
+    def layer_norm(self, size: int) -> nn.Module:
+        """See ``Harness``."""
+        model = nn.Sequential()
+        model.add_module("dense", nn.Linear(size, size))
+        model.add_module("norm", nn.LayerNorm(size))
+        return model
+
+    def clipped_device_run(
+        self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
+    ) -> list[list[float]]:
+        """See ``Harness``."""
+        from .harness_ranks import run_on_ranks
+
+        return [weights for weights, _ in run_on_ranks(gradients, loss_scale, max_norm)]
+
+    def extend(self, optimizer: Any, model: Any) -> None:
+        """See ``Harness``."""
+        optimizer.add_param_group({"params": list(model.parameters())})
+
+    def rest(self, model: Any, layer: str) -> None:
+        """See ``Harness``."""
+        model.get_submodule(layer).eval()
+
+    @contextmanager
+    def other_state(self) -> Iterator[None]:
+        """See ``Harness``."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.device("meta"), torch.autocast("cpu", torch.float16, cache_enabled=False), torch.no_grad():
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def attached(self, obj: Any) -> Any:
+        """See ``Harness``."""
+        if isinstance(obj, torch.optim.Optimizer):
+            groups = [{**group, "params": list(map(id, group["params"]))} for group in obj.param_groups]
+            hooks = [list(value) for name, value in sorted(vars(obj).items()) if name.endswith("_hooks")]
+            return groups, hooks, sorted(name for name in vars(obj) if callable(vars(obj)[name]))
+        return [_attached(module) for module in obj.modules()]
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness``."""
         return str(tensor.dtype).removeprefix("torch.")
+
+
+def _attached(module: nn.Module) -> Any:
+    own = vars(module)
+    hooks = {name: list(value.values()) for name, value in own.items() if name.endswith("hooks") and value}
+    return type(module), sorted(name for name in own if callable(own[name])), hooks, module.training
 
 
 def _trainable(models: Sequence[Any]) -> list[torch.nn.Parameter]:

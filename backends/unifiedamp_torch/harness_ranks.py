@@ -14,10 +14,20 @@ import torch.multiprocessing as mp
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
 
-def run_on_ranks(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
-    """Return each rank's parameter and skipped steps after a step with these gradients; see ``Harness.device_run``."""
+def run_on_ranks(
+    gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None = None
+) -> list[tuple[list[float], int]]:
+    """Return each rank's parameters and skipped steps after a step with these gradients; see ``Harness.device_run``.
+
+    Args:
+        gradients: the true gradients on each rank; they are not summed.
+        loss_scale: the session's.
+        max_norm: clip the gradients to this norm; None leaves them.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (folder, list(gradients), loss_scale), len(gradients), start_method=_start_method())
+        mp.start_processes(
+            _rank, (folder, list(gradients), loss_scale, max_norm), len(gradients), start_method=_start_method()
+        )
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
 
 
@@ -29,22 +39,27 @@ def _start_method() -> str:
     return "forkserver"
 
 
-def _rank(rank: int, folder: str, gradients: Sequence[float], loss_scale: LossScale) -> None:
+def _rank(
+    rank: int, folder: str, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None
+) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
     try:
-        torch.save(_step(gradients[rank], loss_scale), Path(folder, f"rank{rank}"))
+        torch.save(_step(gradients[rank], loss_scale, max_norm), Path(folder, f"rank{rank}"))
     finally:
         dist.destroy_process_group()
 
 
-def _step(gradient: float, loss_scale: LossScale) -> tuple[float, int]:
+def _step(gradient: Sequence[float], loss_scale: LossScale, max_norm: float | None) -> tuple[list[float], int]:
     from .backend import TorchBackend
 
     backend = TorchBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
-    model: Any = torch.nn.Linear(1, 1, bias=False)
+    model: Any = torch.nn.Linear(len(gradient), 1, bias=False)
     torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     backend.prepare([model], [optimizer])
-    backend.backward(lambda: model(torch.full((1, 1), gradient)).sum(), [optimizer])
+    backend.backward(lambda: model(torch.tensor([gradient])).sum(), [optimizer])
+    if max_norm is not None:
+        backend.unscale(optimizer)
+        backend.clip_grad_norm(optimizer, max_norm)
     backend.step(optimizer, update=True)
-    return model.weight.item(), backend.read_state().skipped_steps
+    return model.weight[0].tolist(), backend.read_state().skipped_steps

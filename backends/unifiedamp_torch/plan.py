@@ -12,7 +12,7 @@ from unifiedamp.backend import PRESETS, Capabilities, PlanRow, Policy, SessionSp
 from . import device as devices
 from . import ops, tuning
 
-OPTIONS = ("cache_enabled", "emulate")
+OPTIONS = ("cache_enabled", "emulate", "scale_on_device")
 
 
 def check_options(spec: SessionSpec) -> None:

@@ -31,7 +31,10 @@ class Scaled:
         self.value, self._backend, self._optimizers = value, backend, optimizers
 
     def backward(self):
+        kept = self._backend.others(self._optimizers)
         self.value.backward()
+        for parameter, grad in kept:
+            parameter.grad = grad
         for optimizer in self._optimizers:
             self._backend.checked.pop(id(optimizer), None)
 
@@ -60,6 +63,7 @@ class ToyBackend(Backend):
         self.models: list[toy.Model] = []
         self.optimizers: list[toy.Sgd] = []
         self.pending: set[int] = set()  # optimizers that a scaled loss waits for
+        self.inferring = False
 
     # -- facts
 
@@ -136,10 +140,10 @@ class ToyBackend(Backend):
     @contextmanager
     def autocast(self, enabled, policy):
         before = (toy.state.autocast, toy.state.recording)
-        toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), True
+        toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), not self.inferring
         modes = [model.training for model in self.models]
         for model in self.models:
-            model.training = True
+            model.training = model.training if self.inferring else True
         try:
             yield
         finally:
@@ -150,15 +154,20 @@ class ToyBackend(Backend):
     @contextmanager
     def inference(self, models):
         with self.autocast(True, None):
-            toy.state.recording = False
+            toy.state.recording, self.inferring, before = False, True, self.inferring
             for model in models:
                 model.training = False
-            yield
+            try:
+                yield
+            finally:
+                self.inferring = before
 
     @contextmanager
     def scale_loss(self, loss, optimizers):
         if loss.data.ndim:
             raise errors.LossError(f"the loss must be a scalar, got shape {loss.shape}")
+        if not loss.inputs:
+            raise errors.LossError("the loss depends on nothing that was recorded")
         self.loss_was_finite = bool(np.isfinite(loss.data))
         before, toy.state.recording = toy.state.recording, True
         factor = np.float32(self.state.scale / self.spec.accumulate_steps)
@@ -179,6 +188,12 @@ class ToyBackend(Backend):
     def _before_step(self, optimizer):
         if id(optimizer) in self.pending:
             raise errors.StepOrderError("optimizer.step() would apply scaled gradients: call amp.step(optimizer)")
+
+    def others(self, named):
+        """Return the parameters of optimizers that a loss does not name, and their gradients."""
+        ids = {id(p) for each in named for p in each.parameters.values()}
+        all_of_them = [p for each in self.optimizers for p in each.parameters.values()]
+        return [(p, p.grad) for p in all_of_them if id(p) not in ids]
 
     def _grads(self, optimizer):
         return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None}

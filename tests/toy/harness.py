@@ -16,7 +16,7 @@ def dense(model, name, x):
     """A dense layer in the dtype that the policy gives it."""
     before = toy.state.autocast
     override = model.layer_dtypes.get(name)
-    if override is not None and before is not None:
+    if override is not None:
         toy.state.autocast = None if override == "float32" else override
         x = toy.cast(x, override)
     try:

@@ -47,18 +47,29 @@ def session(
 
 def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:
     """Return ``fn`` as the form runs it: a form named like a mode of ``amp.compile`` is compiled in that mode."""
-    return fn if form == "eager" else amp.compile(fn, mode=form if form in COMPILE_MODES else None)
+    return fn if form.startswith("eager") else amp.compile(fn, mode=form if form in COMPILE_MODES else None)
 
 
 def probe_run(
     harness: Any, form: str = "eager", *, values: tuple[float, ...] = (1.0,), lr: float = 0.1, clip: Any = None,
-    optimizer: str = "sgd", **options: Any,
+    optimizer: str = "sgd", make: Any = None, probe: str = "probe", **options: Any,
 ) -> Run:  # fmt: skip
-    """A probe model, an optimizer and a step that takes the gradients as its input."""
+    """A probe model, an optimizer and a step that takes the gradients as its input.
+
+    Args:
+        harness, form: the test's.
+        values: the parameters.
+        lr: the learning rate.
+        clip: called with the session and the optimizer before the step.
+        optimizer: the harness's method that makes it of the models.
+        make: makes the optimizer of the model, in place of both.
+        probe: the harness's method that makes the model.
+        **options: the session's.
+    """
     amp = session(harness, form, **options)
     with amp.scope():
-        model = harness.probe(values)
-        native = getattr(harness, optimizer)([model], lr)
+        model = getattr(harness, probe)(values)
+        native = make(model) if make else getattr(harness, optimizer)([model], lr)
     model, native = amp.prepare(model, native)
 
     context_form = bool(amp.capabilities.feature("context_form"))

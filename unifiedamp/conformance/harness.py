@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-import numpy.typing as npt
-
 from unifiedamp import plugins
 from unifiedamp.backend import Capabilities, required
 from unifiedamp.errors import ConfigError
 from unifiedamp.loss_scale import LossScale
 from unifiedamp.policy import Policy
 
-Array = npt.NDArray[Any]
+from .optional import Array, OptionalHarness
 
 
 @functools.cache
@@ -36,13 +34,15 @@ def load_harness(name: str) -> Harness:
     return found
 
 
-class Harness:
+class Harness(OptionalHarness):
     """The native objects that the suite needs. Everything here is plain framework code: no unifiedamp.
+
+    ``OptionalHarness`` has more of them, which may be left out.
 
     Attributes:
         backend: the backend's name.
-        forms: the forms a step is tested in → ``backend_options`` of the session ("eager" is run as it is, every
-            other form through ``amp.compile``, in the mode that it is named after, if it is).
+        forms: the forms a step is tested in → ``backend_options`` of the session ("eager", and what begins with it, is
+            run as it is, every other form through ``amp.compile``, in the mode that it is named after, if it is).
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
         pure_policies: "float16" and "bfloat16" → the policy in which the suite keeps parameters so, with the overrides
             without which it does not run here; what is refused all the same is skipped by its reason.

@@ -17,6 +17,7 @@ from unifiedamp.errors import PolicyNotSupportedError
 
 from . import expected, report
 from .harness import Harness, load_harness
+from .optional import NotInFramework
 
 SUITE = "unifiedamp.conformance.suite"
 pytest.register_assert_rewrite(SUITE, "unifiedamp.conformance.driver")
@@ -96,9 +97,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Skip a test that asked for a policy which the backend declares not to run on this machine."""
+    """Skip a test that asked for a policy which the backend declares not to run on this machine, or for native
+    objects that the framework lacks.
+    """
     try:
         return (yield)
+    except NotInFramework as lack:
+        pytest.skip(str(lack))
     except PolicyNotSupportedError as error:
         reason = refused_here(error, [backend_of(item) or ""])
         if reason:

@@ -1,0 +1,85 @@
+"""What a harness may leave out: a test that asks for it is skipped then, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import numpy.typing as npt
+
+from ..loss_scale import LossScale
+
+Array = npt.NDArray[Any]
+
+
+class NotInFramework(Exception):
+    """The framework has no such thing, or the harness does not make it."""
+
+
+class OptionalHarness:
+    """Objects that not every framework has. Override what yours does; everything is plain framework code."""
+
+    def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        """Return SGD with a parameter group for each parameter of the model, in order, with these learning rates."""
+        self._lacks("parameter groups")
+
+    def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
+        """Return SGD with weight decay, of the framework's kind."""
+        self._lacks("weight decay")
+
+    def rescaled_sgd(self, model: Any, learning_rate: float, factor: float) -> Any:
+        """Return SGD with the framework's own setting by which gradients are multiplied before they are applied."""
+        self._lacks("a setting by which optimizers multiply gradients")
+
+    def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
+        """Return an embedding with these float32 rows whose gradient is sparse, and SGD over it.
+
+        The model takes a native vector of row numbers and returns the scalar sum of all numbers in the rows picked; a
+        row picked twice counts twice.
+        """
+        self._lacks("sparse gradients")
+
+    def wide_probe(self, values: Sequence[float]) -> Any:
+        """Return a model like ``probe``'s whose parameters ``w1``, ``w3``, … are float64."""
+        self._lacks("parameters of two dtypes under one optimizer")
+
+    def layer_norm(self, size: int) -> Any:
+        """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
+        self._lacks("layer normalization")
+
+    def extend(self, optimizer: Any, model: Any) -> None:
+        """Add a model's parameters to a prepared optimizer that is in use."""
+        self._lacks("optimizers that take parameters later")
+
+    def rest(self, model: Any, layer: str) -> None:
+        """Put one layer of a model in evaluation mode, and leave the others as they are."""
+        self._lacks("layers with a mode each")
+
+    def other_state(self) -> AbstractContextManager[Any]:
+        """Return a context in which the process-wide settings that policies touch are not the framework's defaults."""
+        self._lacks("process-wide settings that a policy touches")
+
+    def clipped_device_run(
+        self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
+    ) -> list[list[float]]:
+        """Do one clipped step on two devices (or ranks), with SGD of learning rate 0.1.
+
+        Args:
+            gradients: for each of the two devices, the true gradients of two parameters of value 1.
+            max_norm: for ``clip_grad_norm``.
+            loss_scale: the session's.
+
+        Returns:
+            For each device, the two parameters afterwards.
+        """
+        self._lacks("a clipped step on two devices")
+
+    def attached(self, obj: Any) -> Any:
+        """Return something comparable that tells what a session attached to a model or an optimizer: hooks, replaced
+        methods, classes, dtype policies, modes. This default knows the class and the attributes' names.
+        """
+        return type(obj), sorted(vars(obj))
+
+    def _lacks(self, what: str) -> NoReturn:
+        raise NotInFramework(f"the harness of {getattr(self, 'backend', '?')!r} has none of this: {what}")

@@ -1,0 +1,142 @@
+"""Clipping: of true gradients, once or several times, at any size, and of nothing that is skipped."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run, session
+
+INF = math.inf
+
+
+def dynamic(**changes):
+    return ua.DynamicLossScale(**{"initial_scale": 4.0, "growth_interval": 100, **changes})
+
+
+def by_norm(limit):
+    return lambda amp, optimizer: amp.clip_grad_norm(optimizer, limit)
+
+
+def clipped_once(harness, gradients, limit, lr=1.0, **options):
+    """Return the norm that was told and the weights, from 0, after one clipped step."""
+    amp = session(harness, **options)
+    model = harness.probe((0.0,) * len(gradients))
+    model, optimizer = amp.prepare(model, harness.sgd([model], lr))
+    x = amp.to_native(np.float32(gradients))
+    amp.backward(lambda: model(x), optimizer)
+    norm = amp.clip_grad_norm(optimizer, limit)
+    assert amp.step(optimizer).applied
+    weights = [float(value[0]) for value in harness.parameters(model).values()]
+    return float(np.ravel(amp.to_numpy(norm))[0]), weights
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, "none"])
+def test_what_is_small_enough_stays(harness, scale):
+    norm, weights = clipped_once(harness, (0.3, 0.4), 0.75, loss_scale=scale)
+    assert norm == pytest.approx(0.5, rel=1e-5)
+    assert weights == pytest.approx([-0.3, -0.4], rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, "none"])
+def test_gradients_of_zero_stay(harness, scale):
+    norm, weights = clipped_once(harness, (0.0, 0.0), 1.0, loss_scale=scale)
+    assert (norm, weights) == (0.0, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, "none"])
+@pytest.mark.parametrize("size", [2.0**80, 2.0**120])
+def test_a_norm_whose_squares_overflow(harness, scale, size):
+    """Every gradient is finite, and so is the norm: the step is applied, clipped as any other."""
+    norm, weights = clipped_once(harness, (3.0 * size, -4.0 * size), 2.0, loss_scale=scale)
+    assert norm == pytest.approx(5.0 * size, rel=1e-5)
+    assert weights == pytest.approx([-1.2, 1.6], rel=1e-5)
+
+
+def test_a_sum_that_overflows_is_no_overflow(harness, form):
+    """float32 holds each gradient, and not what they add up to."""
+    run = probe_run(harness, form, values=(0.0,) * 4, lr=2.0**-126, loss_scale=1.0)
+    run.feed(*(2.0**127,) * 4)
+    assert (run.amp.applied_steps, run.amp.skipped_steps) == (1, 0)
+    assert run.weights() == pytest.approx([-2.0] * 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, math.nan])
+def test_a_skipped_step_is_not_clipped_into_the_weights(harness, form, bad):
+    run = probe_run(harness, form, values=(1.0, 1.0), loss_scale=dynamic(), clip=by_norm(1.0))
+    run.feed(1.0, bad)
+    assert run.weights() == [1.0, 1.0]
+    assert (run.amp.applied_steps, run.amp.skipped_steps, run.amp.loss_scale) == (0, 1, 2.0)
+    run.feed(3.0, 4.0)
+    assert run.weights() == pytest.approx([1.0 - 0.06, 1.0 - 0.08], abs=1e-6)
+
+
+def test_both_kinds_one_after_the_other(harness, form):
+    """(6, 8, 1) clamped to (2, 2, 1) has a norm of 3; clipping again by what holds already changes nothing."""
+
+    def clip(amp, optimizer):
+        amp.clip_grad_value(optimizer, 2.0)
+        amp.clip_grad_norm(optimizer, 1.5)
+        amp.clip_grad_value(optimizer, 2.0)
+        amp.clip_grad_norm(optimizer, 1.5)
+
+    run = probe_run(harness, form, values=(1.0,) * 3, loss_scale=dynamic(), clip=clip)
+    run.feed(6.0, 8.0, 1.0)
+    assert run.weights() == pytest.approx([0.9, 0.9, 0.95], abs=1e-5)
+
+
+@pytest.mark.needs("accumulation")
+def test_each_window_is_clipped_by_itself(harness, form):
+    """Clipping is asked for after each micro-batch, and done at the end of each window, to the mean."""
+
+    def clip(amp, optimizer):
+        amp.unscale(optimizer)
+        amp.clip_grad_norm(optimizer, 1.0)
+        amp.clip_grad_value(optimizer, 0.75)
+
+    run = probe_run(harness, form, values=(1.0, 1.0), loss_scale=dynamic(), accumulate_steps=2, clip=clip)
+    for gradients in ((6.0, 0.0), (0.0, 8.0), (0.2, 0.0), (0.0, 0.4)):
+        run.feed(*gradients)
+    assert run.weights() == pytest.approx([1.0 - 0.06 - 0.01, 1.0 - 0.075 - 0.02], abs=1e-5)
+    assert (run.amp.applied_steps, run.amp.skipped_steps) == (2, 0)
+
+
+@pytest.mark.needs("accumulation")
+def test_inside_a_window_clipping_returns_nothing(harness):
+    amp = session(harness, loss_scale=dynamic(), accumulate_steps=2)
+    model = harness.probe((1.0,))
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    x, norms = amp.to_native(np.float32([6.0])), []
+    for _ in range(4):
+        amp.backward(lambda: model(x), optimizer)
+        norms.append(amp.clip_grad_norm(optimizer, 1.0))
+        amp.step(optimizer)
+    assert [norm is None for norm in norms] == [True, False, True, False]
+    assert [float(np.ravel(amp.to_numpy(norm))[0]) for norm in norms[1::2]] == pytest.approx([6.0, 6.0], rel=1e-5)
+
+
+def test_a_clip_after_a_discarded_one(harness):
+    """What was unscaled and dropped leaves nothing: the next gradients are unscaled anew."""
+    amp = session(harness, loss_scale=dynamic())
+    model = harness.probe((1.0,))
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    for gradient in (8.0, 6.0):
+        x = amp.to_native(np.float32([gradient]))
+        amp.backward(lambda x=x: model(x), optimizer)
+        norm = amp.clip_grad_norm(optimizer, 2.0)
+        assert float(np.ravel(amp.to_numpy(norm))[0]) == pytest.approx(gradient, rel=1e-5)
+        if gradient == 8.0:
+            amp.discard_step(optimizer)
+    assert amp.step(optimizer).applied
+    assert harness.parameters(model).popitem()[1] == pytest.approx([0.8], abs=1e-5)
+
+
+@pytest.mark.needs("several_devices")
+@pytest.mark.parametrize("gradients", [((3.0, 4.0), (3.0, 4.0)), ((3.0, 0.0), (0.0, 4.0))], ids=["alike", "apart"])
+def test_devices_clip_what_they_apply(harness, gradients):
+    """Whether gradients are summed or not: what each device applies has the norm asked for."""
+    moved = 1.0 - np.array(harness.clipped_device_run(gradients, 0.5, dynamic()))
+    np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [0.05, 0.05], rtol=1e-4)
+    if gradients[0] == gradients[1]:
+        np.testing.assert_allclose(moved, [[0.03, 0.04]] * 2, rtol=1e-4)

@@ -1,0 +1,162 @@
+"""Overrides: inside overridden layers, in compiled calls, after exceptions, and by exact names."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+MIXED = ua.Policy.parse("mixed_bfloat16")
+SIZE = 8
+
+
+def weights(count, seed=0):
+    rng = np.random.default_rng(seed)
+    pairs = [(rng.normal(size=(SIZE, SIZE)) / 2, rng.normal(size=SIZE) / 8) for _ in range(count)]
+    return [(w.astype(np.float32), b.astype(np.float32)) for w, b in pairs]
+
+
+def batch(seed=1):
+    return np.random.default_rng(seed).normal(size=(4, SIZE)).astype(np.float32)
+
+
+class Net:
+    """Dense layers of one size, prepared under a policy."""
+
+    def __init__(self, harness, policy, count=2, form="eager", **options):
+        self.harness, self.amp = harness, session(harness, form, policy, **options)
+        with self.amp.scope():
+            model = harness.mlp(weights(count))
+            optimizer = harness.sgd([model], 0.1)
+        self.model, self.optimizer = self.amp.prepare(model, optimizer)
+        self._call = compiled(self.amp, form, lambda x: self.model(x))
+
+    def __call__(self, **region):
+        with self.amp.inference(self.model), self.amp.autocast(**region):
+            return self.answer()
+
+    def answer(self):
+        return np.asarray(self.amp.to_numpy(self._call(self.amp.to_native(batch()))), np.float64)
+
+    def evaluate(self):
+        with self.amp.inference(self.model):
+            return self.answer()
+
+
+def differ(one, other):
+    return np.abs(one - other).max() > 1e-4
+
+
+@pytest.mark.needs("layer_overrides")
+@pytest.mark.parametrize("kept", [0, 1, 10])
+def test_a_name_is_no_prefix(harness, kept):
+    """``layer1`` names neither ``layer10`` nor ``layer11``: keeping it in float32 changes what it does and no more."""
+    count = 12
+    names = [f"layer{index}" for index in range(count)]
+    by_one = Net(harness, MIXED.replace(layer_overrides={f"layer{kept}": "float32"}), count).evaluate()
+    by_all = MIXED.replace(layer_overrides={name: "float32" for name in names})
+    plain = Net(harness, "float32", count).evaluate()
+    np.testing.assert_allclose(Net(harness, by_all, count).evaluate(), plain, rtol=1e-5, atol=1e-5)
+    assert differ(by_one, plain)
+    assert differ(by_one, Net(harness, MIXED, count).evaluate())
+    if kept == 1:
+        wider = Net(harness, MIXED.replace(layer_overrides={"layer1*": "float32"}), count).evaluate()
+        assert differ(by_one, wider)
+
+
+@pytest.mark.needs("layer_overrides")
+def test_an_overridden_layer_in_a_low_dtype(harness, form):
+    """The other way round: everything in float32 but one layer."""
+    policy = ua.Policy.parse("float32").replace(layer_overrides={"layer1": "bfloat16"})
+    found, plain = Net(harness, policy, form=form).evaluate(), Net(harness, "float32", form=form).evaluate()
+    assert differ(found, plain)
+    assert np.abs(found - plain).max() < 0.1
+    assert differ(found, Net(harness, MIXED, form=form).evaluate())
+
+
+@pytest.mark.needs("layer_overrides")
+def test_a_layer_that_fails_leaves_nothing_behind(harness):
+    """The overridden layer raises in its forward pass; the next call is as the first one."""
+    net = Net(harness, MIXED.replace(layer_overrides={"layer1": "float32"}))
+    first, before = net.evaluate(), harness.global_state()
+    wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
+    with pytest.raises(Exception) as caught, net.amp.inference(net.model):  # noqa: PT011 (the framework's own)
+        np.asarray(net.amp.to_numpy(net.model(wrong)))
+    assert caught.value is not None
+    assert harness.global_state() == before
+    np.testing.assert_array_equal(net.evaluate(), first)
+    assert harness.run_op(harness.low_precision_op) == "float32"
+
+
+@pytest.mark.needs("layer_overrides")
+def test_overridden_layers_train(harness):
+    """Their gradients are those of float32 where all are overridden; in part, they lie between."""
+    found = {}
+    policies = {"plain": "float32", "mixed": MIXED, "all": MIXED.replace(layer_overrides={"layer*": "float32"})}
+    for name, policy in policies.items():
+        net = Net(harness, policy)
+        amp, model, optimizer = net.amp, net.model, net.optimizer
+        x, y = amp.to_native(batch()), amp.to_native(batch(2))
+        for _ in range(2):
+            amp.backward(lambda model=model, x=x, y=y: harness.mean_square(model(x), y), optimizer)
+            amp.step(optimizer)
+        found[name] = np.concatenate([np.ravel(value) for value in harness.parameters(model).values()])
+    np.testing.assert_allclose(found["all"], found["plain"], rtol=1e-5, atol=1e-6)
+    assert np.abs(found["mixed"] - found["plain"]).max() > 1e-5
+
+
+@pytest.mark.needs("op_overrides", "layer_overrides")
+def test_operations_inside_an_overridden_layer(harness, form):
+    """An override by operation holds inside a layer that has one of its own."""
+    policy = MIXED.replace(op_overrides={"linear": "float32"}, layer_overrides={"layer0": "bfloat16"})
+    plain = Net(harness, "float32", form=form).evaluate()
+    np.testing.assert_allclose(Net(harness, policy, form=form).evaluate(), plain, rtol=1e-2, atol=1e-1)
+    both = MIXED.replace(op_overrides={"linear": "float32"}, layer_overrides={"layer0": "float32"})
+    np.testing.assert_allclose(Net(harness, both, form=form).evaluate(), plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.needs("op_overrides")
+def test_operations_after_an_exception(harness):
+    """The override holds in its session's regions alone, before and after one was left by an exception."""
+    amp = session(harness, policy=MIXED.replace(op_overrides={"linear": "float32"}))
+    net, plain = Net(harness, MIXED), session(harness, policy=MIXED)
+    mixed, before = net.evaluate(), harness.global_state()
+    for _ in range(2):
+        with pytest.raises(KeyError), amp.autocast():
+            with plain.autocast():
+                raise KeyError
+        assert harness.global_state() == before
+        np.testing.assert_array_equal(net.evaluate(), mixed)
+        with plain.autocast():
+            assert harness.run_op(harness.low_precision_op) == "bfloat16"
+    amp.close()
+    with plain.autocast():
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("op_overrides")
+def test_two_sessions_with_other_overrides(harness, form):
+    """Each follows its own, however their regions and calls interleave, and closing one leaves the other's."""
+    kept = Net(harness, MIXED.replace(op_overrides={"linear": "float32"}), form=form)
+    mixed, plain = Net(harness, MIXED, form=form), Net(harness, "float32")
+    expected = mixed.evaluate()
+    for _ in range(2):
+        np.testing.assert_allclose(kept.evaluate(), plain.evaluate(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(mixed.evaluate(), expected)
+    assert differ(expected, plain.evaluate())
+    other = Net(harness, MIXED.replace(op_overrides={"linear": "float32"}), form=form)
+    other.evaluate()
+    other.amp.close()
+    np.testing.assert_allclose(kept.evaluate(), plain.evaluate(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_region_of_another_policy(harness, form):
+    """``policy=`` replaces the session's for the region: bfloat16 inside it is what a session of that policy gives."""
+    net = Net(harness, MIXED, form=form)
+    mixed = net.evaluate()
+    off, other = net(enabled=False), net(policy="float32")
+    plain = Net(harness, "float32", form=form).evaluate()
+    np.testing.assert_allclose(off, plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-5)
+    assert differ(mixed, plain)
+    np.testing.assert_array_equal(net.evaluate(), mixed)

@@ -1,0 +1,211 @@
+"""Regions inside regions, of one kind and of several; modes and gradients are put back; scopes find what they found."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+MIXED = "mixed_bfloat16"
+
+
+def runs_in(harness):
+    return harness.run_op(harness.low_precision_op)
+
+
+def convnet(harness, policy="float32"):
+    amp = session(harness, policy=policy)
+    with amp.scope():
+        model = harness.convnet(0)
+        optimizer = harness.sgd([model], 0.1)
+    return (amp, *amp.prepare(model, optimizer))
+
+
+def images(harness, amp, count=4, offset=3.0):
+    array = np.random.default_rng(0).normal(size=(count, 8, 8, 1)).astype(np.float32) + offset
+    return amp.to_native(harness.image_batch(array))
+
+
+def test_regions_of_one_kind_nest(harness):
+    """Three deep, left one by one: each level is as it was, and in the end nothing is left."""
+    amp = session(harness, policy=MIXED)
+    found = [harness.global_state()]
+    with amp.autocast():
+        found.append(harness.global_state())
+        with amp.autocast():
+            found.append(harness.global_state())
+            with amp.autocast():
+                assert runs_in(harness) == "bfloat16"
+            assert harness.global_state() == found[2]
+        assert harness.global_state() == found[1]
+        assert runs_in(harness) == "bfloat16"
+    assert harness.global_state() == found[0]
+    assert runs_in(harness) == "float32"
+
+
+def test_an_inner_region_left_by_an_exception(harness):
+    amp = session(harness, policy=MIXED)
+    before = harness.global_state()
+    with amp.autocast():
+        inside = harness.global_state()
+        with pytest.raises(KeyError), amp.autocast():
+            raise KeyError
+        assert harness.global_state() == inside
+        assert runs_in(harness) == "bfloat16"
+    assert harness.global_state() == before
+
+
+def test_disabled_regions_nest(harness):
+    amp = session(harness, policy=MIXED)
+    seen = []
+    with amp.autocast(enabled=False):
+        seen.append(runs_in(harness))
+        with amp.autocast(enabled=False):
+            seen.append(runs_in(harness))
+            with amp.autocast():
+                seen.append(runs_in(harness))
+        seen.append(runs_in(harness))
+    assert seen == ["float32", "float32", "bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("outer", ["autocast", "inference"])
+@pytest.mark.parametrize("inner", ["autocast", "inference"])
+def test_regions_of_both_kinds_nest(harness, outer, inner):
+    amp, model, _ = convnet(harness, MIXED)
+    before, attached = harness.global_state(), harness.attached(model)
+    with getattr(amp, outer)():
+        around, shape = harness.global_state(), harness.attached(model)
+        with getattr(amp, inner)():
+            assert runs_in(harness) == "bfloat16"
+        assert harness.global_state() == around
+        assert harness.attached(model) == shape
+        assert runs_in(harness) == "bfloat16"
+    assert harness.global_state() == before
+    assert harness.attached(model) == attached
+
+
+def test_evaluating_inside_a_training_region(harness, form):
+    """The loss computed before an evaluation in the same region trains as if there had been none."""
+    weights = []
+    for evaluates in (False, True):
+        amp = session(harness, form)
+        model = harness.probe([1.0, 2.0])
+        model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+
+        def step(x, amp=amp, model=model, optimizer=optimizer, evaluates=evaluates):
+            def loss():
+                first = model(x)
+                if evaluates:
+                    with amp.inference(model):
+                        model(x)
+                return first + model(x)
+
+            amp.backward(loss, optimizer)
+            amp.step(optimizer)
+
+        step = compiled(amp, form, step)
+        for _ in range(2):
+            step(amp.to_native(np.float32([1.0, 2.0])))
+        weights.append([float(value[0]) for value in harness.parameters(model).values()])
+    assert weights[0] == weights[1] == pytest.approx([0.6, 1.2], abs=1e-6)
+
+
+def test_an_evaluation_between_loss_and_step_changes_nothing(harness):
+    amp = session(harness, loss_scale=4.0)
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    x = amp.to_native(np.float32([2.0]))
+    for _ in range(2):
+        amp.backward(lambda: model(x), optimizer)
+        with amp.inference(model):
+            model(x)
+        assert amp.step(optimizer).applied
+        with amp.inference(model):
+            model(x)
+    assert harness.parameters(model).popitem()[1] == pytest.approx([0.6], abs=1e-6)
+
+
+def test_no_gradients_come_of_inference(harness):
+    """A loss computed there cannot be trained on: it is refused, and no weight moves."""
+    amp = session(harness, loss_scale=4.0)
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    x = amp.to_native(np.float32([2.0]))
+
+    def loss():
+        with amp.inference(model):
+            return model(x)
+
+    with pytest.raises(ua.LossError):
+        amp.backward(loss, optimizer)
+    assert harness.parameters(model).popitem()[1] == [1.0]
+
+
+def test_a_region_inside_inference_does_not_train(harness):
+    """Batch norm rests in inference, also where a region is opened inside."""
+    amp, model, _ = convnet(harness)
+    x = images(harness, amp)
+    with amp.inference(model):
+        first = amp.to_numpy(model(x))
+        with amp.autocast():
+            inner = amp.to_numpy(model(x))
+        second = amp.to_numpy(model(x))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, inner)
+
+
+def test_a_layer_at_rest_stays_at_rest(harness):
+    """What a user froze (batch norm in evaluation mode) is as they left it after an inference, and the rest trains."""
+    amp, model, _ = convnet(harness)
+    harness.rest(model, "norm")
+    before = harness.attached(model)
+    for failing in (False, True):
+        try:
+            with amp.inference(model):
+                assert harness.attached(model) != before
+                if failing:
+                    raise KeyError
+        except KeyError:
+            assert failing
+        assert harness.attached(model) == before
+
+
+def test_nested_inference_rests_until_the_outer_one_ends(harness):
+    amp, model, _ = convnet(harness)
+    x = images(harness, amp)
+    with amp.inference(model):
+        first = amp.to_numpy(model(x))
+        with amp.inference(model):
+            model(x)
+        np.testing.assert_array_equal(amp.to_numpy(model(x)), first)
+    with amp.inference(model):
+        np.testing.assert_array_equal(amp.to_numpy(model(x)), first)
+
+
+@pytest.mark.parametrize("region", ["scope", "autocast", "inference"])
+def test_settings_of_the_process_are_those_found(harness, region):
+    """Not the framework's defaults: what the user had set before."""
+    amp = session(harness, policy=MIXED)
+    with harness.other_state():
+        before = harness.global_state()
+        with getattr(amp, region)():
+            pass
+        assert harness.global_state() == before
+        with pytest.raises(KeyError), getattr(amp, region)():
+            raise KeyError
+        assert harness.global_state() == before
+
+
+def test_scopes_nest(harness):
+    outer, inner = session(harness, policy=MIXED), session(harness, policy="float32")
+    before = harness.global_state()
+    with outer.scope():
+        around = harness.global_state()
+        with inner.scope():
+            plain = harness.probe([1.0])
+        assert harness.global_state() == around
+        with outer.scope():
+            pass
+        assert harness.global_state() == around
+    assert harness.global_state() == before
+    assert harness.parameters(plain).popitem()[1].tolist() == [1.0]

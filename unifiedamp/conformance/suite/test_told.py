@@ -1,0 +1,216 @@
+"""What results, observers, schedulers and the recorder are told of each kind of step."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.recorded import Kept
+
+INF = math.inf
+
+
+class Observer:
+    """Writes down what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def on_step_skipped(self, state, report):
+        self.heard.append(("skipped", state.skipped_steps, report.tensors))
+
+    def on_scale_changed(self, before, after):
+        self.heard.append(("scale", before, after))
+
+    def take(self):
+        heard, self.heard = self.heard, []
+        return heard
+
+
+class Scheduler:
+    """Counts its moves."""
+
+    moves = 0
+
+    def step(self):
+        self.moves += 1
+
+
+class Loop:
+    """A probe under a session, stepped with a scheduler, watched by an observer."""
+
+    def __init__(self, harness, growth_interval=2, **options):
+        scale = ua.DynamicLossScale(initial_scale=4.0, growth_interval=growth_interval)
+        self.amp = session(harness, **{"loss_scale": scale} | options)
+        model = harness.probe([1.0, 1.0])
+        self.model, self.optimizer = self.amp.prepare(model, harness.sgd([model], 0.1))
+        self.observer, self.scheduler = Observer(), Scheduler()
+        self.amp.observe(self.observer)
+
+    def backward(self, *gradients):
+        x = self.amp.to_native(np.float32(gradients))
+        self.amp.backward(lambda: self.model(x), self.optimizer)
+
+    def feed(self, *gradients):
+        self.backward(*gradients)
+        return self.amp.step(self.optimizer, self.scheduler)
+
+
+def test_of_applied_and_skipped_steps(harness):
+    loop = Loop(harness)
+    names = tuple(harness.parameters(loop.model))
+    told = [
+        tuple(loop.feed(*pair).values) for pair in ((1.0, 1.0), (1.0, 1.0), (INF, 1.0), (INF, math.nan), (1.0, 1.0))
+    ]
+    assert told == [
+        (True, False, "applied", 4.0, 4.0), (True, False, "applied", 4.0, 8.0), (False, True, "non_finite", 8.0, 4.0),
+        (False, True, "non_finite", 4.0, 2.0), (True, False, "applied", 2.0, 2.0),
+    ]  # fmt: skip
+    heard = loop.observer.take()
+    assert [event[:2] for event in heard] == [
+        ("scale", 4.0),
+        ("skipped", 1),
+        ("scale", 8.0),
+        ("skipped", 2),
+        ("scale", 4.0),
+    ]
+    assert loop.scheduler.moves == 3
+    assert [event[2] for event in heard if event[0] == "skipped"] == [names[:1], names]
+
+
+def test_of_results_that_are_looked_at_late(harness):
+    """A result tells of its own step whenever it is read."""
+    loop = Loop(harness)
+    results = []
+    for pair in ((1.0, 1.0), (1.0, 1.0), (INF, 1.0), (1.0, 1.0)):
+        loop.backward(*pair)
+        results.append(loop.amp.step(loop.optimizer))
+    loop.amp.load_state_dict(Loop(harness).amp.state_dict())
+    assert [(each.reason, each.scale, each.next_scale) for each in results] == [
+        ("applied", 4.0, 4.0), ("applied", 4.0, 8.0), ("non_finite", 8.0, 4.0), ("applied", 4.0, 4.0),
+    ]  # fmt: skip
+
+
+def test_of_discarded_steps(harness):
+    """Nobody hears anything: no skip, no scale, no count, and the scheduler rests."""
+    loop = Loop(harness, growth_interval=1)
+    for gradient in (INF, 1.0):
+        loop.backward(gradient, 1.0)
+        loop.amp.unscale(loop.optimizer)
+        assert tuple(loop.amp.discard_step(loop.optimizer).values) == (False, False, "discarded", 4.0, 4.0)
+    assert (loop.observer.take(), loop.scheduler.moves) == ([], 0)
+    assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (0, 0)
+    loop.feed(1.0, 1.0)
+    assert (loop.observer.take(), loop.scheduler.moves) == ([("scale", 4.0, 8.0)], 1)
+
+
+@pytest.mark.needs("accumulation")
+def test_of_micro_batches(harness):
+    loop = Loop(harness, growth_interval=1, accumulate_steps=2)
+    for pair in ((INF, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)):
+        loop.feed(*pair)
+    assert [event[:2] for event in loop.observer.take()] == [("skipped", 1), ("scale", 4.0), ("scale", 2.0)]
+    assert loop.scheduler.moves == 1
+
+
+def test_of_loaded_states(harness):
+    """A loaded state is no news: not its scale, and not its skips."""
+    loop, other = Loop(harness), Loop(harness)
+    for pair in ((INF, 1.0), (1.0, 1.0)):
+        other.feed(*pair)
+    loop.amp.load_state_dict(other.amp.state_dict())
+    assert loop.observer.take() == []
+    loop.feed(1.0, 1.0)
+    assert loop.observer.take() == [("scale", 2.0, 4.0)]
+    assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (2, 1)
+
+
+def test_of_a_session_without_a_scale(harness):
+    loop = Loop(harness, loss_scale="none")
+    results = [tuple(loop.feed(gradient, 1.0).values) for gradient in (1.0, 2.0)]
+    assert results == [(True, False, "applied", 1.0, 1.0)] * 2
+    assert (loop.observer.take(), loop.scheduler.moves) == ([], 2)
+    assert (loop.amp.loss_scale, loop.amp.applied_steps, loop.amp.skipped_steps) == (1.0, 2, 0)
+
+
+@pytest.mark.needs("several_optimizers")
+@pytest.mark.parametrize("scale", ["none", 4.0])
+def test_of_steps_without_gradients(harness, scale):
+    amp = session(harness, loss_scale=scale)
+    models = [harness.probe([1.0]) for _ in range(2)]
+    *_, one, two = amp.prepare(*models, *[harness.sgd([model], 0.1) for model in models])
+    observer, schedulers = Observer(), [Scheduler(), Scheduler()]
+    amp.observe(observer)
+    x = amp.to_native(np.float32([1.0]))
+    amp.backward(lambda: models[0](x), one)
+    amp.step(one, schedulers[0])
+    with pytest.warns(ua.StepWarning, match="gradient"):
+        result = amp.step(two, schedulers[1])
+    number = 1.0 if scale == "none" else scale
+    assert tuple(result.values) == (False, False, "no_gradients", number, number)
+    assert (observer.heard, [each.moves for each in schedulers]) == ([], [1, 0])
+    assert (amp.applied_steps, amp.skipped_steps) == (1, 0)
+
+
+def test_names_are_those_of_the_last_skipped_step(harness, form):
+    """In every form, and of each step by itself; the loss is told by whether it was finite."""
+    run = probe_run(harness, form, values=(0.0, 0.0), loss_scale=ua.DynamicLossScale(max_consecutive_skips=2))
+    names = list(harness.parameters(run.model))
+    for pair in ((INF, 1.0), (1.0, 1.0)) * 3:
+        run.feed(*pair)
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            run.feed(1.0, INF)
+    assert caught.value.tensors == (names[1],)
+    assert caught.value.loss_was_finite is False  # 0 times inf is nan
+
+
+@pytest.mark.needs("recording")
+def test_the_recorder_of_discarded_steps(harness):
+    """A discarded step is none: it has no number and no record, and the next one is recorded in its place."""
+    loop, kept = Loop(harness), Kept()
+    with loop.amp.record(kept, every=3) as recorder:
+        loop.backward(INF, 1.0)
+        loop.amp.unscale(loop.optimizer)
+        loop.amp.discard_step(loop.optimizer)
+        assert (recorder.step, kept.of("step"), kept.of("skip")) == (0, [], [])
+        for gradient in (1.0, 2.0, 4.0):
+            loop.feed(gradient, 1.0)
+    records = kept.of("step")
+    assert [(each["step"], each["reason"], each["applied_steps"]) for each in records] == [
+        (1, "first", 1),
+        (3, "every", 3),
+    ]
+    assert [list(each["gradients"]["w0"]["true"]["exponents"]) for each in records] == [["0"], ["2"]]
+    assert all(each["non_finite"] is None for each in records)
+
+
+@pytest.mark.needs("recording", "accumulation")
+def test_the_recorder_of_a_window_cut_short(harness):
+    """What was noted of a discarded window is not counted with the next one."""
+    loop, kept = Loop(harness, accumulate_steps=2), Kept()
+    with loop.amp.record(kept, every=1):
+        loop.feed(64.0, 1.0)
+        loop.backward(64.0, 1.0)
+        loop.amp.discard_step(loop.optimizer)
+        for gradient in (2.0, 2.0, 4.0, 4.0):
+            loop.feed(gradient, 1.0)
+    told = [list(each["gradients"]["w0"]["true"]["exponents"]) for each in kept.of("step")]
+    assert told == [["1"], ["2"]]
+    assert [each["step"] for each in kept.of("step")] == [1, 2]
+
+
+@pytest.mark.needs("recording")
+def test_the_recorder_of_a_loaded_state(harness):
+    """Skips of the state that was loaded are no skips of this run."""
+    loop, other, kept = Loop(harness), Loop(harness), Kept()
+    other.feed(INF, 1.0)
+    with loop.amp.record(kept, every=1):
+        loop.feed(1.0, 1.0)
+        loop.amp.load_state_dict(other.amp.state_dict())
+        loop.feed(1.0, 1.0)
+    assert kept.of("skip") == []
+    assert [each["scale"] for each in kept.of("step")] == [4.0, 2.0]
+    assert all(each["applied"] for each in kept.of("step"))
