@@ -11,6 +11,7 @@ import libcst as cst
 
 from ..errors import ConfigError
 from . import apex, keras, mxnet, sessions_v1, torch_amp
+from .checked import refusals
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
@@ -43,6 +44,9 @@ def migrate(path: str, content: bytes) -> Migration:
         if not api.found(source):
             continue
         made, said = _plan(api, source)
+        if made:
+            refused = refusals(path, api, source, made, _ua(source))
+            made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
             edits.merge(made)
