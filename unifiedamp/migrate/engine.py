@@ -11,6 +11,7 @@ import libcst as cst
 
 from ..errors import ConfigError
 from . import apex, keras, mxnet, sessions_v1, torch_amp
+from .bounds import too_big
 from .checked import refusals
 from .edits import Edits
 from .imports import tidy
@@ -21,7 +22,7 @@ from .work import Names, Work
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
-_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, RecursionError, SyntaxError)
+_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
 def migrate(path: str, content: bytes) -> Migration:
@@ -32,11 +33,23 @@ def migrate(path: str, content: bytes) -> Migration:
         content: its bytes; encoding, line ends and everything outside the rewritten lines are kept.
 
     Raises:
-        ConfigError: it is no Python.
+        ConfigError: it is no Python, or longer or nested deeper than migrate reads.
     """
-    if not _HINT.search(content):
-        _check(path, content)
+    uses = sum(1 for _ in _HINT.finditer(content))
+    reason = too_big(content, uses)
+    if reason is not None and uses:
+        raise ConfigError(f"{path}: {reason}")
+    if not uses:
+        if reason is None:
+            _check(path, content)
         return Migration(path, content, content)
+    try:
+        return _migrate(path, content)
+    except RecursionError:
+        raise ConfigError(f"{path}: expressions in it nest too deep for migrate; shorten them") from None
+
+
+def _migrate(path: str, content: bytes) -> Migration:
     source = _read(path, content)
     edits, findings, apis, old = Edits(), [], [], []
     needs: list[str] = []
