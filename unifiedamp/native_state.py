@@ -1,4 +1,4 @@
-"""Readers of the states that the frameworks' own scalers save.
+"""Readers of the states that the frameworks' own scalers save, and a writer of torch's.
 
 =====================================  ==============================================================================
 torch ``GradScaler.state_dict()``      scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; ``{}``
@@ -49,6 +49,39 @@ def read_native(raw: Mapping[str, Any]) -> NativeState:
         f"this is no state of unifiedamp, nor of torch's GradScaler, Apex, Keras's LossScaleOptimizer or MXNet's "
         f"LossScaler; its keys are {', '.join(sorted(map(shortened, raw))[:8])}"
     )
+
+
+def to_grad_scaler_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``torch.amp.GradScaler.load_state_dict`` takes, from what ``Amp.state_dict`` returned.
+
+    The scale, the count of finite steps and the settings that torch has are carried over; bounds, hysteresis and counts
+    of steps have no place in torch's layout. Of a session without a loss scale this is ``{}``, which only a disabled
+    ``GradScaler`` loads. A static scale is one that never changes: both factors are 1.
+
+    Args:
+        state: a state of any backend's session, or any native layout that ``Amp.load_state_dict`` reads.
+
+    Raises:
+        CheckpointError: it is no such state.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.load_state_dict(to_grad_scaler_state(amp.state_dict()))
+    """
+    from .checkpoint import read_saved
+
+    saved = read_saved(state)
+    if saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled):
+        return {}
+    settings = saved.loss_scale or DynamicLossScale()
+    dynamic = isinstance(settings, DynamicLossScale)
+    return {
+        "scale": float(saved.state.scale),
+        "growth_factor": settings.growth_factor if dynamic else 1.0,
+        "backoff_factor": settings.backoff_factor if dynamic else 1.0,
+        "growth_interval": settings.growth_interval if dynamic else 2**31 - 1,
+        "_growth_tracker": saved.state.good_steps,
+    }
 
 
 def checked_scale(value: Any, name: str) -> float:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from unifiedamp.cli import app
 from unifiedamp.migrate import files
+from unifiedamp.migrate.engine import migrate
 
 LEFT = """\
 from torch.amp import GradScaler, autocast
@@ -120,8 +121,48 @@ def test_a_folder_is_every_python_file_in_it(old):
     Path("pack/plain.py").write_text("x = 1\n")
     done = command("--write", "pack")
     assert "pack/age/deep.py: written (torch.amp)" in done.stdout
-    assert "pack/plain.py: nothing to migrate" in done.stdout
+    assert "pack: 2 files: 1 written, 0 by hand, 1 with nothing to do" in done.stdout
+    assert "plain" not in done.stdout
     assert "notes" not in done.stdout
+
+
+def test_of_a_folder_all_is_written_or_nothing(old):
+    Path("pack").mkdir()
+    Path("pack/good.py").write_text(listing("torch_amp"))
+    Path("pack/left.py").write_text(LEFT)
+    done = command("--write", "pack")
+    assert done.exit_code == 0
+    assert "pack: 2 files: 1 migrated, 1 by hand, 0 with nothing to do" in done.stdout
+    assert "pack: nothing is written while files in it are refused: pack/left.py" in done.stdout
+    assert Path("pack/good.py").read_text() == listing("torch_amp")
+    assert command("--check", "pack").exit_code == 1
+    assert "migrate --to compat pack" in done.stdout
+
+
+def test_a_folder_with_a_file_that_cannot_be_written_is_put_back(old, monkeypatch):
+    Path("pack").mkdir()
+    for name in ("a", "b"):
+        Path(f"pack/{name}.py").write_text(listing("torch_amp"))
+    real = files._replace
+
+    def fail_on_b(path, content):
+        if path.name == "b.py":
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(files, "_replace", fail_on_b)
+    assert command("--write", "pack").exit_code == 2
+    assert Path("pack/a.py").read_text() == listing("torch_amp")
+
+
+def test_environments_and_installed_packages_are_skipped(old):
+    for folder in (".venv/lib", "lib/site-packages/x", "node_modules/y", ".git", "mine", "made"):
+        Path("pack", folder).mkdir(parents=True)
+        Path("pack", folder, "train.py").write_text(listing("torch_amp"))
+    Path("pack/made/pyvenv.cfg").write_text("home = /usr\n")
+    done = command("pack")
+    assert "pack/mine/train.py: migrated" in done.stdout
+    assert "pack: 1 files: 1 migrated" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -161,7 +202,7 @@ def test_other_commands_do_not_load_libcst():
 def test_line_ends_encoding_and_the_rest_of_the_text_are_kept():
     text = listing("torch_amp").replace("\n", "\r\n").replace("A classifier", "Ein Klassifikator für Äpfel")
     content = ("# -*- coding: latin-1 -*-\r\n" + text).encode("latin-1")
-    after = files.migrate("old.py", content).after
+    after = migrate("old.py", content).after
     assert b"\n" not in after.replace(b"\r\n", b"")
     assert "für Äpfel".encode("latin-1") in after
     kept = [line for line in content.split(b"\r\n") if b"scaler" not in line and b"autocast" not in line]

@@ -3,85 +3,82 @@
 from __future__ import annotations
 
 import importlib.util
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from ..errors import AmpError, UnsupportedError
+from ..errors import UnsupportedError
 from .errors import NOT_ALL_WELL, USER_ERROR
 from .show import complain, console, print_json, say
 
 if TYPE_CHECKING:
-    from ..migrate.report import Migration
+    from ..migrate.batch import Batch
 
 STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
+class To(StrEnum):
+    """What old calls become."""
+
+    amp = "amp"
+    compat = "compat"
+
+
 def migrate(
-    files: Annotated[list[Path], typer.Argument(help="Python files; of a folder, all in it.")],
+    files: Annotated[list[Path], typer.Argument(help="Python files and notebooks; of a folder, all in it.")],
     write: Annotated[bool, typer.Option("--write", help="Write the files; without it nothing is changed.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if there is anything to migrate.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if anything would change or was refused.")
+    ] = False,
+    to: Annotated[
+        To, typer.Option("--to", help="amp: the session's calls; compat: old calls, imported from unifiedamp.compat.")
+    ] = To.amp,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the diff.")] = False,
 ) -> None:
     """Rewrite code written for Apex amp, torch.amp, Keras mixed precision or mxnet.amp to unifiedamp; show the diff.
 
     Example: unifiedamp migrate train.py
 
-    What it does not understand is left as it is, and listed with its line and what to write by hand.
+    What it does not understand is left as it is, and listed with its line and what to write by hand. The files of a
+    folder are written together, or none of them where one is refused.
 
     Exit code 0: done, also where lines are left to you; 1: with --check, there is something to migrate or to do by
     hand; 2: a file cannot be read, written, or is no Python (the others are done all the same).
     """
-    done, errors = _migrate_all(files, write)
+    if importlib.util.find_spec("libcst") is None:
+        raise UnsupportedError("migrate needs libcst: pip install libcst")
+    from ..migrate.batch import Batch
+
+    batches = [Batch(path, to.value) for path in dict.fromkeys(files)]
+    if write:
+        for batch in batches:
+            batch.write()
+    errors = [line for batch in batches for line in batch.errors]
     if json:
-        print_json({"files": [one.to_dict() | {"written": write and one.changed} for one in done], "errors": errors})
+        print_json({"files": [each for batch in batches for each in batch.to_dicts()], "errors": errors})
     else:
-        _show(done, write)
+        _show(batches, write)
     for line in errors:
         complain(line)
     if errors:
         raise typer.Exit(USER_ERROR)
-    if check and any(one.changed or one.findings for one in done):
+    if check and any(one.changed or one.findings for batch in batches for one in batch.done):
         raise typer.Exit(NOT_ALL_WELL)
 
 
-def _migrate_all(files: list[Path], write: bool) -> tuple[list[Migration], list[str]]:
-    if importlib.util.find_spec("libcst") is None:
-        raise UnsupportedError("migrate needs libcst: pip install libcst")
-    from ..migrate import files as on_disk
-
-    done: list[Migration] = []
-    errors: list[str] = []
-    for path in dict.fromkeys(each for file in files for each in _python(file)):
-        try:
-            migration = on_disk.migrate_file(path)
-            if write and migration.changed:
-                on_disk.write(migration)
-            done.append(migration)
-        except AmpError as error:
-            errors.append(" ".join(str(error).split()))
-    return done, errors
-
-
-def _python(path: Path) -> list[Path]:
-    return sorted(each for each in path.rglob("*.py") if each.is_file()) if path.is_dir() else [path]
-
-
-def _show(done: list[Migration], written: bool) -> None:
+def _show(batches: list[Batch], written: bool) -> None:
     out = console()
-    for one in done:
-        if one.changed:
-            _show_diff(out, one.diff())
-    for one in done:
-        doing = "written" if written and one.changed else one.status
-        say(out, f"{one.path}: {doing}{' (' + ', '.join(one.apis) + ')' if one.apis else ''}")
-        for found in one.findings:
-            say(out, f"{one.path}:{found.line}: {found.what}: {found.write}")
-            if found.blocks:
-                say(out, f"{one.path}:{found.line}: because of it, this API's other calls are left as they are too")
-    if any(one.changed for one in done) and not written:
+    for batch in batches:
+        for one in batch.done:
+            if one.changed:
+                _show_diff(out, one.diff())
+    for batch in batches:
+        for line in batch.lines():
+            say(out, line)
+    if not written and any(one.changed for batch in batches for one in batch.done):
         say(out, "Nothing was changed; --write changes the files.")
 
 

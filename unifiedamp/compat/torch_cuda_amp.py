@@ -1,6 +1,9 @@
-"""The spellings of ``torch.cuda.amp``: ``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd``.
+"""The spellings of ``torch.cuda.amp`` and ``torch.amp``: ``autocast``, ``GradScaler``, ``custom_fwd``, ``custom_bwd``.
 
     from unifiedamp.compat.torch_cuda_amp import GradScaler, autocast
+
+Both signatures work: ``GradScaler(1024.0)`` and ``GradScaler("cuda", 1024.0)``, ``autocast(True)`` and
+``autocast("cuda", torch.float16)``.
 
 The regions and the scaler are those of a session of ours, on the GPU where torch sees one and else on the CPU (where
 ``torch.cuda.amp`` switches itself off).
@@ -22,29 +25,69 @@ from .looks import after_step
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
 _POLICIES = {torch.float16: "mixed_float16", torch.bfloat16: "mixed_bfloat16", torch.float32: "float32"}
+_SCALER = {"init_scale": 2.0**16, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "enabled": True}
 _KEPT = ("growth_factor", "backoff_factor", "growth_interval")
-_sessions: dict[tuple[Any, bool], ua.Amp] = {}
+_sessions: dict[tuple[Any, ...], ua.Amp] = {}
+_OWN = ("enabled", "dtype", "cache_enabled")
+_WITH_DEVICE = ("dtype", "enabled", "cache_enabled")
 
 
-def autocast(enabled: bool = True, dtype: Any = torch.float16, cache_enabled: bool = True) -> Any:
+def autocast(*args: Any, device_type: Any = None, **options: Any) -> Any:
     """Return a region that runs under autocast: a context, and a decorator of functions.
 
     Args:
-        enabled: False makes a region without autocast.
-        dtype: ``torch.float16``, ``torch.bfloat16``, or ``torch.float32`` for no autocast.
-        cache_enabled: keep the casts of parameters until the outermost region is left.
+        *args: ``enabled, dtype, cache_enabled``, as torch.cuda.amp has them; or ``device_type, dtype, enabled,
+            cache_enabled``, as torch.amp has them.
+        device_type: "cuda" (the CPU where torch sees no GPU) or "cpu".
+        **options: ``enabled`` (False makes a region without autocast); ``dtype``: ``torch.float16``,
+            ``torch.bfloat16`` (the default for "cpu"), or ``torch.float32`` for no autocast; ``cache_enabled``: keep
+            the casts of parameters until the outermost region is left.
 
     Raises:
         PolicyNotSupportedError: torch cannot compute in ``dtype`` here.
-        ConfigError: another dtype.
+        ConfigError: another dtype or device.
+        TypeError: an argument that there is not, or one twice.
     """
-    key = (dtype, bool(cache_enabled))
+    device, args = _device("autocast", device_type, args)
+    given = _named("autocast", _OWN if device is None else _WITH_DEVICE, args, options)
+    dtype = given.get("dtype")
+    dtype = (torch.bfloat16 if device == "cpu" else torch.float16) if dtype is None else dtype
+    cached, enabled = given.get("cache_enabled"), bool(given.get("enabled", True))
+    key = (dtype, cached is None or bool(cached), device == "cpu")
     if key not in _sessions:
         if dtype not in _POLICIES:
             raise ua.ConfigError(f"autocast: dtype must be torch.float16, bfloat16 or float32, got {dtype!r}")
-        options = {"torch": {"cache_enabled": bool(cache_enabled)}}
-        _sessions[key] = ua.Amp("torch", _POLICIES[dtype], loss_scale="none", backend_options=options)
-    return _sessions[key].autocast(bool(enabled) and dtype is not torch.float32)
+        options = {"torch": {"cache_enabled": key[1]}}
+        where = "cpu" if device == "cpu" else None
+        _sessions[key] = ua.Amp("torch", _POLICIES[dtype], loss_scale="none", device=where, backend_options=options)
+    return _sessions[key].autocast(enabled and dtype is not torch.float32)
+
+
+def _device(call: str, given: Any, args: tuple[Any, ...]) -> tuple[str | None, tuple[Any, ...]]:
+    """Return the kind of device that a call names, or None, and the other arguments.
+
+    Raises:
+        ConfigError: neither "cuda" nor "cpu".
+    """
+    if given is None and args and isinstance(args[0], str | torch.device):
+        given, args = args[0], args[1:]
+    kind = None if given is None else torch.device(given).type
+    if kind not in (None, "cuda", "cpu"):
+        raise ua.ConfigError(f'{call}: this runs on "cuda" and "cpu", got {given!r}')
+    return kind, args
+
+
+def _named(call: str, names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name.
+
+    Raises:
+        TypeError: there is no such argument, or one is given twice.
+    """
+    given = dict(zip(names, args, strict=False))
+    wrong = sorted((options.keys() - set(names)) | (options.keys() & given.keys()))
+    if len(args) > len(names) or wrong:
+        raise TypeError(f"{call}() takes {', '.join(names)}, each once; got {wrong or f'{len(args)} positional ones'}")
+    return given | options
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -54,30 +97,31 @@ class GradScaler(torch.amp.GradScaler):
     all ranks decide alike, and ``update`` raises ``LossScaleExhausted`` after 50 skipped steps in a row.
 
     Args:
-        init_scale, growth_factor, backoff_factor, growth_interval: see ``unifiedamp.DynamicLossScale``.
-        enabled: False makes every call pass its argument through.
+        *args: ``init_scale, growth_factor, backoff_factor, growth_interval, enabled``; as torch.amp has it, ``device``
+            before them.
+        device: "cuda" (the CPU where torch sees no GPU) or "cpu".
+        **options: the same by name; see ``unifiedamp.DynamicLossScale``. ``enabled=False`` makes every call pass its
+            argument through.
 
     Raises:
         ConfigError: a number is out of range.
+        TypeError: an argument that there is not, or one twice.
     """
 
-    def __init__(
-        self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-    ) -> None:
+    def __init__(self, *args: Any, device: Any = None, **options: Any) -> None:
         super().__init__("cpu", enabled=False)  # What it would hold itself is the session's.
-        self._enabled = bool(enabled)
-        low, high = min(init_scale, 2.0**-14), max(init_scale, 2.0**24)
-        self._begin(ua.DynamicLossScale(init_scale, growth_factor, backoff_factor, growth_interval, low, high))
+        kind, args = _device("GradScaler", device, args)
+        self._kind = "cpu" if kind == "cpu" else None
+        given = _SCALER | _named("GradScaler", tuple(_SCALER), args, options)
+        self._enabled = bool(given.pop("enabled"))
+        start = given.pop("init_scale")
+        low, high = min(start, 2.0**-14), max(start, 2.0**24)
+        self._begin(ua.DynamicLossScale(initial_scale=start, min_scale=low, max_scale=high, **given))
 
     def _begin(self, settings: ua.DynamicLossScale) -> None:
         self._settings = settings
         if self._enabled:
-            self._amp = ua.Amp("torch", "mixed_float16", loss_scale=settings)
+            self._amp = ua.Amp("torch", "mixed_float16", loss_scale=settings, device=self._kind)
             self._scaler = self._amp.backend.scaler  # type: ignore[attr-defined]
 
     def _change(self, **changes: Any) -> None:
@@ -176,21 +220,36 @@ class GradScaler(torch.amp.GradScaler):
         self._scaler.load_state_dict(state_dict)
 
 
-def custom_fwd(fwd: Callable[..., Any] | None = None, *, cast_inputs: Any = None) -> Any:
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None,
+    *,
+    cast_inputs: Any = None,
+    device_type: Any = None,  # noqa: ARG001
+) -> Any:
     """Decorate the ``forward`` of an ``autograd.Function``.
 
     Args:
         fwd: the method.
         cast_inputs: inside autocast, floating-point arguments are cast to this dtype and the body runs without it.
+        device_type: taken as torch.amp's; the device is that of the arguments.
     """
     if fwd is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
     return _by_device(fwd, functools.partial(torch.amp.custom_fwd, cast_inputs=cast_inputs))
 
 
-def custom_bwd(bwd: Callable[..., Any]) -> Any:
-    """Decorate the ``backward`` of an ``autograd.Function``: it runs in the state that its forward ran in."""
-    return _by_device(bwd, torch.amp.custom_bwd)
+def custom_bwd(
+    bwd: Callable[..., Any] | None = None,
+    *,
+    device_type: Any = None,  # noqa: ARG001
+) -> Any:
+    """Decorate the ``backward`` of an ``autograd.Function``: it runs in the state that its forward ran in.
+
+    Args:
+        bwd: the method.
+        device_type: taken as torch.amp's; the device is that of the arguments.
+    """
+    return custom_bwd if bwd is None else _by_device(bwd, torch.amp.custom_bwd)
 
 
 def _by_device(method: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:

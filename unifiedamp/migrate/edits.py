@@ -30,7 +30,7 @@ class Edits:
         self.lines: dict[Statement, list[str]] = {}
         self._after: dict[Statement, list[str]] = {}
         self._before: dict[Statement, list[str]] = {}
-        self.wraps: list[Wrap] = []
+        self.wraps: dict[Wrap, None] = {}  # in order
         self._expressions: dict[cst.CSTNode, cst.BaseExpression] = {}
         self._changes: dict[cst.CSTNode, Callable[[Any], cst.CSTNode]] = {}
 
@@ -60,8 +60,7 @@ class Edits:
 
     def wrap(self, first: Statement, last: Statement, header: str) -> None:
         """Put statements of one block under ``header``; twice the same is once."""
-        if Wrap(first, last, header) not in self.wraps:
-            self.wraps.append(Wrap(first, last, header))
+        self.wraps[Wrap(first, last, header)] = None
 
     def merge(self, other: Edits) -> None:
         """Take over another's changes."""
@@ -69,7 +68,7 @@ class Edits:
         for mine, its in ((self._after, other._after), (self._before, other._before)):
             for node, code in its.items():
                 mine.setdefault(node, []).extend(code)
-        self.wraps += other.wraps
+        self.wraps |= other.wraps
         self._expressions |= other._expressions
         self._changes |= other._changes
 

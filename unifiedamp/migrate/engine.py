@@ -10,7 +10,9 @@ from types import ModuleType
 import libcst as cst
 
 from ..errors import ConfigError
-from . import apex, keras, mxnet, sessions_v1, torch_amp
+from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
+from .bounds import too_big
+from .checked import refusals
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
@@ -20,22 +22,35 @@ from .work import Names, Work
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
-_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, RecursionError, SyntaxError)
+_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
-def migrate(path: str, content: bytes) -> Migration:
+def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
     """Migrate one file's text; nothing is written.
 
     Args:
         path: what messages call the file.
         content: its bytes; encoding, line ends and everything outside the rewritten lines are kept.
+        to: "amp" for the session's calls, "compat" for the old calls over ``unifiedamp.compat``.
 
     Raises:
-        ConfigError: it is no Python.
+        ConfigError: it is no Python, or longer or nested deeper than migrate reads.
     """
-    if not _HINT.search(content):
-        _check(path, content)
+    uses = sum(1 for _ in _HINT.finditer(content))
+    reason = too_big(content, uses)
+    if reason is not None and uses:
+        raise ConfigError(f"{path}: {reason}")
+    if not uses:
+        if reason is None:
+            _check(path, content)
         return Migration(path, content, content)
+    try:
+        return _to_compat(path, content) if to == "compat" else _migrate(path, content)
+    except RecursionError:
+        raise ConfigError(f"{path}: expressions in it nest too deep for migrate; shorten them") from None
+
+
+def _migrate(path: str, content: bytes) -> Migration:
     source = _read(path, content)
     edits, findings, apis, old = Edits(), [], [], []
     needs: list[str] = []
@@ -43,6 +58,9 @@ def migrate(path: str, content: bytes) -> Migration:
         if not api.found(source):
             continue
         made, said = _plan(api, source)
+        if made:
+            refused = refusals(path, api, source, made, _ua(source))
+            made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
             edits.merge(made)
@@ -55,6 +73,16 @@ def migrate(path: str, content: bytes) -> Migration:
     after = edits.apply(source.module).bytes
     _check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
+
+
+def _to_compat(path: str, content: bytes) -> Migration:
+    source = _read(path, content)
+    edits, findings = facades.rewrite(source)
+    if not edits:
+        return Migration(path, content, content, (), tuple(sorted(findings)))
+    after = edits.apply(source.module).bytes
+    _check_result(path, content, after)
+    return Migration(path, content, after, (facades.NAME,), tuple(sorted(findings)))
 
 
 def _read(path: str, content: bytes) -> Source:

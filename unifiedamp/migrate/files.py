@@ -8,11 +8,33 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .engine import migrate
+from .notebooks import migrate_notebook
 from .report import Migration
 
+NOT_OURS = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__", "venv", "env"})
+"""Folders that hold other people's code; those whose names begin with a dot, and environments, are skipped too."""
 
-def migrate_file(path: Path) -> Migration:
-    """Return what would become of a file.
+
+def in_folder(folder: Path) -> list[Path]:
+    """Return the Python files and notebooks of a folder, in order; not those of environments and installed packages."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if _is_own(Path(root) / name)]
+        found += [Path(root) / name for name in names if name.endswith((".py", ".ipynb"))]
+    return sorted(path for path in found if path.is_file())
+
+
+def _is_own(folder: Path) -> bool:
+    known = folder.name in NOT_OURS and (folder.name not in ("venv", "env") or not (folder / "__init__.py").exists())
+    return not (folder.name.startswith(".") or known or (folder / "pyvenv.cfg").exists())
+
+
+def migrate_file(path: Path, to: str = "amp") -> Migration:
+    """Return what would become of a file, or of a notebook.
+
+    Args:
+        path: the file.
+        to: "amp" or "compat"; see ``migrate``.
 
     Raises:
         ConfigError: it cannot be read, or is no Python.
@@ -21,7 +43,7 @@ def migrate_file(path: Path) -> Migration:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    return migrate(str(path), content)
+    return (migrate_notebook if path.suffix == ".ipynb" else migrate)(str(path), content, to)
 
 
 def write(migration: Migration) -> None:

@@ -25,7 +25,8 @@ def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Seque
         needs: other imports that it needs.
     """
     gone: list[Statement] = []
-    for node in [n for n in source.nodes if isinstance(n, Import)]:
+    imports: list[Import] = [*source.of(cst.Import), *source.of(cst.ImportFrom)]
+    for node in imports:
         drop = [a for a in _aliases(node) if _is_old(node, a, old) and _unused(source, edits, a)]
         if drop and len(drop) == len(_aliases(node)):
             statement = _with_its_try(source, source.statement(node))

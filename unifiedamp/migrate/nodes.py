@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import libcst as cst
 
@@ -47,18 +48,54 @@ def keywords(call: cst.Call) -> set[str]:
 
 
 def literal(node: cst.BaseExpression | None) -> object:
-    """Return the value of an expression of constants and arithmetic (``2.**16``), else None."""
-    if node is None:
+    """Return the value of a constant, or of bounded arithmetic with numbers (``2.**16``, ``1 << 16``), else None.
+
+    Nothing is evaluated: text, True and False, and numbers up to 2**64 in size, however they are combined.
+    """
+    if isinstance(node, cst.SimpleString | cst.ConcatenatedString):
+        return node.evaluated_value
+    if isinstance(node, cst.Name):
+        return {"True": True, "False": False}.get(node.value)
+    return None if node is None else _number(node)
+
+
+_LARGEST = 2.0**64
+_ARITHMETIC: dict[type[cst.BaseBinaryOp], Callable[[Any, Any], Any]] = {
+    cst.Add: operator.add,
+    cst.Subtract: operator.sub,
+    cst.Multiply: operator.mul,
+    cst.Divide: operator.truediv,
+    cst.FloorDivide: operator.floordiv,
+    cst.Power: operator.pow,
+    cst.LeftShift: operator.lshift,
+}
+
+
+def _number(node: cst.BaseExpression, depth: int = 4) -> int | float | None:
+    """Return a number of at most 2**64 in size, of a constant or of arithmetic with a few of them."""
+    value: int | float | None = None
+    if isinstance(node, cst.Integer | cst.Float) and len(node.value) <= 40:
+        value = node.evaluated_value
+    elif isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus) and depth:
+        inner = _number(node.expression, depth - 1)
+        value = None if inner is None else -inner
+    elif isinstance(node, cst.BinaryOperation) and depth:
+        value = _combined(node, depth - 1)
+    return value if value is not None and abs(value) <= _LARGEST else None
+
+
+def _combined(node: cst.BinaryOperation, depth: int) -> int | float | None:
+    left, right = _number(node.left, depth), _number(node.right, depth)
+    combine = _ARITHMETIC.get(type(node.operator))
+    if left is None or right is None or combine is None:
         return None
-    code = cst.Module([]).code_for_node(node)
+    if isinstance(node.operator, cst.Power | cst.LeftShift) and abs(right) > 64:
+        return None
     try:
-        tree = ast.parse(code.strip(), mode="eval")
-        known = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
-        if not all(isinstance(each, known) for each in ast.walk(tree)) or len(code) > 40:
-            return None
-        return eval(compile(tree, "constant", "eval"), {"__builtins__": {}})
-    except Exception:
+        value = combine(left, right)
+    except (ArithmeticError, TypeError, ValueError):
         return None
+    return value if isinstance(value, int | float) else None
 
 
 def targets(node: cst.CSTNode) -> set[str]:

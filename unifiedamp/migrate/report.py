@@ -60,6 +60,11 @@ class Migration:
         return self.after != self.before
 
     @property
+    def refused(self) -> bool:
+        """Whether calls of an old API were all left as they are because of a line."""
+        return any(found.blocks for found in self.findings)
+
+    @property
     def status(self) -> str:
         """One of :data:`MIGRATED`, :data:`BY_HAND`, :data:`NOTHING`."""
         return MIGRATED if self.changed else BY_HAND if self.findings else NOTHING

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from typing import TypeVar, cast
 
 import libcst as cst
 
-from .nodes import dotted, parameters, walk
+from .index import Index, is_reference
+from .nodes import dotted, parameters
 from .splitter import Splitter
 
 Statement = cst.BaseStatement
 Block = cst.IndentedBlock | cst.Module
+_Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
 class Source:
@@ -34,22 +37,30 @@ class Source:
         self._lines = splitter.lines
         self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
         self.nodes: list[cst.CSTNode] = []
+        self._scopes: dict[cst.CSTNode, cst.FunctionDef | cst.Module] = {}
         self._enter(self.module)
         self.order = {node: index for index, node in enumerate(self.nodes)}
+        self._by_meaning: dict[str, list[cst.Call]] = {}
+        self._places: dict[cst.CSTNode, dict[cst.CSTNode, int]] = {}
+        self._index = Index(self.nodes, self.parents, self._scopes)
         self.imports = dict(self._imported())
 
-    def _enter(self, root: cst.CSTNode) -> None:
-        waiting = [root]
+    def _enter(self, root: cst.Module) -> None:
+        waiting: list[cst.CSTNode] = [root]
+        self._scopes[root] = root
         while waiting:
             node = waiting.pop()
             self.nodes.append(node)
+            scope = node if isinstance(node, cst.FunctionDef) else self._scopes[node]
             children = node.children
             for child in children:
                 self.parents[child] = node
+                self._scopes[child] = scope
             waiting.extend(reversed(children))
 
     def _imported(self) -> Iterator[tuple[str, str]]:
-        for node in self.nodes:
+        imports: list[cst.Import | cst.ImportFrom] = [*self.of(cst.Import), *self.of(cst.ImportFrom)]
+        for node in sorted(imports, key=self.order.__getitem__):
             if isinstance(node, cst.Import):
                 for alias in node.names:
                     name = dotted(alias.name)
@@ -59,6 +70,10 @@ class Source:
                 for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
                     name = alias.evaluated_name
                     yield alias.evaluated_alias or name, f"{dotted(node.module)}.{name}"
+
+    def of(self, kind: type[_Node]) -> list[_Node]:
+        """Return the nodes that are of this class itself, in order."""
+        return [cast(_Node, node) for node in self._index.kinds.get(kind, ())]
 
     # -- what a node says ----------------------------------------------------------------------------------------
 
@@ -86,33 +101,23 @@ class Source:
 
     def calls(self, *meanings: str) -> list[cst.Call]:
         """Return the calls of functions that mean one of ``meanings``, in order."""
-        return [n for n in self.nodes if isinstance(n, cst.Call) and self.meaning(n.func) in meanings]
+        if not self._by_meaning:
+            for call in self.of(cst.Call):
+                self._by_meaning.setdefault(self.meaning(call.func), []).append(call)
+        found = [call for meaning in dict.fromkeys(meanings) for call in self._by_meaning.get(meaning, ())]
+        return sorted(found, key=self.order.__getitem__)
 
     def methods(self, name: str) -> list[cst.Call]:
         """Return the calls ``<anything>.name(...)``, in order."""
-        return [
-            n
-            for n in self.nodes
-            if isinstance(n, cst.Call) and isinstance(n.func, cst.Attribute) and n.func.attr.value == name
-        ]
+        return list(self._index.methods.get(name, ()))
 
     def uses(self, text: str) -> list[cst.BaseExpression]:
         """Return the expressions that are ``text``, a name or ``self.name``: no attributes, keywords or imports."""
-        return [
-            node
-            for node in self.nodes
-            if (isinstance(node, cst.Name) and node.value == text and self.is_reference(node))
-            or (isinstance(node, cst.Attribute) and dotted(node) == text)
-        ]
+        return list(self._index.uses.get(text, ()))
 
     def is_reference(self, name: cst.Name) -> bool:
         """Whether a name is a variable, and no attribute, keyword or part of an import."""
-        parent = self.parents[name]
-        if isinstance(parent, cst.Attribute):
-            return parent.value is name
-        if isinstance(parent, cst.Arg):
-            return parent.keyword is not name
-        return not isinstance(parent, cst.ImportAlias | cst.ImportFrom | cst.AsName | cst.FunctionDef | cst.ClassDef)
+        return is_reference(name, self.parents[name])
 
     # -- what encloses it ----------------------------------------------------------------------------------------
 
@@ -153,10 +158,7 @@ class Source:
 
     def scope(self, node: cst.CSTNode) -> cst.FunctionDef | cst.Module:
         """Return the function around a node, or the module."""
-        for one in self.above(node):
-            if isinstance(one, cst.FunctionDef):
-                return one
-        return self.module
+        return self._scopes[node]
 
     def in_block(self, node: cst.CSTNode, block: Block) -> Statement | None:
         """Return the statement of ``block`` that encloses a node, or None."""
@@ -171,38 +173,31 @@ class Source:
 
     def after(self, statement: Statement) -> list[Statement]:
         """Return the statements that follow in the same block."""
-        body = list(self.block(statement).body)
-        return [s for s in body[body.index(statement) + 1 :] if isinstance(s, Statement)]
+        block = self.block(statement)
+        if block not in self._places:
+            self._places[block] = {each: place for place, each in enumerate(block.body)}
+        return [s for s in block.body[self._places[block][statement] + 1 :] if isinstance(s, Statement)]
 
     # -- who assigns what ----------------------------------------------------------------------------------------
 
     def assigns(self, text: str) -> list[cst.Assign]:
         """Return the plain assignments ``text = ...``, in order."""
-        return [
-            node
-            for node in self.nodes
-            if isinstance(node, cst.Assign) and len(node.targets) == 1 and dotted(node.targets[0].target) == text
-        ]
+        return list(self._index.assigns.get(text, ()))
 
-    def functions(self) -> dict[str, cst.FunctionDef]:
+    def assigned_in(self, scope: cst.CSTNode) -> list[cst.Assign]:
+        """Return a function's own assignments, or the module's, in order."""
+        return list(self._index.assigned.get(scope, ()))
+
+    def functions(self) -> Mapping[str, cst.FunctionDef]:
         """Return name → function defined in this file; for a class, its ``__init__``."""
-        found = {n.name.value: n for n in self.nodes if isinstance(n, cst.FunctionDef)}
-        for node in self.nodes:
-            if isinstance(node, cst.ClassDef):
-                inits = [f for f in walk(node) if isinstance(f, cst.FunctionDef) and f.name.value == "__init__"]
-                found |= dict(zip([node.name.value], inits, strict=False))
-        return found
+        return self._index.functions
 
     def bound_in(self, text: str, scope: cst.FunctionDef | cst.Module) -> bool:
         """Whether a name is a parameter of ``scope`` or assigned in it."""
         if isinstance(scope, cst.FunctionDef) and text in parameters(scope):
             return True
-        return any(
-            isinstance(node, cst.AssignTarget) and node.target is use and self.scope(use) is scope
-            for use in self.uses(text)
-            for node in (self.parents[use],)
-        )
+        return (text, scope) in self._index.bound
 
-    def names(self) -> set[str]:
+    def names(self) -> Set[str]:
         """Return every name in the file."""
-        return {node.value for node in self.nodes if isinstance(node, cst.Name)}
+        return self._index.names

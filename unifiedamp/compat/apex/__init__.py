@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from . import lists
 from .checkpoint import load_state_dict, state_dict
 from .forward import disable_casts
 from .functions import (
@@ -19,15 +20,18 @@ from .functions import (
     register_promote_function,
 )
 from .initialize import initialize
+from .larc import LARC
 from .scaling import master_params, scale_loss
 from .state import amp_state as _amp_state
 
 __all__ = [
+    "LARC",
     "_amp_state",
     "disable_casts",
     "float_function",
     "half_function",
     "initialize",
+    "lists",
     "load_state_dict",
     "master_params",
     "promote_function",

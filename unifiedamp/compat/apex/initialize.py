@@ -10,6 +10,7 @@ import torch
 import unifiedamp as ua
 from unifiedamp.backend import LossScale
 
+from . import lists
 from .forward import AutocastForward
 from .objects import objects_of, params_of, strays, trained_by_name
 from .options import DISABLED, Options, report, resolve
@@ -80,6 +81,8 @@ def initialize(
     policy = policy_of(options, cast_model_outputs)
     check_losses(num_losses)
     every_model, every_optimizer = objects_of(models, optimizers)
+    if options.patch_torch_functions:
+        lists.apply()
     amp_state.say(report(options))
     scalers = _attach(every_model, every_optimizer, options, policy, [scale] * num_losses)
     amp_state.opt_properties, amp_state.loss_scalers = options, scalers

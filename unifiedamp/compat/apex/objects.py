@@ -24,7 +24,7 @@ def objects_of(models: Any, optimizers: Any) -> tuple[list[Any], list[Any]]:
         PrepareError: a model in a parallel wrapper, an optimizer that went through ``initialize`` before.
     """
     every_model = _listed(models, torch.nn.Module, "models", "a torch.nn.Module")
-    every_optimizer = [] if optimizers is None else _listed(optimizers, _OPTIMIZER, "optimizers", "an optimizer")
+    every_optimizer = [] if optimizers is None else _listed(inner(optimizers), _OPTIMIZER, "optimizers", "an optimizer")
     _check_models(every_model)
     for optimizer in every_optimizer:
         if hasattr(optimizer, "_amp_stash"):
@@ -32,6 +32,14 @@ def objects_of(models: Any, optimizers: Any) -> tuple[list[Any], list[Any]]:
                 f"initialize: this {type(optimizer).__name__} went through amp.initialize before; make a new optimizer"
             )
     return every_model, every_optimizer
+
+
+def inner(optimizers: Any) -> Any:
+    """Return what is wrapped in a LARC, Apex's or ours; of a list, of each; everything else as it is."""
+    if isinstance(optimizers, list | tuple):
+        return type(optimizers)(map(inner, optimizers))
+    wrapped = getattr(optimizers, "optim", None)
+    return wrapped if type(optimizers).__name__ == "LARC" and isinstance(wrapped, _OPTIMIZER) else optimizers
 
 
 def _listed(value: Any, kind: Any, what: str, single: str) -> list[Any]:

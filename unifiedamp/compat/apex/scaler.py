@@ -61,6 +61,27 @@ class LossScaler:
         """Return the present scale."""
         return self.session.loss_scale
 
+    @property
+    def _loss_scale(self) -> float:
+        """The scale; scripts written for Apex read and set it under this name."""
+        return self.session.loss_scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: float) -> None:
+        self._load(float(value), 0)
+
+    @property
+    def _unskipped(self) -> int:
+        """Finite steps since the scale last changed."""
+        return int(self.session.state_dict()["state"]["good_steps"])
+
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        self._load(self.session.loss_scale, int(value))
+
+    def _load(self, scale: float, good_steps: int) -> None:
+        self.session.load_state_dict({"loss_scaler0": {"loss_scale": scale, "unskipped": good_steps}})
+
     def scaled(self, loss: Any) -> Any:
         """Return the loss times the scale, a float32 tensor."""
         # Other optimizers' parameters may have gradients; those that get some now are named when they are unscaled.

@@ -10,6 +10,7 @@ import torch
 
 from unifiedamp.errors import ConfigError, WrongObjectError
 
+from .objects import inner
 from .scaler import LossScaler
 from .state import amp_state
 from .steps import Stash
@@ -60,6 +61,7 @@ def scale_loss(
 
 def master_params(optimizer: Any) -> Iterator[Any]:
     """Yield the parameters that the optimizer trains: float32 masters at O2, else the model's own."""
+    optimizer = inner(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WrongObjectError(f"master_params takes an optimizer, got {type(optimizer).__name__}")
     for group in optimizer.param_groups:
@@ -86,6 +88,7 @@ def _unscale(stashes: Sequence[Stash], scaler: LossScaler) -> None:
 
 
 def _stashes(optimizers: Any) -> list[Stash]:
+    optimizers = inner(optimizers)
     many: Iterable[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)
     stashes = [_stash(optimizer) for optimizer in many]
     if not stashes:

@@ -94,11 +94,8 @@ class Chain:
         end = self._source.order[self._source.statement(before)]
         found = [
             node
-            for node in self._source.nodes
-            if isinstance(node, cst.Assign)
-            and self._source.scope(node) is self.scope
-            and self._source.order[node] < end
-            and name in _first_names(node)
+            for node in self._source.assigned_in(self.scope)
+            if self._source.order[node] < end and name in _first_names(node)
         ]
         if not found:
             raise self.stop(before, f"{name} is not computed in this function: use amp.gradients(optimizer)")

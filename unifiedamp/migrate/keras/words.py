@@ -28,4 +28,4 @@ V1 = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession|placeho
 
 def calls_of(source: Source, meaning: re.Pattern[str]) -> list[cst.Call]:
     """Return the calls of what a pattern means, in order."""
-    return [n for n in source.nodes if isinstance(n, cst.Call) and meaning.fullmatch(source.meaning(n.func))]
+    return [call for call in source.of(cst.Call) if meaning.fullmatch(source.meaning(call.func))]

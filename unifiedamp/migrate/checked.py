@@ -1,0 +1,61 @@
+"""An API's migrated text, checked before it is offered: what fails is refused, with the lines of the file as it was."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from .edits import Edits
+from .imports import tidy
+from .report import Finding
+from .source import Source
+
+Check = Callable[[Source, str], Sequence[tuple[int, str]]]
+WRITE = "the migrated file would go wrong there: change it by hand"
+
+
+def refusals(path: str, api: ModuleType, source: Source, edits: Edits, ua: str) -> list[Finding]:
+    """Return why an API's changes are refused: everything that its ``check`` module finds in the result.
+
+    ``check(result, path)`` of ``migrate/<api>/check.py`` is given the migrated file, with this API's changes and its
+    imports alone, and returns (line of the result, reason) for each thing that would go wrong. A package without such
+    a module checks nothing.
+
+    Args:
+        path: what messages call the file.
+        api: the API's package.
+        source: the file as it was.
+        edits: the API's changes; imports are not among them yet.
+        ua: what the migrated code calls this package.
+    """
+    check = _check_of(api)
+    if check is None:
+        return []
+    mine = Edits()
+    mine.merge(edits)
+    tidy(source, mine, api.OLD_IMPORTS, ua, getattr(api, "NEEDS", ()))
+    after = mine.apply(source.module).bytes
+    found = check(Source(after), path)
+    lines = _old_lines(source.module.bytes, after) if found else {}
+    return [Finding(lines.get(line, 1), reason, WRITE, blocks=True) for line, reason in dict.fromkeys(found)]
+
+
+def _check_of(api: ModuleType) -> Check | None:
+    name = f"{api.__name__}.check"
+    if not hasattr(api, "__path__") or importlib.util.find_spec(name) is None:
+        return None
+    check: Check = importlib.import_module(name).check
+    return check
+
+
+def _old_lines(before: bytes, after: bytes) -> dict[int, int]:
+    """Return line of the result → line of the old text that became it, or that it stands beside; from 1."""
+    old, new = before.splitlines(), after.splitlines()
+    lines: dict[int, int] = {}
+    for _, start, end, first, last in difflib.SequenceMatcher(None, old, new, autojunk=True).get_opcodes():
+        for offset in range(last - first):
+            lines[first + offset + 1] = max(1, min(start + offset + 1, end or 1))
+    return lines
