@@ -20,7 +20,7 @@ from unifiedamp.backend import (
 
 from . import arrays, checks, devices, facts, masters
 from .adopt import AdoptedScaler, Everywhere
-from .autocast import Region
+from .autocast import Region, outside_regions
 from .bound import Bound
 from .casts import Table
 from .compile import OPTIONS
@@ -51,6 +51,7 @@ class MXNetBackend(MXNetExtras):
         facts.check_policy(spec, self.context)
         self._undo: list[Callable[[], None]] = []
         self._names: dict[int, str] = {}
+        self._aside: list[tuple[Bound, list[Any]]] = []
         self._make_tables()
         self._report = NonFiniteReport()
 
@@ -138,6 +139,8 @@ class MXNetBackend(MXNetExtras):
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """See ``Backend``."""
+        for bound in self._bound.values():
+            bound.window.write_only()
         if enabled and policy is None:
             return self._train
         region = self._regions.get((enabled, policy))
@@ -180,6 +183,7 @@ class MXNetBackend(MXNetExtras):
 
         return ScaledLosses(self._scaler, losses, factor, run, single=not isinstance(loss, (list, tuple)))
 
+    @outside_regions
     def _differentiate(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
         bounds = self._bound.values()
         # The common case: one Trainer, the first backward pass of its window. Nothing to protect.
@@ -192,24 +196,33 @@ class MXNetBackend(MXNetExtras):
 
     def _protected(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
         """Differentiate so that pending gradients are added to, and those of Trainers not named stay as they are."""
-        kept = [(bound.window, bound.window.set_aside(), bound in named) for bound in self._bound.values()]
+        self._aside = [(bound, bound.window.set_aside()) for bound in self._bound.values()]
+        for bound, gradients in self._aside:
+            bound.window.mark_as_old(gradients)
         try:
             arrays.backward(losses, heads)
+        except errors.LossError:  # it wrote nothing
+            named = []
+            raise
         finally:
-            for window, gradients, is_named in kept:
-                window.take_back(gradients if window.backwards else [], add=is_named)
+            self._take_back(named)
 
-    @in_numpy_semantics
+    def _take_back(self, named: list[Bound]) -> None:
+        for bound, gradients in self._aside:
+            bound.window.take_back(gradients if bound.window.backwards else [], add=bound in named)
+        self._aside = []
+
+    @outside_regions
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].unscale()
 
-    @in_numpy_semantics
+    @outside_regions
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
         return self._bound[id(optimizer)].clip_norm(max_norm)
 
-    @in_numpy_semantics
+    @outside_regions
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].clip_value(clip_value)
@@ -218,7 +231,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         return self._bound[id(optimizer)].gradients()
 
-    @in_numpy_semantics
+    @outside_regions
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
         bound = self._bound[id(optimizer)]
@@ -231,7 +244,7 @@ class MXNetBackend(MXNetExtras):
         if reason == result.NO_GRADIENTS:
             self.spec.warn(bound.no_gradients_message(), errors.StepWarning)
         else:
-            scaler.count(found)
+            scaler.count(found, id(bound))
         if update:
             scaler.update()
         return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
@@ -240,10 +253,18 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         self._scaler.update()
 
-    @in_numpy_semantics
+    @outside_regions
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].window.empty()
+
+    @outside_regions
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend``."""
+        named = [self._bound[id(trainer)] for trainer in optimizers]
+        self._take_back([])  # what an interrupted backward pass set aside: windows that are not named go on
+        partly = [bound.rollback() for bound in named]
+        return any(partly)
 
     # -- for code in the form of mxnet.amp -----------------------------------------------------------------------
 

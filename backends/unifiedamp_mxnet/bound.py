@@ -6,7 +6,8 @@ from typing import Any
 
 from unifiedamp.backend import NonFiniteReport, errors, result
 
-from .gradients import Entry, Window, all_finite, global_norm
+from .gradients import Entry, Window
+from .many import all_finite, global_norm
 from .masters import Masters
 from .scaler import Scaler, TrainerScaler
 
@@ -74,7 +75,7 @@ class Bound:
 
     def clip_norm(self, max_norm: float) -> Any:
         """Clip the global norm on each context (they agree once gradients are summed); return the first one's."""
-        norms = [(entries, global_norm(entries)) for entries in self.window.fresh() if entries]
+        norms = [(entries, global_norm(entry.grad for entry in entries)) for entries in self.window.fresh() if entries]
         for entries, norm in norms:
             value = float(norm.asnumpy().reshape(()))
             if value > max_norm:
@@ -118,6 +119,11 @@ class Bound:
             window.apply(contexts, self.trainer._scale / scale)
         window.empty(contexts)
         return result.NON_FINITE if found else result.APPLIED
+
+    def rollback(self) -> bool:
+        """Drop the window of an interrupted call; return whether the update had begun and was not done."""
+        self._scaler.forget(id(self))
+        return self.window.rollback()
 
     def no_gradients_message(self) -> str:
         """Return what to tell the user when no backward pass reached this Trainer's parameters."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,21 @@ class MXNetHarness(Harness):
         gradients = amp.gradients(optimizer)
         for name, value in values.items():
             gradients[name][:] = _array(value)
+
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness``."""
+        updaters = optimizer._updaters
+
+        def broken(indices: Any, gradients: Any, weights: Any) -> None:
+            updaters[0](indices[:1], gradients[:1], weights[:1])
+            raise error
+
+        optimizer._updaters = [broken] * len(updaters)
+        try:
+            yield
+        finally:
+            optimizer._updaters = updaters
 
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""

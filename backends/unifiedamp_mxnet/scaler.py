@@ -9,7 +9,7 @@ from typing import Any
 
 from unifiedamp.backend import LossScale, ScaleState, errors
 
-from .gradients import all_finite
+from .many import all_finite
 from .native import NDArray, autograd, call, cast, context_of, dtype_code, upstream
 from .semantics import in_numpy_semantics
 
@@ -26,23 +26,26 @@ class Scaler:
         self.enabled = loss_scale.enabled
         self.state = loss_scale.initial_state()
         self.applied = self.skipped = 0
-        self._counted = self._bad = False
+        self._found: dict[Any, bool] = {}
         self._heads: dict[Any, Any] = {}
 
-    def count(self, found_inf: bool) -> None:
-        """Note the outcome of one optimizer's step."""
+    def count(self, found_inf: bool, key: Any = None) -> None:
+        """Note the outcome of one optimizer's step, under its key."""
         if found_inf:
             self.skipped += 1
-            self._bad = True
         else:
             self.applied += 1
-        self._counted = True
+        self._found[key] = found_inf or self._found.get(key, False)
+
+    def forget(self, key: Any) -> None:
+        """Forget what an optimizer's steps found in this iteration."""
+        self._found.pop(key, None)
 
     def update(self) -> None:
-        """End the iteration: move the scale by what its steps found."""
-        if self._counted and self.enabled:
-            self.state = self.settings.next_state(self.state, self._bad)
-        self._counted = self._bad = False
+        """End the iteration: update the scale by what its steps found."""
+        found, self._found = self._found, {}
+        if found and self.enabled:
+            self.state = self.settings.next_state(self.state, any(found.values()))
 
     def read(self) -> ScaleState:
         """Return scale and counters."""
@@ -98,7 +101,6 @@ class ScaledLosses:
             values = [loss * self._factor for loss in self._losses]
         return values[0] if self._single else values
 
-    @in_numpy_semantics
     def backward(self) -> None:
         """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
         if self._factor == 1.0:
