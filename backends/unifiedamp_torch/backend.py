@@ -114,7 +114,9 @@ class TorchBackend(TorchExtras):
         self._masters.align()
         self._masters.enter(optimizers)
         self._models += new
-        self._optimizers += [each for each in optimizers if not any(each is known for known in self._optimizers)]
+        fresh = [each for each in optimizers if not any(each is known for known in self._optimizers)]
+        self._optimizers += fresh
+        self._undo += self._native.watch(fresh)
         if any(moved):
             for optimizer in self._optimizers:
                 placement.follow(optimizer)
@@ -148,6 +150,7 @@ class TorchBackend(TorchExtras):
 
     def close(self) -> None:
         """See ``Backend``: hooks, layer regions, op kernels and master weights go."""
+        self._native.close()
         self._masters.leave(self._optimizers)
         while self._undo:
             self._undo.pop()()
@@ -167,6 +170,7 @@ class TorchBackend(TorchExtras):
         """See ``Backend``."""
         value = checked_loss(loss)
         self._masters.enter(optimizers)
+        first = self._native.begin(loss, optimizers)
         if self._notes is not None:
             self._loss = value.detach()
         if self.spec.loss_scale.enabled:
@@ -180,7 +184,8 @@ class TorchBackend(TorchExtras):
             of_model = [self._masters.low(p) for each in optimizers for p in gradients.parameters(each)]
             inputs = [param for param in of_model if param.requires_grad]
         after = functools.partial(self._carry, optimizers)
-        return Handle(value, inputs, self.spec.policy.op_overrides, after, self._tuned.switches)
+        overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
+        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first)
 
     def _carry(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
@@ -189,6 +194,7 @@ class TorchBackend(TorchExtras):
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._masters.carry(optimizer)
+        self._native.check(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -212,8 +218,10 @@ class TorchBackend(TorchExtras):
         masters = self._masters
         masters.enter([optimizer])
         masters.carry(optimizer)
+        self._native.check(optimizer, "step")
         trained = masters.pending(optimizer)
         outcome = self._steps.step(optimizer, update)
+        self._native.end(optimizer)
         masters.publish(trained)
         if outcome is None:
             return self._no_gradients(optimizer)
@@ -238,6 +246,7 @@ class TorchBackend(TorchExtras):
         """See ``Backend``."""
         self._masters.drop(optimizer)
         self._steps.drop(optimizer)
+        self._native.end(optimizer)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from . import signature
 from .graph import CudaStage
 from .held import Held, Optimizer, Rates, fixed
 from .masters import Masters
+from .native_calls import NativeCalls
 from .scale_state import DeviceResult
 from .steps import NotYet, Steps
 from .update import Updates
@@ -52,6 +53,7 @@ class Ground:
         steps: the session's steps.
         spec: to warn through.
         masters: the session's float32 master weights.
+        native: the session's look at native calls.
     """
 
     stage: Stage
@@ -61,6 +63,7 @@ class Ground:
     steps: Steps
     spec: SessionSpec
     masters: Masters = field(default_factory=Masters)
+    native: NativeCalls = field(default_factory=lambda: NativeCalls(False, Masters()))
 
     @classmethod
     def of(cls, device: torch.device, *shared: Any) -> Ground:
@@ -84,7 +87,8 @@ class Ground:
 
     def held(self, window: CallState) -> Held:
         """Return what Python holds now."""
-        return Held([param.grad for param in self.parameters()], self.steps.records(), window.snapshot())
+        gradients = [param.grad for param in self.parameters()]
+        return Held(gradients, self.steps.records(), window.snapshot(), self.native.pending())
 
     def restore(self, held: Held, window: CallState) -> None:
         """Make Python hold what it held then."""
@@ -92,6 +96,7 @@ class Ground:
             if param.grad is not grad:
                 param.grad = grad
         self.steps.hold(held.records)
+        self.native.restore(held.pending)
         window.restore(held.window)
 
 

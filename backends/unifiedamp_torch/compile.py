@@ -35,6 +35,7 @@ _UNTRACED = (
     "unifiedamp_torch.gradients",
     "unifiedamp_torch.handle",
     "unifiedamp_torch.masters",
+    "unifiedamp_torch.native_calls",
     "unifiedamp_torch.recorder",
     "unifiedamp_torch.reductions",
     "unifiedamp_torch.regions",

@@ -15,6 +15,7 @@ from . import convert, device, epsilons, prefetch, report, shapes, tuning, usage
 from .capture import CapturedStep, Ground
 from .compile import compile_step
 from .masters import Masters
+from .native_calls import NativeCalls
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import world_size
@@ -36,6 +37,7 @@ class TorchExtras(Backend):
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[Any] = []
         self._masters = Masters()
+        self._native = NativeCalls(spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1, self._masters)
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
         self._report, self._skips = NonFiniteReport(), report.LastSkips()
         self._loss: torch.Tensor | None = None
@@ -161,7 +163,8 @@ class TorchExtras(Backend):
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
-            self._ground = Ground.of(self.device, self._models, self._optimizers, self._steps, self.spec, self._masters)
+            shared = (self._models, self._optimizers, self._steps, self.spec, self._masters, self._native)
+            self._ground = Ground.of(self.device, *shared)
         return CapturedStep(fn, self._ground, window, self._must_run, updates)
 
     def _must_run(self) -> bool:

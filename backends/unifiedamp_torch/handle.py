@@ -10,6 +10,7 @@ import torch
 from unifiedamp.backend import Switches, errors
 
 from .autocast import recomputing
+from .native_calls import NativeCalls, note_pass, passes
 
 
 class Handle:
@@ -17,25 +18,36 @@ class Handle:
 
     Args:
         value: see below.
+        optimizers: those that the loss trains.
         inputs: the parameters that get gradients; None means all.
         overrides: the session's op overrides.
         after: called when gradients are there.
-
-    Attributes:
-        value: the scaled loss, a float32 scalar.
+        switches: held during the backward pass.
+        native: the session's look at native calls.
+        first: no other loss was scaled since the optimizers' last steps.
     """
 
-    __slots__ = ("_after", "_inputs", "_overrides", "_switches", "value")
+    __slots__ = (
+        "_after", "_first", "_handed_out", "_inputs", "_native", "_optimizers", "_overrides",
+        "_switches", "_used", "_value",
+    )  # fmt: skip
 
     def __init__(
         self,
         value: torch.Tensor,
+        optimizers: Sequence[Any],
         inputs: Sequence[torch.Tensor] | None,
         overrides: Mapping[str, str],
         after: Callable[[], None],
         switches: Switches,
+        native: NativeCalls,
+        first: bool,
     ) -> None:
-        self.value = value
+        self._value = value
+        self._optimizers = optimizers
+        self._native = native
+        self._first = first
+        self._used = self._handed_out = False
         self._inputs = inputs
         self._after = after
         self._overrides = overrides
@@ -44,8 +56,23 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        return None
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None and self._first and not self._used:
+            self._native.check_unused(self._optimizers)
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The scaled loss, a float32 scalar; it may be differentiated by hand."""
+        if not self._handed_out:
+            self._use()
+            self._handed_out = True
+            if self._native.rescales:
+                self._value.register_hook(note_pass)
+        return self._value
+
+    def _use(self) -> None:
+        self._native.use(self._optimizers)
+        self._used = True
 
     def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the scaled loss to the parameters of the optimizers that ``scale_loss`` named.
@@ -53,11 +80,14 @@ class Handle:
         Args:
             retain_graph: keep the graph, for another loss that shares part of it.
         """
+        self._use()
         before, recomputing.overrides = recomputing.overrides, self._overrides
+        passes.running.add(id(self))
         try:
             with self._switches:
-                self.value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
+                self._value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
+            passes.running.discard(id(self))
             recomputing.overrides = before
         self._after()
 

@@ -148,6 +148,16 @@ class TorchHarness(Harness):
             if name in values:
                 grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
 
+    def native_backward(self, loss: Any) -> bool:
+        """See ``Harness``."""
+        loss.backward()
+        return True
+
+    def native_step(self, optimizer: Any) -> bool:
+        """See ``Harness``."""
+        optimizer.step()
+        return True
+
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _OPS.get(op)

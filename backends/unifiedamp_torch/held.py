@@ -7,7 +7,7 @@ was captured with, and after a replay Python must hold what it held when the cap
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,11 +51,13 @@ class Held:
         gradients: of all parameters, in order.
         records: the scaler's records, by optimizer.
         window: a snapshot of the order of calls.
+        pending: the optimizers that scaled losses are pending for.
     """
 
     gradients: Sequence[torch.Tensor | None]
     records: Mapping[int, Mapping[str, Any]]
     window: Any
+    pending: Mapping[int, bool] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Held) or self.window != other.window or self.records.keys() != other.records.keys():

@@ -166,6 +166,10 @@ class Masters:
         for pair in self._of(optimizer):
             pair.low.grad = None
 
+    def low_gradients(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        """Yield the gradients that the model's parameters have, and their masters not yet."""
+        return (pair.low.grad for pair in self._of(optimizer) if pair.low.grad is not None)
+
     def _of(self, optimizer: Optimizer) -> Iterator[Pair]:
         if self._pairs:
             known = self._of_master

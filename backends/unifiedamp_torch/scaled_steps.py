@@ -10,6 +10,7 @@ import torch
 from unifiedamp.backend import ScaleState, StepResult
 
 from . import gradients
+from .native_calls import run_step
 from .scale_state import DeviceScale, move
 from .scaler import Scaler, step_in_kernel
 from .steps import NotYet, Optimizer, Steps, check_capturable
@@ -81,7 +82,7 @@ class ScaledSteps(Steps):
         if found.item():
             self._look_into(optimizer, found)
         else:
-            optimizer.step()
+            run_step(optimizer)
             self._settled.add(id(optimizer))
 
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:

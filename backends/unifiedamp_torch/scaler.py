@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 from unifiedamp.backend import LossScale, float32
 
 from . import gradients
+from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale
 
 
@@ -24,7 +25,7 @@ def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: An
     """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
     optimizer.grad_scale, optimizer.found_inf = None, found
     try:
-        return optimizer.step(*args, **kwargs)
+        return run_step(optimizer, *args, **kwargs)
     finally:
         del optimizer.grad_scale, optimizer.found_inf
 
@@ -91,7 +92,7 @@ class Scaler(torch.amp.GradScaler):
         self.state.count(found)
         if self._skips_in_kernel(optimizer):
             return step_in_kernel(optimizer, found.inf, *args, **kwargs)
-        return None if found.inf.item() else optimizer.step(*args, **kwargs)
+        return None if found.inf.item() else run_step(optimizer, *args, **kwargs)
 
     def _skips_in_kernel(self, optimizer: Any) -> bool:
         # A first step skipped in the kernel would leave fused SGD's momentum buffers unwritten.

@@ -10,6 +10,7 @@ import torch
 from unifiedamp.backend import ScaleState, StepResult, errors, result
 
 from . import gradients
+from .native_calls import run_step
 from .update import CompiledUpdate, Updates
 
 Optimizer = torch.optim.Optimizer
@@ -106,7 +107,7 @@ class PlainSteps(Steps):
             if self.capturing:
                 groups = optimizer.param_groups
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-            optimizer.step()
+            run_step(optimizer)
             self._settled.add(id(optimizer))
         gradients.drop(optimizer)
         self._applied += 1

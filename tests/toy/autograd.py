@@ -39,6 +39,7 @@ class Tensor:
         self.data = round_to(data, dtype) if np.asarray(data).dtype.kind == "f" else np.asarray(data)
         self.dtype, self.inputs, self.pull, self.name = dtype, tuple(inputs), pull, name
         self.grad = None
+        self.hook: Callable | None = None  # called with all nodes of a backward pass that comes here
 
     @property
     def shape(self):
@@ -62,6 +63,9 @@ class Tensor:
                 order.append(node)
 
         visit(self)
+        for node in order:
+            if node.hook is not None:
+                node.hook(order)
         with np.errstate(all="ignore"):
             self._send(reversed(order))
 
@@ -187,6 +191,12 @@ class Sgd:
         self.parameters = {name: p for model in models for name, p in model.parameters.items()}
         self.lr, self.momentum, self.steps = lr, momentum, 0
         self.slots = {name: np.zeros_like(p.data) for name, p in self.parameters.items()}
+        self.hooks: list[Callable] = []  # called before each step
+
+    def step(self) -> None:
+        for hook in self.hooks:
+            hook(self)
+        self.apply({name: p.grad for name, p in self.parameters.items() if p.grad is not None})
 
     def apply(self, grads) -> None:
         self.steps += 1

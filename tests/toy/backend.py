@@ -58,6 +58,8 @@ class ToyBackend(Backend):
         self.report = NonFiniteReport()
         self.loss_was_finite: bool | None = None
         self.models: list[toy.Model] = []
+        self.optimizers: list[toy.Sgd] = []
+        self.pending: set[int] = set()  # optimizers that a scaled loss waits for
 
     # -- facts
 
@@ -105,6 +107,9 @@ class ToyBackend(Backend):
             model.layer_dtypes = match_layers(policy.layer_overrides, model.layers)
             model.output_dtype = policy.output_dtype
         self.models += models
+        for optimizer in optimizers:
+            optimizer.hooks = [self._before_step]
+        self.optimizers += optimizers
         return list(models), list(optimizers)
 
     def _check_optimizer(self, optimizer, models):
@@ -116,6 +121,9 @@ class ToyBackend(Backend):
             raise errors.PrepareError(f"the optimizer trains {errors.first_names(strange)}, of no prepared model")
 
     def close(self):
+        self.pending.clear()
+        for optimizer in self.optimizers:
+            optimizer.hooks = []
         for model in self.models:
             model.layer_dtypes, model.output_dtype = {}, None
 
@@ -154,10 +162,23 @@ class ToyBackend(Backend):
         self.loss_was_finite = bool(np.isfinite(loss.data))
         before, toy.state.recording = toy.state.recording, True
         factor = np.float32(self.state.scale / self.spec.accumulate_steps)
+        if not self.pending and any(self._grads(optimizer) for optimizer in optimizers):
+            raise errors.StepOrderError("amp.scale_loss: there are gradients of a loss that was not scaled")
+        self.pending |= {id(optimizer) for optimizer in optimizers}
         try:
-            yield Scaled(toy.mul(toy.cast(loss, "float32"), toy.Tensor(factor)), self, optimizers)
+            scaled = toy.mul(toy.cast(loss, "float32"), toy.Tensor(factor))
+            loss.hook = lambda nodes: self._on_loss(scaled in nodes)
+            yield Scaled(scaled, self, optimizers)
         finally:
             toy.state.recording = before
+
+    def _on_loss(self, through_scaled):
+        if self.pending and not through_scaled:
+            raise errors.StepOrderError("loss.backward() would add unscaled gradients: scaled_loss.backward()")
+
+    def _before_step(self, optimizer):
+        if id(optimizer) in self.pending:
+            raise errors.StepOrderError("optimizer.step() would apply scaled gradients: call amp.step(optimizer)")
 
     def _grads(self, optimizer):
         return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None}
@@ -231,6 +252,7 @@ class ToyBackend(Backend):
         self.found = {}
 
     def drop_gradients(self, optimizer):
+        self.pending.discard(id(optimizer))
         self.checked.pop(id(optimizer), None)
         for p in optimizer.parameters.values():
             p.grad = None

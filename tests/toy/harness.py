@@ -121,6 +121,14 @@ class ToyHarness(Harness):
         finally:
             del optimizer.apply
 
+    def native_backward(self, loss):
+        loss.backward()
+        return True
+
+    def native_step(self, optimizer):
+        optimizer.step()
+        return True
+
     def run_op(self, op):
         x = toy.Tensor(np.ones((8, 8), np.float32))
         runs = {"matmul": lambda: toy.matmul(x, x), "sum": lambda: toy.total(x), "relu": lambda: toy.relu(x)}

@@ -131,6 +131,24 @@ class Harness:
         """
         raise NotImplementedError(f"the harness of {self.backend!r} has no interrupted_update")
 
+    def native_backward(self, loss: Any) -> bool:
+        """Differentiate ``loss`` by the framework's own call, as a loop does that forgets the session's.
+
+        Returns:
+            True. False, having done nothing, for a framework without a call that adds a loss's gradients to the
+            parameters (they are returned instead), which is the default; tests that need one are then skipped.
+        """
+        return False
+
+    def native_step(self, optimizer: Any) -> bool:
+        """Apply the gradients that are there by the framework's own call on a prepared ``optimizer``.
+
+        Returns:
+            True. False, having done nothing, for a framework without such a call, which is the default; tests that
+            need one are then skipped.
+        """
+        return False
+
     @required
     def run_op(self, op: str) -> str | None:
         """Run one operation of the vocabulary on float32 inputs of at least (8, 8), in the present autocast region,

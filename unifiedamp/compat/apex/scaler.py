@@ -63,6 +63,8 @@ class LossScaler:
 
     def scaled(self, loss: Any) -> Any:
         """Return the loss times the scale, a float32 tensor."""
+        # Other optimizers' parameters may have gradients; those that get some now are named when they are unscaled.
+        self._gradients.param_groups[0]["params"] = []
         with self.session.autocast(), self.session.scale_loss(loss, self._gradients) as handle:
             return handle.value
 

@@ -1,0 +1,221 @@
+"""The framework's own ``backward`` and ``step`` beside the session's: refused, or right; never wrong in silence.
+
+The probe's gradients are its input, so with SGD a step changes the weights by exactly what it was fed.
+"""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+LR, SCALE, FEED = 0.5, 1024.0, (1.0, 2.0)
+START = (10.0, 10.0)
+STEPPED = [9.5, 9.0]
+
+pytestmark = pytest.mark.needs("context_form")
+
+
+class Loop:
+    """A session over a probe whose step is written with the framework's own calls in the wrong places."""
+
+    def __init__(self, harness, form="eager", **options):
+        self.harness, self.form = harness, form
+        self.amp = session(harness, form, **{"loss_scale": SCALE, **options})
+        with self.amp.scope():
+            model = harness.probe(START)
+            optimizer = harness.sgd([model], LR)
+        self.model, self.optimizer = self.amp.prepare(model, optimizer)
+
+    def run(self, step, feed=FEED):
+        """Run ``step(loss)`` on the loss of ``feed``, in the loop's form."""
+
+        def whole(x):
+            with self.amp.autocast():
+                loss = self.model(x)
+            step(loss)
+            return loss
+
+        return compiled(self.amp, self.form, whole)(self.amp.to_native(np.array(feed, np.float32)))
+
+    def native_backward(self, loss):
+        if not self.harness.native_backward(loss):
+            pytest.skip("the framework has no call that adds a loss's gradients to the parameters")
+
+    def native_step(self):
+        if not self.harness.native_step(self.optimizer):
+            pytest.skip("the framework has no call that applies gradients beside the session")
+
+    def right(self, loss):
+        with self.amp.scale_loss(loss, self.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        return self.amp.step(self.optimizer)
+
+    def weights(self):
+        return [float(value[0]) for value in self.harness.parameters(self.model).values()]
+
+    def refused(self, step, *names):
+        """``step`` is refused by a message with these names, and the next whole step is right."""
+        with pytest.raises(ua.StepOrderError) as caught:
+            self.run(step)
+        for name in names:
+            assert name in str(caught.value)
+        assert self.weights() == list(START)
+        self.amp.discard_step(self.optimizer)
+        self.run(self.right)
+        assert self.weights() == STEPPED
+
+
+def inside(loop, loss):
+    with loop.amp.scale_loss(loss, loop.optimizer):
+        loop.native_backward(loss)
+    loop.amp.step(loop.optimizer)
+
+
+def inside_and_through(loop, loss):
+    with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+        loop.native_backward(loss)
+        scaled_loss.backward()
+    loop.amp.step(loop.optimizer)
+
+
+def instead(loop, loss):
+    with loop.amp.scale_loss(loss, loop.optimizer):
+        pass
+    loop.native_backward(loss)
+    loop.amp.step(loop.optimizer)
+
+
+def afterwards(loop, loss):
+    with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+        scaled_loss.backward()
+    loop.native_backward(loss)
+    loop.amp.step(loop.optimizer)
+
+
+@pytest.mark.parametrize("place", [inside, inside_and_through, instead, afterwards])
+def test_a_native_backward_of_the_unscaled_loss(harness, form, place):
+    loop = Loop(harness, form)
+    loop.refused(lambda loss: place(loop, loss), "backward()", "scaled_loss.backward()")
+
+
+def test_it_is_refused_in_a_window_of_several_micro_batches(harness):
+    """Without a scale the window's mean is lost all the same."""
+    loop = Loop(harness, loss_scale="none", accumulate_steps=2)
+    loop.run(loop.right)
+    with pytest.raises(ua.StepOrderError, match=r"scaled_loss\.backward\(\)"):
+        loop.run(lambda loss: inside(loop, loss))
+    assert loop.weights() == list(START)
+    loop.amp.discard_step(loop.optimizer)
+    for feed in (FEED, (3.0, 0.0)):
+        loop.run(loop.right, feed)
+    assert loop.weights() == [9.0, 9.5]
+
+
+def test_a_native_backward_before_the_loss_is_scaled(harness, form):
+    """Its gradients are refused, or overwritten by those of the scaled loss."""
+    loop = Loop(harness, form)
+
+    def step(loss):
+        loop.native_backward(loop.model(loop.amp.to_native(np.array([5.0, 5.0], np.float32))))
+        loop.right(loss)
+
+    try:
+        loop.run(step)
+    except ua.StepOrderError:
+        assert loop.weights() == list(START)
+        loop.amp.discard_step(loop.optimizer)
+        loop.run(loop.right)
+    assert loop.weights() == STEPPED
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_a_native_step_while_a_scaled_loss_waits(harness, form, unscaled):
+    loop = Loop(harness, form)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        if unscaled:
+            loop.amp.unscale(loop.optimizer)
+        loop.native_step()
+
+    loop.refused(step, "step()", "amp.step")
+
+
+def test_the_step_can_be_ended_rightly_after_a_refused_native_step(harness):
+    loop = Loop(harness)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        with pytest.raises(ua.StepOrderError):
+            loop.native_step()
+        assert loop.amp.step(loop.optimizer).applied
+
+    loop.run(step)
+    assert loop.weights() == STEPPED
+
+
+def test_the_scaled_value_differentiated_by_hand(harness):
+    """Refused, or as right as ``scaled_loss.backward()``."""
+    loop = Loop(harness)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+            loop.native_backward(scaled_loss.value)
+        loop.amp.step(loop.optimizer)
+
+    for count in range(1, 3):
+        try:
+            loop.run(step)
+        except ua.StepOrderError:
+            assert loop.weights() == list(START)
+            return
+        assert loop.weights() == [10.0 - 0.5 * count, 10.0 - 1.0 * count]
+
+
+def test_a_loop_without_mistakes_is_left_alone(harness, form):
+    """Several steps, two losses in one of them, a block whose backward pass comes after it."""
+    loop = Loop(harness, form)
+
+    def two(loss):
+        for _ in range(2):
+            with loop.amp.autocast():
+                loss = loop.model(loop.amp.to_native(np.array(FEED, np.float32)))
+            with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+                scaled_loss.backward()
+        loop.amp.step(loop.optimizer)
+
+    loop.run(loop.right)
+    assert loop.weights() == STEPPED
+    Loop.run(loop, loop.right)
+    assert loop.weights() == [9.0, 8.0]
+    loop.form = "eager"
+    loop.run(two)
+    assert loop.weights() == [8.0, 6.0]
+
+
+def test_an_exception_of_the_users_passes(harness, form):
+    loop = Loop(harness, form)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop.run(step)
+    loop.amp.discard_step(loop.optimizer)
+    loop.run(loop.right)
+    assert loop.weights() == STEPPED
+
+
+def test_a_closed_session_leaves_native_calls_alone(harness):
+    loop = Loop(harness)
+    loop.run(loop.right)
+    with loop.amp.autocast():
+        loss = loop.model(loop.amp.to_native(np.array(FEED, np.float32)))
+    loop.amp.close()
+    loop.native_backward(loss)
+    loop.native_step()
+    assert loop.weights() == [9.0, 8.0]
