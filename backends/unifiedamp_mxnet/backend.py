@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +30,7 @@ from .extras import MXNetExtras
 from .half import cast_parameters, layer_dtypes
 from .layers import walk
 from .native import gluon, upstream
+from .native_calls import check_backward
 from .ops import relisted
 from .scaler import ScaledLosses, read_losses
 from .scope import Scope
@@ -124,7 +126,8 @@ class MXNetBackend(MXNetExtras):
         if id(trainer) not in self._bound:
             own = masters.Masters(trainer, self._before) if self.spec.master_weights else None
             masters.make_states(trainer)
-            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own)
+            rescales = self.spec.loss_scale.scale_bounds != (1, 1) or self.spec.accumulate_steps > 1
+            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own, rescales)
             self._undo += self._tuned.fuse(trainer)
 
     def close(self) -> None:
@@ -181,7 +184,12 @@ class MXNetBackend(MXNetExtras):
         def run(losses: list[Any], heads: list[Any] | None) -> None:
             self._differentiate(losses, heads, named)
 
-        return ScaledLosses(self._scaler, losses, factor, run, single=not isinstance(loss, (list, tuple)))
+        windows = [bound.window for bound in named]
+        check = functools.partial(check_backward, windows, "scale_loss")
+        check_backward([window for window in windows if window.pending], "scale_loss")
+        for window in windows:
+            window.begin()
+        return ScaledLosses(self._scaler, losses, factor, run, check, single=not isinstance(loss, (list, tuple)))
 
     @outside_regions
     def _differentiate(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:

@@ -34,8 +34,11 @@ class Window:
         trainer: a ``gluon.Trainer`` whose updates are not made on its kvstore.
         names: id of a Parameter → the name that ``gradients`` gives it.
         masters: the Trainer's float32 master weights, whose gradients are float32 too; None without.
+        rescales: its gradients have another size than an unscaled loss's, by a scale or a window's mean; then those of
+            other backward passes are told from the session's.
 
     Attributes:
+        pending: a loss was scaled for it in this window.
         backwards: backward passes made for it in this window.
         unscaled: its gradients have been divided by the scale.
         found_inf: whether a gradient was inf or nan; None when nobody looked.
@@ -43,10 +46,13 @@ class Window:
         updating: the Trainer's updaters have begun, and are not done.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str], masters: Masters | None = None) -> None:
+    def __init__(
+        self, trainer: Any, names: dict[int, str], masters: Masters | None = None, rescales: bool = False
+    ) -> None:
         self.trainer = trainer
         self.names = names
         self.masters = masters
+        self.rescales = rescales
         self.updating = False
         self._settings: dict[str, Any] = {}
         self._adding: list[Any] = []
@@ -56,10 +62,17 @@ class Window:
     def restart(self) -> None:
         """Begin a new window."""
         self.backwards = 0
-        self.unscaled = False
+        self.pending = self.unscaled = False
         self.found_inf: bool | None = None
         self.losses: list[Any] = []
         self._wide: dict[tuple[int, int], Any] = {}
+        self._own: set[tuple[int, int]] = set()
+
+    def begin(self) -> None:
+        """Note that a loss is scaled for the Trainer. Its first one overwrites what came before, as MXNet does."""
+        if self.rescales and not self.pending:
+            self.forget(self.written())
+        self.pending = True
 
     def note(self, losses: list[Any]) -> None:
         """Note that a backward pass of these losses was made for the Trainer."""
@@ -67,6 +80,20 @@ class Window:
         self.losses += losses
         if self.masters is not None:
             self._widen()
+        self._claim()
+
+    def _claim(self) -> None:
+        """Take the marks of a backward pass off what is the window's own."""
+        if self.rescales:
+            for context, entries in enumerate(self.written()):
+                for index, _, data in entries:
+                    self._own.add((context, index))
+                    data._fresh_grad = False
+
+    def has_others(self) -> bool:
+        """Tell whether backward passes that were not the session's wrote gradients."""
+        params = self.trainer._params if self.rescales else ()
+        return any(data._fresh_grad for param in params if param._grad is not None for data in param._data)
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
@@ -86,9 +113,9 @@ class Window:
         contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
         for index, param in enumerate(self.trainer._params):
             if param._grad is not None:
-                for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
-                    if data._fresh_grad:
-                        entries.append(Entry(index, grad, data))
+                for context, (data, grad) in enumerate(zip(param._data, param._grad, strict=True)):
+                    if (context, index) in self._own or data._fresh_grad:
+                        contexts[context].append(Entry(index, grad, data))
         return contexts
 
     def name(self, index: int) -> str:
@@ -143,12 +170,15 @@ class Window:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
             self.forget(self.written())
+            self._own.clear()
         for (_, now, data), before, adds in kept:
             if not add:
                 now[:] = before
             elif data._fresh_grad and not adds:
                 now += before
             data._fresh_grad = True
+        if not add:
+            self._claim()
 
     # -- deciding and editing ------------------------------------------------------------------------------------
 
@@ -167,13 +197,15 @@ class Window:
 
     def _fill_in(self) -> None:
         """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
+        written = self.written()
+        held = {(context, entry.index) for context, entries in enumerate(written) for entry in entries}
         stale = []
-        for param in self.trainer._params:
+        for index, param in enumerate(self.trainer._params):
+            places = [(context, index) for context in range(len(written))]
             if param._grad is not None:
-                stale += [grad for data, grad in zip(param._data, param._grad, strict=True) if not data._fresh_grad]
-                if any(data._fresh_grad for data in param._data):
-                    for data in param._data:
-                        data._fresh_grad = True
+                stale += [grad for place, grad in zip(places, param._grad, strict=True) if place not in held]
+                if not held.isdisjoint(places):
+                    self._own.update(places)
         zero(stale)
 
     def _sum_wide(self, index: int) -> None:

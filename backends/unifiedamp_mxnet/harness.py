@@ -169,6 +169,19 @@ class MXNetHarness(Harness):
         finally:
             optimizer._updaters = updaters
 
+    def native_backward(self, loss: Any) -> bool:
+        """See ``Harness``; MXNet itself refuses a second pass through a graph, and one through no graph."""
+        try:
+            loss.backward()
+        except mx.base.MXNetError:
+            return False
+        return True
+
+    def native_step(self, optimizer: Any) -> bool:
+        """See ``Harness``."""
+        optimizer.step(1)
+        return True
+
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _OPS.get(op)

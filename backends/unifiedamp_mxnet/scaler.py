@@ -77,13 +77,24 @@ class ScaledLosses:
         losses: scalar losses, one for each context.
         factor: scale / accumulate_steps.
         run: makes the backward pass for losses and their heads.
+        check: refuses gradients of other backward passes.
         single: whether the user gave one loss, not a list.
     """
 
-    __slots__ = ("_factor", "_losses", "_run", "_scaler", "_single")
+    __slots__ = ("_check", "_factor", "_losses", "_run", "_scaler", "_single", "_used")
 
-    def __init__(self, scaler: Scaler, losses: list[Any], factor: float, run: Callable[..., None], single: bool):
+    def __init__(
+        self,
+        scaler: Scaler,
+        losses: list[Any],
+        factor: float,
+        run: Callable[..., None],
+        check: Callable[[], None],
+        single: bool,
+    ) -> None:
         self._scaler, self._losses, self._factor, self._run, self._single = scaler, losses, factor, run, single
+        self._check = check
+        self._used = False
 
     def __enter__(self) -> ScaledLosses:
         return self
@@ -91,18 +102,21 @@ class ScaledLosses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
+        if kind is None and not self._used:
+            self._check()
 
     @property
     @in_numpy_semantics
     def value(self) -> Any:
         """The loss in float32, times the scale, divided by ``accumulate_steps``; a list for a list of losses."""
-        with autograd.pause():
+        with autograd.record():
             values = [loss * self._factor for loss in self._losses]
         return values[0] if self._single else values
 
     def backward(self) -> None:
         """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
+        self._used = True
+        self._check()
         if self._factor == 1.0:
             self._run(self._losses, None)
         else:
