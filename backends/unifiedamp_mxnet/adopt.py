@@ -11,7 +11,7 @@ from typing import Any
 
 from .casts import Table, ThreadState, current
 from .dispatch import installed
-from .gradients import all_finite
+from .many import all_finite
 from .native import autograd, cast, dtype_code
 from .scaler import Scaler, TrainerScaler
 
@@ -25,12 +25,12 @@ class Everywhere:
 
     def __init__(self, table: Table) -> None:
         ThreadState.table = current.table = table
-        installed.enter()
+        installed.enter(self)
 
     def end(self) -> None:
         """Run operators as they are again. A region that is open on another thread now leaves its own rules behind."""
         ThreadState.table = current.table = None
-        installed.leave()
+        installed.leave(self)
 
 
 class AdoptedScaler(TrainerScaler):

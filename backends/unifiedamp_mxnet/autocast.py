@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from .casts import Table, current
+from .casts import Table, ThreadState, current
 from .dispatch import installed
 from .native import autograd
 from .semantics import numpy_semantics
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Region:
@@ -27,29 +31,69 @@ class Region:
         self._infer = infer
 
     def __enter__(self) -> Region:
-        state = current
-        table = self._table
-        if table is not None:
-            installed.enter()
-        train = not (self._infer or state.inferring)
-        semantics = numpy_semantics()
-        semantics.__enter__()
-        flags = (autograd.set_recording(train), autograd.set_training(train))
-        state.stack.append((state.table, state.inferring, flags, semantics))
-        state.table = table
-        state.inferring = not train
+        opened = Opened(current)
+        try:
+            current.stack.append(opened)
+            self._open(current, opened)
+        except BaseException:
+            opened.close(current)
+            raise
         return self
+
+    def _open(self, state: ThreadState, opened: Opened) -> None:
+        if self._table is not None:
+            installed.enter(opened)
+        opened.semantics.__enter__()
+        train = not (self._infer or state.inferring)
+        autograd.set_recording(train)
+        autograd.set_training(train)
+        state.table = self._table
+        state.inferring = not train
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        state = current
-        state.table, state.inferring, (recording, training), semantics = state.stack.pop()
+        opened = current.stack[-1]
+        try:
+            opened.close(current)
+        except BaseException:  # a signal's: what it left is closed as well
+            opened.close(current)
+            raise
+
+
+class Opened:
+    """An open region: what was in force before it.
+
+    Args:
+        state: the thread's.
+    """
+
+    def __init__(self, state: ThreadState) -> None:
+        self._before = (state.table, state.inferring)
+        self._flags = (autograd.is_recording(), autograd.is_training())
+        self._depth = len(state.stack)
+        self.semantics = numpy_semantics()
+
+    def close(self, state: ThreadState) -> None:
+        """Put back what was in force. Idempotent."""
+        state.table, state.inferring = self._before
+        recording, training = self._flags
         autograd.set_recording(recording)
         autograd.set_training(training)
-        semantics.__exit__(None, None, None)
-        if self._table is not None:
-            installed.leave()
+        self.semantics.__exit__(None, None, None)
+        installed.leave(self)
+        del state.stack[self._depth :]
+
+
+def outside_regions(function: F) -> F:
+    """Run a function as outside all regions: nothing is cast or recorded. For what works on gradients."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with numpy_semantics(), Suspended(), autograd.pause():
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 class Suspended:

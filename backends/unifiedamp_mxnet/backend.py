@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,7 @@ from unifiedamp.backend import (
 
 from . import arrays, checks, devices, facts, masters
 from .adopt import AdoptedScaler, Everywhere
-from .autocast import Region
+from .autocast import Region, outside_regions
 from .bound import Bound
 from .casts import Table
 from .compile import OPTIONS
@@ -29,6 +30,7 @@ from .extras import MXNetExtras
 from .half import cast_parameters, layer_dtypes
 from .layers import walk
 from .native import gluon, upstream
+from .native_calls import check_backward
 from .ops import relisted
 from .scaler import ScaledLosses, read_losses
 from .scope import Scope
@@ -51,6 +53,7 @@ class MXNetBackend(MXNetExtras):
         facts.check_policy(spec, self.context)
         self._undo: list[Callable[[], None]] = []
         self._names: dict[int, str] = {}
+        self._aside: list[tuple[Bound, list[Any]]] = []
         self._make_tables()
         self._report = NonFiniteReport()
 
@@ -123,7 +126,8 @@ class MXNetBackend(MXNetExtras):
         if id(trainer) not in self._bound:
             own = masters.Masters(trainer, self._before) if self.spec.master_weights else None
             masters.make_states(trainer)
-            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own)
+            rescales = self.spec.loss_scale.scale_bounds != (1, 1) or self.spec.accumulate_steps > 1
+            self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own, rescales)
             self._undo += self._tuned.fuse(trainer)
 
     def close(self) -> None:
@@ -138,6 +142,8 @@ class MXNetBackend(MXNetExtras):
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """See ``Backend``."""
+        for bound in self._bound.values():
+            bound.window.write_only()
         if enabled and policy is None:
             return self._train
         region = self._regions.get((enabled, policy))
@@ -178,8 +184,14 @@ class MXNetBackend(MXNetExtras):
         def run(losses: list[Any], heads: list[Any] | None) -> None:
             self._differentiate(losses, heads, named)
 
-        return ScaledLosses(self._scaler, losses, factor, run, single=not isinstance(loss, (list, tuple)))
+        windows = [bound.window for bound in named]
+        check = functools.partial(check_backward, windows, "scale_loss")
+        check_backward([window for window in windows if window.pending], "scale_loss")
+        for window in windows:
+            window.begin()
+        return ScaledLosses(self._scaler, losses, factor, run, check, single=not isinstance(loss, (list, tuple)))
 
+    @outside_regions
     def _differentiate(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
         bounds = self._bound.values()
         # The common case: one Trainer, the first backward pass of its window. Nothing to protect.
@@ -192,24 +204,33 @@ class MXNetBackend(MXNetExtras):
 
     def _protected(self, losses: list[Any], heads: list[Any] | None, named: list[Bound]) -> None:
         """Differentiate so that pending gradients are added to, and those of Trainers not named stay as they are."""
-        kept = [(bound.window, bound.window.set_aside(), bound in named) for bound in self._bound.values()]
+        self._aside = [(bound, bound.window.set_aside()) for bound in self._bound.values()]
+        for bound, gradients in self._aside:
+            bound.window.mark_as_old(gradients)
         try:
             arrays.backward(losses, heads)
+        except errors.LossError:  # it wrote nothing
+            named = []
+            raise
         finally:
-            for window, gradients, is_named in kept:
-                window.take_back(gradients if window.backwards else [], add=is_named)
+            self._take_back(named)
 
-    @in_numpy_semantics
+    def _take_back(self, named: list[Bound]) -> None:
+        for bound, gradients in self._aside:
+            bound.window.take_back(gradients if bound.window.backwards else [], add=bound in named)
+        self._aside = []
+
+    @outside_regions
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].unscale()
 
-    @in_numpy_semantics
+    @outside_regions
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
         return self._bound[id(optimizer)].clip_norm(max_norm)
 
-    @in_numpy_semantics
+    @outside_regions
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].clip_value(clip_value)
@@ -218,7 +239,7 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         return self._bound[id(optimizer)].gradients()
 
-    @in_numpy_semantics
+    @outside_regions
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
         bound = self._bound[id(optimizer)]
@@ -231,7 +252,7 @@ class MXNetBackend(MXNetExtras):
         if reason == result.NO_GRADIENTS:
             self.spec.warn(bound.no_gradients_message(), errors.StepWarning)
         else:
-            scaler.count(found)
+            scaler.count(found, id(bound))
         if update:
             scaler.update()
         return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
@@ -240,10 +261,18 @@ class MXNetBackend(MXNetExtras):
         """See ``Backend``."""
         self._scaler.update()
 
-    @in_numpy_semantics
+    @outside_regions
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
         self._bound[id(optimizer)].window.empty()
+
+    @outside_regions
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend``."""
+        named = [self._bound[id(trainer)] for trainer in optimizers]
+        self._take_back([])  # what an interrupted backward pass set aside: windows that are not named go on
+        partly = [bound.rollback() for bound in named]
+        return any(partly)
 
     # -- for code in the form of mxnet.amp -----------------------------------------------------------------------
 

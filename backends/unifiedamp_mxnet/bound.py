@@ -6,8 +6,10 @@ from typing import Any
 
 from unifiedamp.backend import NonFiniteReport, errors, result
 
-from .gradients import Entry, Window, all_finite, global_norm
+from .gradients import Entry, Window
+from .many import all_finite, global_norm
 from .masters import Masters
+from .native_calls import check_backward, guard_steps
 from .scaler import Scaler, TrainerScaler
 
 LARGEST_RESCALED = 2.0**120
@@ -24,16 +26,25 @@ class Bound:
         names: id of a Parameter → its name for users.
         scaler: the session's.
         masters: the Trainer's float32 master weights, None without.
+        rescales: see ``Window``.
 
     Attributes:
         window: the gradients since the last step.
         report: where the last non-finite step came from.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str], scaler: Scaler, masters: Masters | None = None) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        names: dict[int, str],
+        scaler: Scaler,
+        masters: Masters | None = None,
+        rescales: bool = False,
+    ) -> None:
         self.trainer = trainer
         self.masters = masters
-        self.window = Window(trainer, names, masters)
+        self.window = Window(trainer, names, masters, rescales)
+        self._end_guard = guard_steps(trainer, self.window)
         self.report = NonFiniteReport()
         self._scaler = scaler
         self._found_before = {name: vars(trainer)[name] for name in _NATIVE if name in vars(trainer)}
@@ -44,6 +55,7 @@ class Bound:
     def close(self) -> None:
         """Give the Trainer back as it was."""
         self.window.restore()
+        self._end_guard()
         for name in _NATIVE:
             vars(self.trainer).pop(name, None)
         vars(self.trainer).update(self._found_before)
@@ -53,6 +65,7 @@ class Bound:
     def unscale(self) -> None:
         """Sum over contexts, decide finiteness on the raw gradients, then divide them by the scale."""
         window = self.window
+        check_backward([window], "unscale")
         window.reduce()
         contexts = window.fresh()
         if self._scaler.enabled:
@@ -74,7 +87,7 @@ class Bound:
 
     def clip_norm(self, max_norm: float) -> Any:
         """Clip the global norm on each context (they agree once gradients are summed); return the first one's."""
-        norms = [(entries, global_norm(entries)) for entries in self.window.fresh() if entries]
+        norms = [(entries, global_norm(entry.grad for entry in entries)) for entries in self.window.fresh() if entries]
         for entries, norm in norms:
             value = float(norm.asnumpy().reshape(()))
             if value > max_norm:
@@ -102,6 +115,7 @@ class Bound:
     def step(self) -> str:
         """Apply or skip, empty the window; return the reason of ``StepResult``."""
         window = self.window
+        check_backward([window], "step")
         if not window.unscaled:
             window.reduce()
         contexts = window.fresh()
@@ -118,6 +132,11 @@ class Bound:
             window.apply(contexts, self.trainer._scale / scale)
         window.empty(contexts)
         return result.NON_FINITE if found else result.APPLIED
+
+    def rollback(self) -> bool:
+        """Drop the window of an interrupted call; return whether the update had begun and was not done."""
+        self._scaler.forget(id(self))
+        return self.window.rollback()
 
     def no_gradients_message(self) -> str:
         """Return what to tell the user when no backward pass reached this Trainer's parameters."""

@@ -93,29 +93,34 @@ def _cast_packed(table: Any, handle: int, name: str, args: tuple[Any, ...]) -> t
 
 
 class _Installed:
-    """Counts the open regions of all threads; the first puts the dispatcher in, the last takes it out."""
+    """Knows the open regions of all threads; the first puts the dispatcher in, the last takes it out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open = 0
+        self._open: set[object] = set()
 
-    def enter(self) -> None:
+    def enter(self, region: object) -> None:
+        """Put the dispatcher in for a region. Idempotent."""
         with self._lock:
-            self._open += 1
-            if self._open == 1:
+            self._open.add(region)
+            if len(self._open) == 1:
                 nd_register._imperative_invoke = _invoke
                 symbol_register._symbol_creator = _create
                 graphs.install()
                 _Function.__call__ = _call
 
-    def leave(self) -> None:
+    def leave(self, region: object) -> None:
+        """Take it out when no other region is open. Idempotent."""
         with self._lock:
-            self._open -= 1
-            if self._open == 0:
+            if region not in self._open:
+                return
+            if len(self._open) == 1:
                 nd_register._imperative_invoke = invoke_native
                 symbol_register._symbol_creator = create_native
                 graphs.remove()
-                del _Function.__call__
+                if "__call__" in vars(_Function):
+                    del _Function.__call__
+            self._open.discard(region)
 
 
 installed = _Installed()

@@ -178,6 +178,13 @@ def explain(spec: SessionSpec, context: Any, table: Table) -> list[PlanRow]:
             "gradients are looked at before any weight moves",
         )
     )
+    note = (
+        "while a scaled loss is pending; a native backward pass is seen at the session's next call; updates by another "
+        "Trainer over the same parameters, or by its optimizer itself, are not seen"
+    )
+    rows.append(
+        PlanRow("native_calls", "refused", "Trainer.step, .update, .allreduce_grads; backward", "emulated", note)
+    )
     if "layout_optimization" in spec.options:
         rows.append(_layout_row(spec))
     return rows

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .half import is_half
-from .native import NUMPY_API, call, cast, context_of, dtype_code
+from .many import zero
+from .native import NUMPY_API, cast, context_of
 
 if TYPE_CHECKING:
     from .masters import Masters
 
-CHUNK = 200
-"""Arrays per call of the finite check, as in MXNet's own scaler."""
+
+LENT: dict[str, Any] = {"allow_np_array": True} if NUMPY_API else {}
+"""What an optimizer is told while it updates. One of MXNet 2 that was made outside the main thread would refuse the
+arrays of Gluon."""
 
 
 class Entry(NamedTuple):
@@ -33,29 +34,45 @@ class Window:
         trainer: a ``gluon.Trainer`` whose updates are not made on its kvstore.
         names: id of a Parameter → the name that ``gradients`` gives it.
         masters: the Trainer's float32 master weights, whose gradients are float32 too; None without.
+        rescales: its gradients have another size than an unscaled loss's, by a scale or a window's mean; then those of
+            other backward passes are told from the session's.
 
     Attributes:
+        pending: a loss was scaled for it in this window.
         backwards: backward passes made for it in this window.
         unscaled: its gradients have been divided by the scale.
         found_inf: whether a gradient was inf or nan; None when nobody looked.
         losses: unscaled losses of the window, for diagnosis.
+        updating: the Trainer's updaters have begun, and are not done.
     """
 
-    def __init__(self, trainer: Any, names: dict[int, str], masters: Masters | None = None) -> None:
+    def __init__(
+        self, trainer: Any, names: dict[int, str], masters: Masters | None = None, rescales: bool = False
+    ) -> None:
         self.trainer = trainer
         self.names = names
         self.masters = masters
-        self._adding = [param for param in trainer._params if param.grad_req == "add"]
+        self.rescales = rescales
+        self.updating = False
+        self._settings: dict[str, Any] = {}
+        self._adding: list[Any] = []
         self.write_only()
         self.restart()
 
     def restart(self) -> None:
         """Begin a new window."""
         self.backwards = 0
-        self.unscaled = False
+        self.pending = self.unscaled = False
         self.found_inf: bool | None = None
         self.losses: list[Any] = []
         self._wide: dict[tuple[int, int], Any] = {}
+        self._own: set[tuple[int, int]] = set()
+
+    def begin(self) -> None:
+        """Note that a loss is scaled for the Trainer. Its first one overwrites what came before, as MXNet does."""
+        if self.rescales and not self.pending:
+            self.forget(self.written())
+        self.pending = True
 
     def note(self, losses: list[Any]) -> None:
         """Note that a backward pass of these losses was made for the Trainer."""
@@ -63,6 +80,20 @@ class Window:
         self.losses += losses
         if self.masters is not None:
             self._widen()
+        self._claim()
+
+    def _claim(self) -> None:
+        """Take the marks of a backward pass off what is the window's own."""
+        if self.rescales:
+            for context, entries in enumerate(self.written()):
+                for index, _, data in entries:
+                    self._own.add((context, index))
+                    data._fresh_grad = False
+
+    def has_others(self) -> bool:
+        """Tell whether backward passes that were not the session's wrote gradients."""
+        params = self.trainer._params if self.rescales else ()
+        return any(data._fresh_grad for param in params if param._grad is not None for data in param._data)
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
@@ -82,9 +113,9 @@ class Window:
         contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
         for index, param in enumerate(self.trainer._params):
             if param._grad is not None:
-                for entries, data, grad in zip(contexts, param._data, param._grad):  # noqa: B905
-                    if data._fresh_grad:
-                        entries.append(Entry(index, grad, data))
+                for context, (data, grad) in enumerate(zip(param._data, param._grad, strict=True)):
+                    if (context, index) in self._own or data._fresh_grad:
+                        contexts[context].append(Entry(index, grad, data))
         return contexts
 
     def name(self, index: int) -> str:
@@ -98,10 +129,11 @@ class Window:
         """Have backward passes write their gradients; :meth:`take_back` adds those that came before.
 
         MXNet's own ``grad_req="add"`` loses the gradient of a parameter that is cast to bfloat16: its ``amp_cast``
-        writes zeros there.
+        writes zeros there. Called at each region, since users may set it at any time.
         """
-        for param in self._adding:
+        for param in [param for param in self.trainer._params if param._grad_req == "add"]:
             param.grad_req = "write"
+            self._adding.append(param)
 
     def restore(self) -> None:
         """Give the parameters back the ``grad_req`` they had."""
@@ -121,25 +153,32 @@ class Window:
         self.forget([taken])
 
     def set_aside(self) -> list[tuple[Entry, Any, bool]]:
-        """Copy the gradients before another backward pass overwrites them, and mark them as not written."""
-        kept = []
-        for entries in self.written():
-            for entry in entries:
-                adds = self.trainer._params[entry.index].grad_req == "add"
-                kept.append((entry, entry.grad.copy(), adds))
-                entry.data._fresh_grad = False
-        return kept
+        """Copy the gradients before another backward pass overwrites them."""
+        params = self.trainer._params
+        return [
+            (entry, entry.grad.copy(), params[entry.index].grad_req == "add")
+            for entries in self.written()
+            for entry in entries
+        ]
+
+    def mark_as_old(self, kept: list[tuple[Entry, Any, bool]]) -> None:
+        """Mark what was set aside as not written, so that what the next pass writes can be told from it."""
+        for entry, _, _ in kept:
+            entry.data._fresh_grad = False
 
     def take_back(self, kept: list[tuple[Entry, Any, bool]], add: bool) -> None:
         """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
         if not add:
             self.forget(self.written())
+            self._own.clear()
         for (_, now, data), before, adds in kept:
             if not add:
                 now[:] = before
             elif data._fresh_grad and not adds:
                 now += before
             data._fresh_grad = True
+        if not add:
+            self._claim()
 
     # -- deciding and editing ------------------------------------------------------------------------------------
 
@@ -158,13 +197,15 @@ class Window:
 
     def _fill_in(self) -> None:
         """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
+        written = self.written()
+        held = {(context, entry.index) for context, entries in enumerate(written) for entry in entries}
         stale = []
-        for param in self.trainer._params:
+        for index, param in enumerate(self.trainer._params):
+            places = [(context, index) for context in range(len(written))]
             if param._grad is not None:
-                stale += [grad for data, grad in zip(param._data, param._grad, strict=True) if not data._fresh_grad]
-                if any(data._fresh_grad for data in param._data):
-                    for data in param._data:
-                        data._fresh_grad = True
+                stale += [grad for place, grad in zip(places, param._grad, strict=True) if place not in held]
+                if not held.isdisjoint(places):
+                    self._own.update(places)
         zero(stale)
 
     def _sum_wide(self, index: int) -> None:
@@ -205,71 +246,40 @@ class Window:
     def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
         """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
         trainer = self.trainer
-        # An optimizer of MXNet 2 refuses the arrays of Gluon for good if it was made outside the main thread.
-        with _settings(trainer._optimizer, rescale_grad=rescale, **({"allow_np_array": True} if NUMPY_API else {})):
+        settings = {"rescale_grad": rescale} | LENT
+        self._settings = {name: getattr(trainer._optimizer, name) for name in settings}
+        try:
+            self._set(settings)
+            self.updating = True
             for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
                 if entries and self.masters is not None:
                     self.masters.update(context, entries)
                 elif entries:
                     updater(*zip(*entries))  # noqa: B905
+            self.updating = False
+        finally:
+            self._restore_settings()
 
+    def _set(self, settings: Mapping[str, Any]) -> None:
+        for name, value in settings.items():
+            setattr(self.trainer._optimizer, name, value)
 
-@contextmanager
-def _settings(optimizer: Any, **values: Any) -> Iterator[None]:
-    """Give an optimizer these attributes inside, and its own back afterwards."""
-    before = {name: getattr(optimizer, name) for name in values}
-    for name, value in values.items():
-        setattr(optimizer, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(optimizer, name, value)
+    def _restore_settings(self) -> None:
+        self._set(self._settings)
+        self._settings = {}
 
-
-def zero(arrays: list[Any]) -> None:
-    """Fill arrays with zeros, the dense ones of each context in one call."""
-    for group in by_context(array for array in arrays if array.stype == "default"):
-        call("reset_arrays", group, num_arrays=len(group))
-    for array in arrays:
-        if array.stype != "default":
-            call("zeros_like", [array], out=array)
-
-
-def all_finite(grads: Iterable[Any]) -> bool:
-    """Tell whether every gradient on every context is finite. Waits for the devices."""
-    flags = []
-    for group in by_context(map(dense, grads)):
-        for start in range(0, len(group), CHUNK):
-            chunk = group[start : start + CHUNK]
-            flags.append(call("multi_all_finite", chunk, num_arrays=len(chunk), init_output=True))
-    return all(bool(flag.asnumpy()[0]) for flag in flags)
-
-
-def global_norm(entries: list[Entry]) -> Any:
-    """Return the 2-norm over all gradients of one context, a native scalar; where the squares overflow, it waits."""
-    grads = [dense(entry.grad) for entry in entries]
-    norm = _norm(grads)
-    if math.isinf(float(norm.asnumpy().reshape(()))):
-        largest = max(float(abs(grad).max().asnumpy().reshape(())) for grad in grads)
-        norm = _norm([grad / largest for grad in grads]) * largest
-    return norm
-
-
-def _norm(grads: list[Any]) -> Any:
-    sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
-    squares = [cast(one, "float32") for one in sums] if len(sums) > 1 else sums
-    return sum(squares[1:], squares[0]) ** 0.5
-
-
-def dense(grad: Any) -> Any:
-    """Return the array that holds a gradient's numbers (of a sparse one, its rows)."""
-    return grad if grad.stype == "default" else grad.data
-
-
-def by_context(arrays: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the arrays of each context and dtype: an operator over many takes one of each."""
-    groups: dict[Any, list[Any]] = {}
-    for array in arrays:
-        groups.setdefault((context_of(array), dtype_code(array)), []).append(array)
-    yield from groups.values()
+    def rollback(self) -> bool:
+        """Drop the window wherever it was interrupted; return whether its update had begun and was not done."""
+        self._restore_settings()
+        if self.masters is not None:
+            self.masters.restore()
+        self._wide = {}
+        grads = []
+        for param in self.trainer._params:
+            for data, grad in zip(param._data or (), param._grad or (), strict=False):
+                data._fresh_grad = False
+                grads.append(grad)
+        zero(grads)
+        self.restart()
+        partly, self.updating = self.updating, False
+        return partly

@@ -170,6 +170,34 @@ class MXNetHarness(Harness):
         for name, value in values.items():
             gradients[name][:] = _array(value)
 
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness``."""
+        updaters = optimizer._updaters
+
+        def broken(indices: Any, gradients: Any, weights: Any) -> None:
+            updaters[0](indices[:1], gradients[:1], weights[:1])
+            raise error
+
+        optimizer._updaters = [broken] * len(updaters)
+        try:
+            yield
+        finally:
+            optimizer._updaters = updaters
+
+    def native_backward(self, loss: Any) -> bool:
+        """See ``Harness``; MXNet itself refuses a second pass through a graph, and one through no graph."""
+        try:
+            loss.backward()
+        except mx.base.MXNetError:
+            return False
+        return True
+
+    def native_step(self, optimizer: Any) -> bool:
+        """See ``Harness``."""
+        optimizer.step(1)
+        return True
+
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _OPS.get(op)

@@ -38,6 +38,7 @@ class Masters:
         self._trainer = trainer
         self._before = before
         self._place = check(trainer, before)
+        self._pairs: dict[tuple[int, int], Any] = {}
         self._adopt_states()
         trainer._optimizer.multi_precision = True
         for context, index, low in _halves(trainer):
@@ -72,23 +73,33 @@ class Masters:
     def update(self, context: int, entries: Sequence[Entry]) -> None:
         """Run the Trainer's updater on one context, over masters where there are some; parameters follow them."""
         updater = self._trainer._updaters[context]
-        kept, weights = {}, []
-        for index, _, low in entries:
-            if not is_half(self._trainer._params[index]):
-                weights.append(low)
-                continue
-            master, state = self._state(context, index, low)
-            kept[index] = updater.states[index]
-            # The updater sees a float32 weight with its state, and so runs the optimizer's own float32 update.
-            updater.states[index] = state
-            weights.append(master)
         try:
+            weights = [self._show(context, index, low) for index, _, low in entries]
             updater([e.index for e in entries], [e.grad for e in entries], weights)
         finally:
-            updater.states.update(kept)
-        for (index, _, low), master in zip(entries, weights, strict=True):
-            if index in kept:
+            self.restore()
+        for (_, _, low), master in zip(entries, weights, strict=True):
+            if master is not low:
                 call("amp_cast", [master], out=low.as_nd_ndarray(), dtype=dtype_name(low))
+
+    def _show(self, context: int, index: int, low: Any) -> Any:
+        """Return the weight to update, and show the updater the state of that one alone.
+
+        It sees a float32 weight with its state, and so runs the optimizer's own float32 update.
+        """
+        if not is_half(self._trainer._params[index]):
+            return low
+        master, state = self._state(context, index, low)
+        states = self._trainer._updaters[context].states
+        self._pairs[context, index] = states[index]
+        states[index] = state
+        return master
+
+    def restore(self) -> None:
+        """Put the pairs of masters and states back into the updaters. Idempotent."""
+        for (context, index), pair in self._pairs.items():
+            self._trainer._updaters[context].states[index] = pair
+        self._pairs = {}
 
     # -- whole models --------------------------------------------------------------------------------------------
 

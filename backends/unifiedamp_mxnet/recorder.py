@@ -16,8 +16,8 @@ from unifiedamp.backend import recording
 
 from . import watched
 from .bound import Bound
-from .gradients import by_context, dense
 from .layers import walk
+from .many import by_context, dense
 from .native import NDArray, autograd, dtype_name, gluon
 from .reductions import Memory, count, largest, read
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from unifiedamp.backend import recording
 
-from .gradients import by_context
+from .many import by_context
 from .native import CODES, base, call, cast, context_of, dtype_code
 
 BUCKETS = recording.BUCKETS

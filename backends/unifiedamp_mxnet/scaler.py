@@ -9,7 +9,7 @@ from typing import Any
 
 from unifiedamp.backend import LossScale, ScaleState, errors
 
-from .gradients import all_finite
+from .many import all_finite
 from .native import NDArray, autograd, call, cast, context_of, dtype_code, upstream
 from .semantics import in_numpy_semantics
 
@@ -26,23 +26,26 @@ class Scaler:
         self.enabled = loss_scale.enabled
         self.state = loss_scale.initial_state()
         self.applied = self.skipped = 0
-        self._counted = self._bad = False
+        self._found: dict[Any, bool] = {}
         self._heads: dict[Any, Any] = {}
 
-    def count(self, found_inf: bool) -> None:
-        """Note the outcome of one optimizer's step."""
+    def count(self, found_inf: bool, key: Any = None) -> None:
+        """Note the outcome of one optimizer's step, under its key."""
         if found_inf:
             self.skipped += 1
-            self._bad = True
         else:
             self.applied += 1
-        self._counted = True
+        self._found[key] = found_inf or self._found.get(key, False)
+
+    def forget(self, key: Any) -> None:
+        """Forget what an optimizer's steps found in this iteration."""
+        self._found.pop(key, None)
 
     def update(self) -> None:
-        """End the iteration: move the scale by what its steps found."""
-        if self._counted and self.enabled:
-            self.state = self.settings.next_state(self.state, self._bad)
-        self._counted = self._bad = False
+        """End the iteration: update the scale by what its steps found."""
+        found, self._found = self._found, {}
+        if found and self.enabled:
+            self.state = self.settings.next_state(self.state, any(found.values()))
 
     def read(self) -> ScaleState:
         """Return scale and counters."""
@@ -74,13 +77,24 @@ class ScaledLosses:
         losses: scalar losses, one for each context.
         factor: scale / accumulate_steps.
         run: makes the backward pass for losses and their heads.
+        check: refuses gradients of other backward passes.
         single: whether the user gave one loss, not a list.
     """
 
-    __slots__ = ("_factor", "_losses", "_run", "_scaler", "_single")
+    __slots__ = ("_check", "_factor", "_losses", "_run", "_scaler", "_single", "_used")
 
-    def __init__(self, scaler: Scaler, losses: list[Any], factor: float, run: Callable[..., None], single: bool):
+    def __init__(
+        self,
+        scaler: Scaler,
+        losses: list[Any],
+        factor: float,
+        run: Callable[..., None],
+        check: Callable[[], None],
+        single: bool,
+    ) -> None:
         self._scaler, self._losses, self._factor, self._run, self._single = scaler, losses, factor, run, single
+        self._check = check
+        self._used = False
 
     def __enter__(self) -> ScaledLosses:
         return self
@@ -88,19 +102,21 @@ class ScaledLosses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        return None
+        if kind is None and not self._used:
+            self._check()
 
     @property
     @in_numpy_semantics
     def value(self) -> Any:
         """The loss in float32, times the scale, divided by ``accumulate_steps``; a list for a list of losses."""
-        with autograd.pause():
+        with autograd.record():
             values = [loss * self._factor for loss in self._losses]
         return values[0] if self._single else values
 
-    @in_numpy_semantics
     def backward(self) -> None:
         """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
+        self._used = True
+        self._check()
         if self._factor == 1.0:
             self._run(self._losses, None)
         else:

@@ -269,10 +269,33 @@ def test_a_sparse_gradient_is_looked_at_too(array):
 
 
 def test_finite_checks_in_chunks(monkeypatch):
-    from unifiedamp_mxnet import gradients
+    from unifiedamp_mxnet import many
 
-    monkeypatch.setattr(gradients, "CHUNK", 2)
+    monkeypatch.setattr(many, "CHUNK", 2)
     arrays = [call("ones_like", [mx.nd.zeros((2,))]) for _ in range(5)]
-    assert gradients.all_finite(arrays)
+    assert many.all_finite(arrays)
     arrays[4][:] = np.nan
-    assert not gradients.all_finite(arrays)
+    assert not many.all_finite(arrays)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_the_calls_of_a_step_inside_a_region(net, array, policy, grad_req):
+    """MXNet refuses to write to arrays while it records, and dies when it is to record that they are zeroed."""
+    amp, model, trainer = prepared(net, policy, loss_scale=SCALE, trainer=lambda m: sgd(m, momentum=0.9))
+    for param in model.collect_params().values():
+        param.grad_req = grad_req
+    before = weights(model)["1.bias"]
+    for _ in range(2):
+        with amp.autocast():
+            for _ in range(2):
+                loss = model(array(batch())).sum() / 2
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+            amp.unscale(trainer)
+            amp.clip_grad_norm(trainer, 1e6)
+            amp.clip_grad_value(trainer, 1e6)
+            assert amp.step(trainer).applied
+            amp.discard_step(trainer)
+            assert autograd.is_recording()
+    assert np.allclose(weights(model)["1.bias"], before - 0.1 * 6.0 * 2.9, rtol=1e-5)

@@ -135,8 +135,9 @@ class Harness(OptionalHarness):
         """Differentiate ``loss`` by the framework's own call, as a loop does that forgets the session's.
 
         Returns:
-            True. False, having done nothing, for a framework without a call that adds a loss's gradients to the
-            parameters (they are returned instead), which is the default; tests that need one are then skipped.
+            True. False, having done nothing, where the framework refuses to differentiate this loss once more, and for
+            one without a call that adds a loss's gradients to the parameters (they are returned instead), which is the
+            default; tests that need one are then skipped.
         """
         return False
 

@@ -40,7 +40,7 @@ class Loop:
 
     def native_backward(self, loss):
         if not self.harness.native_backward(loss):
-            pytest.skip("the framework has no call that adds a loss's gradients to the parameters")
+            pytest.skip("the framework has no call that adds this loss's gradients to the parameters")
 
     def native_step(self):
         if not self.harness.native_step(self.optimizer):
@@ -117,7 +117,9 @@ def test_a_native_backward_before_the_loss_is_scaled(harness, form):
     loop = Loop(harness, form)
 
     def step(loss):
-        loop.native_backward(loop.model(loop.amp.to_native(np.array([5.0, 5.0], np.float32))))
+        with loop.amp.autocast():
+            other = loop.model(loop.amp.to_native(np.array([5.0, 5.0], np.float32)))
+        loop.native_backward(other)
         loop.right(loss)
 
     try:
