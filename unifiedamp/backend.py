@@ -252,6 +252,22 @@ class Backend(Extras):
     def drop_gradients(self, optimizer: Any) -> None:
         """Empty the window's gradients and forget what ``unscale`` found for it."""
 
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """Take these optimizers back to where they were before their windows: an exception left one of their calls.
+
+        Called after any exception or signal out of ``scaled_loss.backward``, ``unscale``, ``clip_grad_norm``,
+        ``clip_grad_value``, ``step`` or a compiled step, at whatever point it came; also while tracing. Gradients must
+        be gone, those accumulated, unscaled or copied to master weights included, what was found in them forgotten, and
+        what the call had set for its time put back. May be called twice.
+
+        Returns:
+            Whether the framework's own update had begun, so that some parameters may be updated and others not. Core
+            then refuses to go on until the user discards the step or loads a state.
+        """
+        for optimizer in optimizers:
+            self.drop_gradients(optimizer)
+        return False
+
     # -- state ---------------------------------------------------------------------------------------------------
 
     @required

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .errors import WrongObjectError
+
 APPLIED = "applied"
 NON_FINITE = "non_finite"
 NO_GRADIENTS = "no_gradients"
@@ -26,7 +28,8 @@ class StepResult:
     """The outcome of one ``amp.step``.
 
     Looking at a field may wait for the device; not looking never does. Inside a compiled step
-    (``tf.function``, ``jax.jit``) there is nothing to read yet, and a field raises ``StepOrderError``.
+    (``tf.function``, ``jax.jit``) there is nothing to read yet, and a field raises ``StepOrderError``. A result has no
+    truth value: ``if amp.step(optimizer)`` raises ``WrongObjectError``.
 
     Attributes:
         applied: whether the optimizer moved the parameters.
@@ -80,6 +83,12 @@ class StepResult:
     def next_scale(self) -> float:
         """The loss scale from now on."""
         return self.values.next_scale
+
+    def __bool__(self) -> bool:
+        raise WrongObjectError(
+            "a StepResult has no truth value: whether the step was applied is result.applied, and reading it may wait "
+            "for the device"
+        )
 
     def __repr__(self) -> str:
         return f"StepResult{tuple(self._values)!r}" if self._values else "StepResult(not read yet)"

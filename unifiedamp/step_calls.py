@@ -9,7 +9,8 @@ from typing import Any
 
 from . import result
 from .backend import Backend, Capabilities, ScaledLoss, Support
-from .errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectError
+from .errors import AmpError, ConfigError, StepOrderError, UnsupportedError, WrongObjectError
+from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .loss_scale import LossScale
 from .policy import Policy
 from .recording.recorder import Recorder
@@ -36,6 +37,7 @@ class StepCalls:
         self._watch = Watch(backend, loss_scale)
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
+        self._interruptions = Interruptions(backend, self._window, self._tell_discarded)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -82,10 +84,14 @@ class StepCalls:
         slots = self._slots(optimizers, "scale_loss")
         if self._window.begin_scale(slots):
             self._end_open_iteration()
-        return self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
+        scaled = self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
+        return GuardedLoss(scaled, slots, self._interruptions)
 
     def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
         """Run ``closure`` under autocast, scale its loss and differentiate.
+
+        An exception out of it, the closure's included, discards the window: its gradients are dropped, and the next
+        loss starts a new one.
 
         Args:
             closure: returns a scalar loss.
@@ -98,7 +104,8 @@ class StepCalls:
         self._window.enter_region()
         if self._window.begin_scale(slots):
             self._end_open_iteration()
-        return self.backend.backward(closure, [slot.optimizer for slot in slots])
+        optimizers = [slot.optimizer for slot in slots]
+        return self._interruptions.run(slots, "backward", self.backend.backward, closure, optimizers)
 
     def unscale(self, optimizer: Any) -> None:
         """Divide the gradients by the scale, once; a no-op inside an accumulation window and when done before."""
@@ -116,14 +123,16 @@ class StepCalls:
         """
         _require_positive(max_norm, "clip_grad_norm: max_norm")
         slot = self._unscaled_slot(optimizer, "clip_grad_norm")
-        return self.backend.clip_grad_norm(slot.optimizer, max_norm) if slot else None
+        if slot is None:
+            return None
+        return self._clip(slot, "clip_grad_norm", max_norm)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """Clamp the true gradients to [-clip_value, clip_value]; a no-op inside an accumulation window."""
         _require_positive(clip_value, "clip_grad_value: clip_value")
         slot = self._unscaled_slot(optimizer, "clip_grad_value")
-        if slot:
-            self.backend.clip_grad_value(slot.optimizer, clip_value)
+        if slot is not None:
+            self._clip(slot, "clip_grad_value", clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """Return name → native gradient, scaled before ``unscale`` and true after it; empty between windows."""
@@ -142,17 +151,21 @@ class StepCalls:
             LossScaleExhausted: too many skips in a row.
         """
         window = self._window
-        slot = window.slot(optimizer, "step")
+        slot = self._slot(optimizer, "step")
         window.check_step(slot, "step")
         if window.accumulating(slot):
             window.end_micro_batch(slot)
             return StepResult(self._not_applied(result.ACCUMULATING))
         ends = window.ends_iteration(slot)
         recorder = self._recorder
-        if recorder is not None and not slot.unscaled:
-            recorder.before_unscale(slot.optimizer, slot.index)
-        outcome = self.backend.step(slot.optimizer, ends)
-        window.end_step(slot, ends)
+        try:
+            if recorder is not None and not slot.unscaled:
+                recorder.before_unscale(slot.optimizer, slot.index)
+            outcome = self.backend.step(slot.optimizer, ends)
+            window.end_step(slot, ends)
+        except BaseException as error:
+            self._interruptions.discard([slot], "step", error)
+            raise
         if scheduler is not None:
             self._step_scheduler(scheduler, outcome)
         leads = window.leads() and not self.backend.tracing()
@@ -164,13 +177,17 @@ class StepCalls:
         return outcome
 
     def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients (a guard of your own fired): nothing is applied, the scale stays."""
-        slot = self._window.slot(optimizer, "discard_step")
+        """Drop the window's gradients (a guard of your own fired): nothing is applied, the scale stays.
+
+        Call it too where your own code caught an exception between ``backward`` and ``step`` (Ctrl-C in a notebook)
+        and the loop goes on with another batch. Harmless where there is nothing to drop.
+        """
+        slot = self._slot(optimizer, "discard_step")
+        slot.refusal = ""
         ends = self._window.ends_iteration(slot)
         self.backend.drop_gradients(slot.optimizer)
         self._window.end_step(slot, ends)
-        if self._recorder is not None and not self.backend.tracing():
-            self._recorder.discarded()
+        self._tell_discarded()
         if ends:
             self.backend.update()
         return StepResult(self._not_applied(result.DISCARDED))
@@ -179,15 +196,22 @@ class StepCalls:
 
     def _watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``compiled``, with a look at the scale, and the recorder's, after each call that replayed a trace."""
-        window = self._window
+        window, name = self._window, getattr(compiled, "__name__", "the step")
         ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
         def watched(*args: Any, **kwargs: Any) -> Any:
             recorder, counted = self._recorder, self._watch.steps
             recorded = None if recorder is None else recorder.step
+            self._interruptions.check()
             entered, ended = window.snapshot(), window.ended
-            output = compiled(*args, **kwargs)
+            try:
+                output = compiled(*args, **kwargs)
+            except AmpError:
+                raise  # calls that ran have discarded what they had to
+            except BaseException as error:
+                self._interruptions.discard([*window.slots.values()], f"compile: {name}()", error)
+                raise
             if window.ended != ended:
                 ends.add(entered)
             # Where the call replayed a trace, amp.step did not run.
@@ -209,7 +233,11 @@ class StepCalls:
         many: Sequence[Any] = optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,)
         if not many:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        return [self._window.slot(optimizer, call) for optimizer in many]
+        return [self._slot(optimizer, call) for optimizer in many]
+
+    def _slot(self, optimizer: Any, call: str) -> Slot:
+        self._interruptions.finish()
+        return self._window.slot(optimizer, call)
 
     def _end_open_iteration(self) -> None:
         """An optimizer that had its step gets a new loss, so the iteration before ends here."""
@@ -218,16 +246,27 @@ class StepCalls:
             self._recorder.after_steps()
 
     def _unscaled_slot(self, optimizer: Any, call: str) -> Slot | None:
-        slot = self._window.slot(optimizer, call)
+        slot = self._slot(optimizer, call)
         self._window.check_step(slot, call)
         if self._window.accumulating(slot):
             return None
         if not slot.unscaled:
-            if self._recorder is not None:
-                self._recorder.before_unscale(slot.optimizer, slot.index)
-            self.backend.unscale(slot.optimizer)
-            slot.unscaled = True
+            self._interruptions.run([slot], call, self._unscale, slot, refusals=REFUSALS)
         return slot
+
+    def _clip(self, slot: Slot, call: str, limit: float) -> Any:
+        clip = getattr(self.backend, call)
+        return self._interruptions.run([slot], call, clip, slot.optimizer, limit, refusals=REFUSALS)
+
+    def _unscale(self, slot: Slot) -> None:
+        if self._recorder is not None:
+            self._recorder.before_unscale(slot.optimizer, slot.index)
+        self.backend.unscale(slot.optimizer)
+        slot.unscaled = True
+
+    def _tell_discarded(self) -> None:
+        if self._recorder is not None and not self.backend.tracing():
+            self._recorder.discarded()
 
     def _not_applied(self, reason: str) -> Callable[[], result.StepValues]:
         def read() -> result.StepValues:

@@ -23,15 +23,26 @@ class Slot:
         unscaled: its gradients have been divided by the scale.
         stepped: it has had its step in this iteration.
         micro: micro-batches of the accumulation window that are done.
+        refusal: why nothing may be trained by it for now; empty when all is well.
     """
 
-    __slots__ = ("index", "micro", "optimizer", "scaled", "stepped", "unscaled")
+    __slots__ = ("index", "micro", "optimizer", "refusal", "scaled", "stepped", "unscaled")
 
     def __init__(self, optimizer: Any, index: int) -> None:
         self.optimizer = optimizer
         self.index = index
         self.scaled = self.unscaled = self.stepped = False
         self.micro = 0
+        self.refusal = ""
+
+    def check(self) -> None:
+        """Refuse to train by an optimizer whose parameters an interrupted step may have updated in part.
+
+        Raises:
+            StepOrderError: with what to do.
+        """
+        if self.refusal:
+            raise StepOrderError(self.refusal)
 
 
 class Window:
@@ -89,13 +100,15 @@ class Window:
         """Note that a loss is scaled for ``slots``; return whether the iteration before must be ended first.
 
         Raises:
-            StepOrderError: no autocast region was entered since the last step.
+            StepOrderError: no autocast region was entered since the last step; an interrupted step was not dealt with.
         """
         if not self.in_region:
             raise StepOrderError(
                 "amp.scale_loss: no loss was computed under the policy in this iteration; compute it inside "
                 "'with amp.autocast():' before scaling it"
             )
+        for slot in slots:
+            slot.check()
         ends = any(slot.stepped for slot in slots)
         if ends:
             self.end_iteration()
@@ -115,8 +128,10 @@ class Window:
         """Refuse a ``step`` or ``unscale`` that no scaled loss went before.
 
         Raises:
-            StepOrderError: no loss went through ``scale_loss`` in this iteration, for any optimizer.
+            StepOrderError: no loss went through ``scale_loss`` in this iteration, for any optimizer; an interrupted
+                step was not dealt with.
         """
+        slot.check()
         if slot.scaled or (self.any_scaled and not slot.stepped):
             return
         name = type(slot.optimizer).__name__
@@ -144,6 +159,14 @@ class Window:
             self.end_iteration()
         else:
             slot.stepped = True
+
+    def abandon(self, slots: Sequence[Slot]) -> bool:
+        """Discard the windows of ``slots``; return whether that ends the iteration."""
+        ends = False
+        for slot in slots:
+            ends = self.ends_iteration(slot)
+            self.end_step(slot, ends)
+        return ends
 
     def end_iteration(self) -> None:
         """Start the next iteration."""
@@ -205,6 +228,13 @@ class ReplicaWindows:
         """See :class:`Window`."""
         for window in self._windows.values():
             window.bind(optimizer)
+
+    def abandon(self, slots: Sequence[Slot]) -> bool:
+        """See :class:`Window`; the windows of all replicas are discarded."""
+        ends = False
+        for window in self._windows.values():
+            ends = window.abandon([window.slots[id(slot.optimizer)] for slot in slots])
+        return ends
 
     def leads(self) -> bool:
         """See :class:`Window`."""

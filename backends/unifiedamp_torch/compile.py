@@ -19,6 +19,7 @@ from .stance import Uncompiled
 _UNTRACED = (
     "unifiedamp.backend",
     "unifiedamp.extras",
+    "unifiedamp.interruption",
     "unifiedamp.loss_scale",
     "unifiedamp.plugins",
     "unifiedamp.recording",

@@ -62,7 +62,7 @@ class SkippedStepMovesTheMoments(ToyBackend):
 class NoFloor(ToyBackend):
     def update(self):
         before = self.state
-        overflow = any(self.found)
+        overflow = any(self.found.values())
         super().update()
         if overflow:
             self.state = replace(self.state, scale=before.scale * self.spec.loss_scale.backoff_factor)
@@ -71,7 +71,7 @@ class NoFloor(ToyBackend):
 @mutant("test_the_scale_stops_at_its_floor_and_ceiling")
 class NoCeiling(ToyBackend):
     def update(self):
-        before, grew = self.state, self.found and not any(self.found)
+        before, grew = self.state, self.found and not any(self.found.values())
         super().update()
         if grew and self.state.good_steps == 0:
             self.state = replace(self.state, scale=before.scale * self.spec.loss_scale.growth_factor)
@@ -161,7 +161,7 @@ class BacksOffAtOnce(ToyBackend):
 @mutant("test_a_skip_restarts_the_growth_count")
 class GoodStepsSurviveASkip(ToyBackend):
     def update(self):
-        before, overflow = self.state, any(self.found)
+        before, overflow = self.state, any(self.found.values())
         super().update()
         if overflow:
             self.state = replace(self.state, good_steps=before.good_steps)
@@ -208,14 +208,14 @@ class TheScaleMovesWithEachOptimizer(ToyBackend):
 @mutant("test_each_skips_by_itself_and_the_scale_moves_once")
 class OneOverflowSkipsTheOthers(ToyBackend):
     def _decide(self, optimizer):
-        return super()._decide(optimizer) or any(self.found)
+        return super()._decide(optimizer) or any(self.found.values())
 
 
 @mutant("test_an_optimizer_without_gradients_is_left_alone")
 class NoGradientsMoveTheCount(ToyBackend):
     def step(self, optimizer, update):
         if not self._grads(optimizer):
-            self.found.append(False)
+            self.found[id(optimizer)] = False
             self.state = replace(self.state, good_steps=self.state.good_steps + 1)
         return super().step(optimizer, update)
 
@@ -278,7 +278,7 @@ class IgnoresLayerOverrides(ToyBackend):
 class DiscardedStepBacksOff(ToyBackend):
     def drop_gradients(self, optimizer):
         if self.checked.get(id(optimizer)) and not self.found:
-            self.found.append(True)
+            self.found[id(optimizer)] = True
         super().drop_gradients(optimizer)
 
 
@@ -287,3 +287,35 @@ class StaticScaleAppliesAnything(ToyBackend):
     def _decide(self, optimizer):
         found = super()._decide(optimizer)
         return found and self.spec.loss_scale.kind != "static"
+
+
+@mutant("test_an_interrupted_call_leaves_no_gradient")
+class RollbackKeepsTheGradients(ToyBackend):
+    def rollback(self, optimizers):
+        return False
+
+
+@mutant("test_what_an_interrupted_call_found_is_forgotten")
+class RollbackKeepsWhatWasFound(ToyBackend):
+    def rollback(self, optimizers):
+        found = any(self.checked.values())
+        partly = super().rollback(optimizers)
+        if found:
+            self.found[0] = True
+        return partly
+
+
+@mutant("test_a_partly_applied_update_is_refused_until_it_is_discarded")
+class PartlyAppliedUpdatesGoUnnoticed(ToyBackend):
+    def rollback(self, optimizers):
+        super().rollback(optimizers)
+        return False
+
+
+@mutant("test_an_interrupted_backward_of_one_loss_spares_other_optimizers")
+class RollbackTakesEveryOptimizersGradients(ToyBackend):
+    def rollback(self, optimizers):
+        for model in self.models:
+            for param in model.parameters.values():
+                param.grad = None
+        return super().rollback(optimizers)

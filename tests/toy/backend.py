@@ -52,7 +52,8 @@ class ToyBackend(Backend):
         if spec.policy.op_overrides:
             raise errors.UnsupportedError(f"toy has no op_overrides ({', '.join(spec.policy.op_overrides)})")
         self.state = spec.loss_scale.initial_state()
-        self.found: list[bool] = []
+        self.found: dict[int, bool] = {}  # by optimizer
+        self.updating = False
         self.checked: dict[int, bool] = {}
         self.report = NonFiniteReport()
         self.loss_was_finite: bool | None = None
@@ -198,10 +199,12 @@ class ToyBackend(Backend):
             self._end(update)
             return StepResult.of(False, False, result.NO_GRADIENTS, scale, self.state.scale)
         found = self._decide(optimizer)
-        self.found.append(found)
+        self.found[id(optimizer)] = found
         self._count(found)
         if not found:
+            self.updating = True
             optimizer.apply(self._grads(optimizer))
+            self.updating = False
         self.drop_gradients(optimizer)
         self._end(update)
         reason = result.NON_FINITE if found else result.APPLIED
@@ -224,13 +227,20 @@ class ToyBackend(Backend):
 
     def update(self):
         if self.found:
-            self.state = self.spec.loss_scale.next_state(self.state, any(self.found))
-        self.found = []
+            self.state = self.spec.loss_scale.next_state(self.state, any(self.found.values()))
+        self.found = {}
 
     def drop_gradients(self, optimizer):
         self.checked.pop(id(optimizer), None)
         for p in optimizer.parameters.values():
             p.grad = None
+
+    def rollback(self, optimizers):
+        partly, self.updating = self.updating, False
+        for optimizer in optimizers:
+            self.drop_gradients(optimizer)
+            self.found.pop(id(optimizer), None)
+        return partly
 
     # -- state and tools
 

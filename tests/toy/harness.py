@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 
 import unifiedamp as ua
@@ -103,6 +105,21 @@ class ToyHarness(Harness):
     def set_gradients(self, amp, optimizer, values):
         for name, value in values.items():
             optimizer.parameters[name].grad = np.asarray(value, np.float32)
+
+    @contextmanager
+    def interrupted_update(self, optimizer, error):
+        apply = optimizer.apply
+
+        def broken(gradients):
+            first = next(iter(gradients))
+            apply({first: gradients[first]})
+            raise error
+
+        optimizer.apply = broken
+        try:
+            yield
+        finally:
+            del optimizer.apply
 
     def run_op(self, op):
         x = toy.Tensor(np.ones((8, 8), np.float32))

@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -122,6 +123,13 @@ class Harness:
     @required
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
         """Overwrite the window's (scaled) gradients by name, behind the layer's back."""
+
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> AbstractContextManager[None] | None:
+        """Return a context in which the framework's own update of a prepared ``optimizer`` (made by :meth:`sgd`)
+        changes the first parameter alone and then raises ``error``, in eager steps; None for a framework whose updates
+        make new values and change nothing in place.
+        """
+        raise NotImplementedError(f"the harness of {self.backend!r} has no interrupted_update")
 
     @required
     def run_op(self, op: str) -> str | None:

@@ -144,6 +144,10 @@ class JaxHarness(Harness):
         """See ``Harness``."""
         amp.gradients(optimizer).update({name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
 
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> None:
+        """See ``Harness``: JAX makes new values."""
+        return
+
     def run_op(self, op: str) -> str | None:
         """See ``Harness``."""
         run = _layer_runs().get(op) or _FUNCTIONS.get(op)
