@@ -257,7 +257,7 @@ class _Gradients(Backend):
         return found if self.tracing() else dict(self._changed(found))
 
 
-@fault("test_an_edit_between_unscale_and_step_is_what_is_applied")
+@fault("test_gradients_edited_in_the_loop_are_what_is_applied")
 class GradientsAreCopies(_Gradients):
     """What ``gradients`` returns is a copy: editing it changes nothing."""
 

@@ -13,11 +13,11 @@ from unifiedamp.backend import Backend, MatmulShape, PlanRow, Policy
 
 from .registry import fault
 
-PREFETCH = "test_prefetched_batches_come_in_order"
-ARRAYS = "test_arrays_come_back_as_they_were"
+PREFETCH = "test_all_of_them_in_order"
+ARRAYS = "test_round_trip_of_arrays"
 
 
-@fault("test_closing_leaves_nothing", "test_state_is_as_found")
+@fault("test_models_and_optimizers_are_as_before", "test_state_is_as_found")
 class CloseDoesNothing(Backend):
     """``close`` leaves all that was attached where it is."""
 
@@ -98,7 +98,7 @@ class FirstBatchTwice(Backend):
                 yield batch
 
 
-@fault("test_custom_functions_cast_their_inputs")
+@fault("test_custom_functions_get_the_dtype_that_they_ask_for")
 class CustomFunctionsUncast(Backend):
     """A custom function's inputs stay as they are."""
 
@@ -107,7 +107,7 @@ class CustomFunctionsUncast(Backend):
         return super().custom_function(target, None)
 
 
-@fault("test_explain_names_native_calls")
+@fault("test_the_plan_holds_what_the_backend_does")
 class PlanIsEmpty(Backend):
     """``explain`` has nothing to say."""
 
