@@ -7,6 +7,7 @@ at it first, then the others, the fast ones before the slow, and stops at the fi
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from unifiedamp.backend import BackendPlugin, hookimpl
 from unifiedamp.errors import ConfigError, UnsupportedError, nearest
 
 from . import plugin as kit
+from .driver import probe_run
 from .faults import FAULTS, Fault
 from .harness import load_harness
 
@@ -148,6 +150,7 @@ class _Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run all trials in place of the tests."""
         items = session.items
+        _import_what_a_step_does(self.report.backend)
         base = _in_a_fork(lambda: _run(items, stop=False), 10 * LIMIT)
         self._take(base)
         failing = set(self.report.failing)
@@ -186,6 +189,20 @@ class _Trials:
     def _rank(self, fault: Fault, item: pytest.Item) -> tuple[bool, float]:
         name = getattr(item, "originalname", item.name)
         return name not in fault.seen_by, self._seconds.get(item.nodeid, 0.0)
+
+
+def _import_what_a_step_does(backend: str) -> None:
+    """Import here what a first step would import anew in every fork; run no step, since threads do not survive one."""
+
+    def modules() -> dict[str, Any]:
+        before = set(sys.modules)
+        run = probe_run(load_harness(backend))
+        run.feed(1.0)
+        return {**_NOTHING, "modules": sorted(set(sys.modules) - before)}
+
+    for name in _in_a_fork(modules, LIMIT)["modules"]:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _lay_over(backend: str, fault: Fault) -> None:
@@ -242,7 +259,7 @@ class _Seen:
         """Return plain values."""
         features = kit.declared(backend).features if backend else {}
         return {
-            "died": "",
+            **_NOTHING,
             "failed": self.failed,
             "passed": self._passed,
             "untested": self._untested,
@@ -257,6 +274,11 @@ def _reason(report: pytest.TestReport) -> str:
     return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")
 
 
+_NOTHING: dict[str, Any] = {
+    "died": "", "failed": [], "passed": [], "untested": {}, "seconds": {}, "declared": {}, "modules": [],
+}  # fmt: skip
+
+
 def _in_a_fork(run: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
     """Return what ``run`` returns in a process of its own; "died" says how one ended that returned nothing."""
     with tempfile.TemporaryDirectory() as folder:
@@ -268,7 +290,7 @@ def _in_a_fork(run: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any
         if path.exists():
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             return found
-    return {"died": died, "failed": [], "passed": [], "untested": {}, "seconds": {}, "declared": {}}
+    return {**_NOTHING, "died": died}
 
 
 def _child(run: Callable[[], dict[str, Any]], path: Path) -> None:
