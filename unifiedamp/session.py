@@ -218,6 +218,7 @@ class Amp(StepCalls):
             CheckpointError: foreign, truncated, from a newer version, or saved with scaling off. Nothing is changed.
         """
         accepted = read_session(self, state, restart_scale)
+        self._interruptions.forgive()
         self._start_anew()
         self.backend.write_state(accepted)
         self._watch.expect(self.backend.read_state())

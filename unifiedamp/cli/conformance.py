@@ -19,17 +19,33 @@ def conformance(
     trajectories: Annotated[int, typer.Option(min=1, help="Random loss-scale trajectories per backend.")] = 1000,
     soak: Annotated[int, typer.Option(min=0, help="Steps of the soak test; 0 leaves it out.")] = 0,
     only: Annotated[str | None, typer.Option("-k", help="Only tests whose names match (pytest's -k).")] = None,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Break the backend in many small ways; each must make a test fail.")
+    ] = False,
+    form: Annotated[
+        list[str] | None, typer.Option(help="With --mutants: a form to run; again for more [eager].")
+    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="With --mutants: one fault; again for more [all].")] = None,
 ) -> None:
     """Prove that a backend means what every backend must mean.
 
-    Exit code 0: every declared capability passes; 1: a test failed; 2: the backend or the kit is not there.
+    Exit code 0: every declared capability passes; 1: a test failed (with --mutants: none did, under some fault); 2: the
+    backend or the kit is not there.
     """
+    if not mutants and (form or fault):
+        raise ConfigError("--form and --fault go with --mutants")
+    if mutants and (backend == "all" or only is not None):
+        raise ConfigError("--mutants takes the name of one backend, and no -k: --fault NAME runs one fault")
     if backend != "all":
         plugins.load_backend(backend)
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("hypothesis") is None:
         raise BackendUnavailableError("the conformance kit needs pytest and hypothesis: pip install pytest hypothesis")
     if json is not None:
         check_file(Path(json), "--json")
+    if mutants:
+        from .mutants import run
+
+        raise typer.Exit(run(backend, form or ["eager"], fault or [], None if json is None else Path(json)))
     import pytest
 
     arguments = ["--pyargs", "unifiedamp.conformance.suite", "--amp-backend", backend, "-q", "-p", "no:cacheprovider"]

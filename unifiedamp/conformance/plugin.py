@@ -1,6 +1,7 @@
 """The pytest plugin of the conformance kit: which backends run, what their capabilities and expected failures say.
 
-Options: ``--amp-backend NAME`` (or ``all``), ``--amp-json FILE``, ``--amp-trajectories N``, ``--amp-soak N``.
+Options: ``--amp-backend NAME`` (or ``all``), ``--amp-form FORM``, ``--amp-json FILE``,
+``--amp-trajectories N``, ``--amp-soak N``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the kit's options."""
     group = parser.getgroup("unifiedamp", "unifiedamp conformance kit")
     group.addoption("--amp-backend", default="all", help="the backend under test, or 'all' that are installed")
+    group.addoption("--amp-form", action="append", help="only this form of the harness; again for more")
+    group.addoption("--amp-peer", action="append", help="take over states of this backend alone; again for more")
+    group.addoption("--amp-unmarked", action="store_true", help="leave it to another plugin to call mark()")
     group.addoption("--amp-json", default=None, help="write the conformance report here")
     group.addoption("--amp-trajectories", default=1000, type=int, help="random loss-scale trajectories per backend")
     group.addoption("--amp-soak", default=0, type=int, help="steps of the soak test per backend; 0 leaves it out")
@@ -57,14 +61,15 @@ def peers() -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that takes ``harness`` once per backend, per form, and per peer whose state it takes over."""
     if "peer" in metafunc.fixturenames:
-        metafunc.parametrize("peer", peers())
+        metafunc.parametrize("peer", metafunc.config.getoption("--amp-peer") or peers())
     if "harness" not in metafunc.fixturenames:
         return
     names = backends(metafunc.config, metafunc.module)
     if "form" not in metafunc.fixturenames:
         metafunc.parametrize("harness", [pytest.param(name, id=name) for name in names], indirect=True)
         return
-    pairs = [(name, form) for name in names for form in load_harness(name).forms]
+    wanted = metafunc.config.getoption("--amp-form")
+    pairs = [(name, form) for name in names for form in load_harness(name).forms if not wanted or form in wanted]
     params = [pytest.param(name, form, id=f"{name}-{form}") for name, form in pairs]
     metafunc.parametrize(("harness", "form"), params, indirect=["harness"])
 
@@ -82,8 +87,14 @@ def backend_of(item: pytest.Item) -> str | None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what a backend does not declare, and what it is known to fail."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests, unless another plugin does it later."""
+    if not config.getoption("--amp-unmarked"):
+        mark(items)
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark what a backend does not declare, and what it is known to fail; needs a session of the backend."""
     for item in items:
         backend = backend_of(item)
         if backend is None:
@@ -121,13 +132,13 @@ def refused_here(error: PolicyNotSupportedError, backends: Iterable[str]) -> str
 
 
 @functools.cache
-def _declared(backend: str) -> Capabilities:
-    """What a backend declares does not change while tests are collected, and takes a session to learn."""
+def declared(backend: str) -> Capabilities:
+    """Return what a backend declares; it does not change while tests are collected, and takes a session to learn."""
     return load_harness(backend).capabilities()
 
 
 def _mark_undeclared(item: pytest.Item, backend: str, feature: str) -> None:
-    support = _declared(backend).feature(feature)
+    support = declared(backend).feature(feature)
     if not support:
         item.user_properties.append(("amp-undeclared", feature))
         # Run all the same: what works though it is not declared is reported.

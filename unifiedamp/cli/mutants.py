@@ -1,0 +1,77 @@
+"""``unifiedamp conformance --mutants``: which faults of a backend the suite notices."""
+
+from __future__ import annotations
+
+import itertools
+import json as json_format
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..conformance.mutants import KILLED, LEFT_OUT, Outcome, Report, chosen, run_faults
+from ..outputs import write_whole
+from .errors import NOT_ALL_WELL
+from .show import console, say, table
+
+SCHEMA, VERSION = "unifiedamp-mutants", 1
+EXAMPLES = 3
+"""Tests named for each reason why some are not run."""
+
+
+def run(backend: str, forms: Sequence[str], faults: Sequence[str], json: Path | None) -> int:
+    """Run, show and write the report; return the exit code."""
+    out = console()
+    wanted = chosen(faults)
+    report = run_faults(backend, wanted, forms, _progress(len(wanted)))
+    if json is not None:
+        write_whole(json, _text(report))
+    out.print(
+        table(f"{backend}, {', '.join(forms)}", ("fault", "what is wrong", "killed by"), map(_row, report.outcomes))
+    )
+    for line in _lines(report):
+        say(out, line)
+    return NOT_ALL_WELL if report.survivors else 0
+
+
+def _progress(total: int) -> Callable[[Outcome], None]:
+    """Return what shows each outcome as it comes, on a terminal; without a thread, since processes are forked."""
+    err, numbers = console(stderr=True), itertools.count(1)
+
+    def told(outcome: Outcome) -> None:
+        if err.is_terminal:
+            say(err, f"{next(numbers)} of {total}: {outcome.name}: {outcome.state}", "dim")
+
+    return told
+
+
+def _row(outcome: Outcome) -> tuple[str, str, str]:
+    return outcome.name, outcome.about, outcome.why if outcome.state == KILLED else _state(outcome)
+
+
+def _state(outcome: Outcome) -> str:
+    return f"{outcome.state}: {outcome.why}" if outcome.why else outcome.state.upper()
+
+
+def _lines(report: Report) -> list[str]:
+    counts = {state: sum(each.state == state for each in report.outcomes) for state in (KILLED, LEFT_OUT)}
+    tried = len(report.outcomes) - counts[LEFT_OUT]
+    lines = [
+        f"{counts[KILLED]} of {tried} faults killed, {len(report.survivors)} survived, {counts[LEFT_OUT]} not "
+        f"applicable; {report.tests} tests count"
+    ]
+    for name in report.failing:
+        lines.append(f"fails on the backend as it is, and counts for no fault: {name}")
+    for reason, tests in sorted(report.untested.items()):
+        more = f" and {len(tests) - EXAMPLES} more" if len(tests) > EXAMPLES else ""
+        lines.append(f"not tested here, {reason}: {', '.join(tests[:EXAMPLES])}{more}")
+    return lines
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """Return the report as plain JSON values."""
+    return {"schema": SCHEMA, "version": VERSION, **asdict(report), "survivors": [one.name for one in report.survivors]}
+
+
+def _text(report: Report) -> str:
+    return json_format.dumps(to_dict(report), indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,63 @@
+"""Numbers of the state that are read stale, or not taken over."""
+
+# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from unifiedamp.backend import Backend, ScaleState
+
+from .registry import fault
+
+READ = ("test_every_number_is_taken_over", "test_canonical_trace")
+WRITTEN = ("test_every_number_is_taken_over", "test_resuming_at_every_step_under_any_backend")
+
+
+def _stale(name: str) -> type[Backend]:
+    class Stale(Backend):
+        _first: Any = None
+
+        def read_state(self) -> ScaleState:
+            state = super().read_state()
+            if self._first is None:
+                self._first = getattr(state, name)
+            return replace(state, **{name: self._first})
+
+    Stale.__doc__ = f"``read_state`` returns {name} as it was at the first look."
+    return Stale
+
+
+def _dropped(name: str) -> type[Backend]:
+    class Dropped(Backend):
+        def write_state(self, state: ScaleState) -> None:
+            super().write_state(replace(state, **{name: getattr(super().read_state(), name)}))
+
+    Dropped.__doc__ = f"``write_state`` leaves {name} as it is."
+    return Dropped
+
+
+for _field in fields(ScaleState):
+    for _prefix, _make, _tests in (("Read", _stale, READ), ("Written", _dropped, WRITTEN)):
+        _layer = _make(_field.name)
+        _words = "".join(word.capitalize() for word in _field.name.split("_"))
+        _layer.__name__ = f"{_words}{'ReadStale' if _prefix == 'Read' else 'NotWritten'}"
+        fault(*_tests)(_layer)
+
+
+@fault("test_findings_before_a_loaded_state_are_dropped", needs="several_optimizers")
+class UpdateWritesTheOldStateBack(Backend):
+    """A state that was written is lost at the next update of an iteration that was open."""
+
+    _before: ScaleState | None = None
+
+    def write_state(self, state: ScaleState) -> None:
+        self._before = super().read_state()
+        super().write_state(state)
+
+    def update(self) -> None:
+        super().update()
+        if self._before is not None:
+            before, self._before = self._before, None
+            super().write_state(before)

@@ -1,0 +1,206 @@
+"""Steps, what they say of themselves, and the update of the scale."""
+
+# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unifiedamp.backend import Backend, NonFiniteReport, ScaleState, SessionSpec, StepResult, result
+
+from .registry import fault
+from .scaling import TRACE
+
+SKIPPED = "test_a_skipped_step_advances_nothing"
+TELLS = "test_step_result_tells_what_happened_also_later"
+
+
+@fault(TRACE)
+class StepDropped(Backend):
+    """A step applies nothing, and says that it did."""
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        scale = self.read_state().scale
+        self.drop_gradients(optimizer)
+        return StepResult.of(True, False, result.APPLIED, scale, scale)
+
+
+@fault(TRACE)
+class ScaleNeverUpdated(Backend):
+    """No step updates the scale."""
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        return super().step(optimizer, False)
+
+    def update(self) -> None:
+        """Forgotten."""
+
+
+@fault(TRACE)
+class ScaleUpdatedOneStepLate(Backend):
+    """What a step found updates the scale when the next one begins."""
+
+    _due = False
+
+    def _catch_up(self) -> None:
+        if self._due:
+            self._due = False
+            self.update()
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        self._catch_up()
+        outcome = super().step(optimizer, False)
+        self._due = update
+        return outcome
+
+
+@fault("test_each_skips_by_itself_and_the_scale_moves_once", needs="several_optimizers")
+class ScaleUpdatedByEachOptimizer(Backend):
+    """Each optimizer's step updates the scale, not each iteration."""
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        return super().step(optimizer, True)
+
+
+@fault("test_training_one_more_often_than_the_other", needs="several_optimizers")
+class OpenIterationsNotEnded(Backend):
+    """An iteration that core ends between steps updates nothing."""
+
+    _inside = False
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        self._inside = True
+        try:
+            return super().step(optimizer, update)
+        finally:
+            self._inside = False
+
+    def update(self) -> None:
+        if self._inside:
+            super().update()
+
+
+@fault("test_discard_step_drops_the_window")
+class GradientsNotDropped(Backend):
+    """A discarded window stays."""
+
+    _inside = False
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        self._inside = True
+        try:
+            return super().step(optimizer, update)
+        finally:
+            self._inside = False
+
+    def drop_gradients(self, optimizer: Any) -> None:
+        if self._inside:
+            super().drop_gradients(optimizer)
+
+
+class _Tells(Backend):
+    def _values(self, outcome: StepResult) -> StepResult:
+        raise NotImplementedError
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        outcome = super().step(optimizer, update)
+        return outcome if self.tracing() else self._values(outcome)
+
+
+@fault(TELLS)
+class ResultSaysAlwaysApplied(_Tells):
+    """A step's result says that it was applied, whatever happened."""
+
+    def _values(self, outcome: StepResult) -> StepResult:
+        return StepResult.of(True, False, result.APPLIED, outcome.scale, outcome.next_scale)
+
+
+@fault(TELLS)
+class ResultInverted(_Tells):
+    """A step's result says the opposite."""
+
+    def _values(self, outcome: StepResult) -> StepResult:
+        reason = result.NON_FINITE if outcome.applied else result.APPLIED
+        return StepResult.of(not outcome.applied, outcome.applied, reason, outcome.scale, outcome.next_scale)
+
+
+@fault(TELLS)
+class ResultHasItsScalesSwapped(_Tells):
+    """A step's result takes the scale after it for the one that it ran with."""
+
+    def _values(self, outcome: StepResult) -> StepResult:
+        return StepResult.of(outcome.applied, outcome.found_inf, outcome.reason, outcome.next_scale, outcome.scale)
+
+
+@fault(TELLS)
+class ResultGivesNoReason(_Tells):
+    """A skipped step's result gives the reason of an applied one."""
+
+    def _values(self, outcome: StepResult) -> StepResult:
+        return StepResult.of(outcome.applied, outcome.found_inf, result.APPLIED, outcome.scale, outcome.next_scale)
+
+
+@fault("test_exhaustion_names_tensors_and_the_loss")
+class ReportNamesNothing(Backend):
+    """What was not finite is not told."""
+
+    def non_finite_report(self) -> NonFiniteReport:
+        return NonFiniteReport((), super().non_finite_report().loss_was_finite)
+
+
+@fault("test_exhaustion_names_tensors_and_the_loss")
+class ReportInvertsTheLoss(Backend):
+    """A loss that was finite is reported as one that was not."""
+
+    def non_finite_report(self) -> NonFiniteReport:
+        found = super().non_finite_report()
+        return NonFiniteReport(found.tensors, None if found.loss_was_finite is None else not found.loss_was_finite)
+
+
+@fault("test_exhaustion_names_tensors_and_the_loss")
+class ReportOfTheFirstSkip(Backend):
+    """The report is that of the first step that was skipped."""
+
+    _first: NonFiniteReport | None = None
+
+    def step(self, optimizer: Any, update: bool) -> StepResult:
+        outcome = super().step(optimizer, update)
+        if self._first is None and not self.tracing() and outcome.found_inf:
+            self._first = super().non_finite_report()
+        return outcome
+
+    def non_finite_report(self) -> NonFiniteReport:
+        return self._first or super().non_finite_report()
+
+
+@fault(SKIPPED)
+class SkippedStepsCountAsApplied(Backend):
+    """Skipped steps are counted among the applied ones."""
+
+    def read_state(self) -> ScaleState:
+        state = super().read_state()
+        total = state.applied_steps + state.skipped_steps
+        return ScaleState(state.scale, state.good_steps, state.bad_steps, total, 0)
+
+
+@fault("test_training_one_more_often_than_the_other", "test_one_loss_for_two_optimizers", needs="several_optimizers")
+class OptimizersReturnedInReverse(Backend):
+    """``prepare`` returns optimizers in another order than they were given in."""
+
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        prepared, found = super().prepare(models, optimizers)
+        return prepared, found[::-1]
+
+
+@fault("test_a_closure_runs_once")
+class ClosureRunTwice(Backend):
+    """``backward`` computes the loss once for nothing before it differentiates."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        super().__init__(spec)
+
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        with self.autocast(True, None):
+            closure()
+        return super().backward(closure, optimizers)

@@ -1,0 +1,158 @@
+"""Arrays in and out, batches made ready, custom functions, whole models, the plan."""
+
+# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from unifiedamp.backend import Backend, MatmulShape, PlanRow, Policy
+
+from .registry import fault
+
+PREFETCH = "test_all_of_them_in_order"
+ARRAYS = "test_round_trip_of_arrays"
+
+
+@fault("test_models_and_optimizers_are_as_before", "test_state_is_as_found")
+class CloseDoesNothing(Backend):
+    """``close`` leaves all that was attached where it is."""
+
+    def close(self) -> None:
+        """Forgotten."""
+
+
+@fault(ARRAYS)
+class ArraysInHalf(Backend):
+    """``to_native`` rounds float32 to float16."""
+
+    def to_native(self, array: Any) -> Any:
+        half = isinstance(array, np.ndarray) and array.dtype == np.float32
+        return super().to_native(array.astype(np.float16) if half else array)
+
+
+@fault(ARRAYS)
+class IntegersBecomeFloats(Backend):
+    """``to_native`` makes whole numbers float32."""
+
+    def to_native(self, array: Any) -> Any:
+        whole = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
+        return super().to_native(array.astype(np.float32) if whole else array)
+
+
+@fault(ARRAYS)
+class NumbersOutInHalf(Backend):
+    """``to_numpy`` rounds float32 to float16."""
+
+    def to_numpy(self, tensor: Any) -> Any:
+        found = np.asarray(super().to_numpy(tensor))
+        return found.astype(np.float16) if found.dtype == np.float32 else found
+
+
+def _swapped(batches: Iterable[Any]) -> Iterator[Any]:
+    held: list[Any] = []
+    for batch in batches:
+        held.append(batch)
+        if len(held) == 2:
+            yield from reversed(held)
+            held.clear()
+    yield from held
+
+
+@fault(PREFETCH)
+class BatchesSwapped(Backend):
+    """``prefetch`` returns each pair of batches in reverse."""
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        return super().prefetch(_swapped(batches), size)
+
+
+@fault(PREFETCH)
+class LastBatchLost(Backend):
+    """``prefetch`` loses the last batch."""
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        return super().prefetch(self._but_last(batches), size)
+
+    def _but_last(self, batches: Iterable[Any]) -> Iterator[Any]:
+        held: list[Any] = []
+        for batch in batches:
+            yield from held
+            held = [batch]
+
+
+@fault(PREFETCH)
+class FirstBatchTwice(Backend):
+    """``prefetch`` returns the first batch twice."""
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        return super().prefetch(self._doubled(batches), size)
+
+    def _doubled(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            yield batch
+            if not number:
+                yield batch
+
+
+@fault("test_custom_functions_get_the_dtype_that_they_ask_for")
+class CustomFunctionsUncast(Backend):
+    """A custom function's inputs stay as they are."""
+
+    @classmethod
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        return super().custom_function(target, None)
+
+
+@fault("test_the_plan_holds_what_the_backend_does")
+class PlanIsEmpty(Backend):
+    """``explain`` has nothing to say."""
+
+    def explain(self) -> list[PlanRow]:
+        return []
+
+
+@fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
+class WeightsNotWritten(Backend):
+    """``write_weights`` does nothing."""
+
+    def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
+        """Forgotten."""
+
+
+@fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
+class WeightsReadInHalf(Backend):
+    """``read_weights`` rounds to float16."""
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        return {
+            name: value.astype(np.float16).astype(np.float32) for name, value in super().read_weights(model).items()
+        }
+
+
+@fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
+class OneWeightLeftOut(Backend):
+    """``read_weights`` leaves the last weight out."""
+
+    def read_weights(self, model: Any) -> dict[str, Any]:
+        return dict(list(super().read_weights(model).items())[:-1])
+
+
+@fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
+class ConvertedInPlace(Backend):
+    """``convert_model`` returns the model itself."""
+
+    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        super().convert_model(model, inputs, policy)
+        return model
+
+
+@fault("test_sizes_that_fit_no_tile_are_named_with_the_padded_size", needs="shape_advice")
+class ShapesNotSeen(Backend):
+    """``matmul_shapes`` sees no layer."""
+
+    def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
+        return []

@@ -1,0 +1,82 @@
+"""What users write around the calls: closures, edits of gradients, custom functions, a look at the plan."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run, session
+
+SCALE = ua.DynamicLossScale(initial_scale=4.0)
+NATIVE = ("native", "emulated")
+
+
+def test_a_closure_runs_once(harness):
+    """It may draw random numbers, count, or log."""
+    run, calls = probe_run(harness, loss_scale=SCALE), []
+    x = run.amp.to_native(np.float32([1.0]))
+
+    def closure():
+        calls.append(1)
+        return run.model(x)
+
+    run.amp.backward(closure, run.optimizer)
+    assert len(calls) == 1
+
+
+def test_an_error_in_a_closure_comes_out_as_it_is(harness):
+    run = probe_run(harness, loss_scale=SCALE)
+
+    def closure():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run.amp.backward(closure, run.optimizer)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_edited_in_the_loop_are_what_is_applied(harness, unscaled):
+    """In place where arrays can be written to, else by assigning to the name; both in one statement."""
+    run = probe_run(harness, values=(1.0, 1.0, 1.0), loss_scale=SCALE)
+    x = run.amp.to_native(np.float32([1.0, 2.0, 3.0]))
+    run.amp.backward(lambda: run.model(x), run.optimizer)
+    if unscaled:
+        run.amp.unscale(run.optimizer)
+    found = run.amp.gradients(run.optimizer)
+    name = list(harness.parameters(run.model))[1]
+    found[name] *= 2.0
+    run.amp.step(run.optimizer)
+    assert run.weights() == pytest.approx([0.9, 0.6, 0.7], abs=1e-6)
+
+
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", None])
+@pytest.mark.parametrize("given", ["float32", "bfloat16"])
+def test_custom_functions_get_the_dtype_that_they_ask_for(harness, given, wanted):
+    amp = session(harness, policy="mixed_bfloat16")
+    seen = []
+
+    def body(x):
+        seen.append(harness.dtype_of(x))
+        return x
+
+    function = type(amp.backend).custom_function(body, wanted)
+    cast = type(amp.backend).custom_function(lambda x: x, given)
+    x = amp.to_native(np.float32([1.0, 2.0]))
+    function(x)
+    with amp.autocast():
+        function(_in(cast, x, given))
+    assert seen == ["float32", wanted or given]
+
+
+def _in(cast, x, dtype):
+    """Return ``x`` as a tensor of ``dtype``, by a function that hands on what it was given."""
+    return x if dtype == "float32" else cast(x)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_the_plan_holds_what_the_backend_does(harness, policy):
+    amp = session(harness, policy=policy, loss_scale=SCALE)
+    settings = [row.setting for row in amp.backend.explain()]
+    assert settings
+    plan = amp.explain()
+    assert set(settings) <= {row.setting for row in plan}
+    assert any(row.effect in NATIVE for row in plan if row.setting in settings)
