@@ -38,7 +38,7 @@ from .extras import TorchExtras
 from .handle import Handle, checked_loss
 from .regions import Regions
 from .scaled_steps import ScaledSteps
-from .scaler import Scaler
+from .scaler import Scaler, leave_kernel
 
 
 class TorchBackend(TorchExtras):
@@ -185,24 +185,34 @@ class TorchBackend(TorchExtras):
             inputs = [param for param in of_model if param.requires_grad]
         after = functools.partial(self._carry, optimizers)
         overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first)
+        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first, self._mark)
 
     def _carry(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
             self._masters.carry(optimizer)
 
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        """See ``Backend``."""
+        self._mark.set_with_regions()
+        loss = super().backward(closure, optimizers)
+        self._mark.leave_regions()
+        return loss
+
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._mark.set()
         self._masters.carry(optimizer)
         self._native.check(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
+        self._mark.set()
         return gradients.clip_norm(optimizer, max_norm)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""
+        self._mark.set()
         gradients.clip_value(optimizer, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
@@ -215,14 +225,14 @@ class TorchBackend(TorchExtras):
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
+        self._mark.set()
         masters = self._masters
         masters.enter([optimizer])
         masters.carry(optimizer)
         self._native.check(optimizer, "step")
-        trained = masters.pending(optimizer)
-        outcome = self._steps.step(optimizer, update)
+        with masters.publishing(optimizer):
+            outcome = self._steps.step(optimizer, update)
         self._native.end(optimizer)
-        masters.publish(trained)
         if outcome is None:
             return self._no_gradients(optimizer)
         return outcome
@@ -244,9 +254,24 @@ class TorchBackend(TorchExtras):
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._steps.forget_update()
+        self._drop(optimizer)
+
+    def _drop(self, optimizer: Any) -> None:
         self._masters.drop(optimizer)
         self._steps.drop(optimizer)
         self._native.end(optimizer)
+
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend``."""
+        self._mark.put_back()
+        self._native.rollback()
+        for optimizer in optimizers:
+            self._drop(optimizer)
+            leave_kernel(optimizer)
+        self._masters.republish()
+        self._steps.settle()
+        return self._steps.partly_updated(optimizers)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -260,6 +285,7 @@ class TorchBackend(TorchExtras):
 
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend``."""
+        self._steps.forget_update()
         self._steps.write(state)
 
     # -- tools ---------------------------------------------------------------------------------------------------

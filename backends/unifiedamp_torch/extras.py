@@ -20,6 +20,7 @@ from .recorder import Notes
 from .scaled_steps import ScaledSteps
 from .scaler import world_size
 from .steps import NotYet, PlainSteps
+from .thread_mark import ThreadMark
 from .update import Updates
 
 _UNCOMPILED = (
@@ -36,6 +37,7 @@ class TorchExtras(Backend):
         self._tuned = tuning.Tuned(spec, self.device)
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[Any] = []
+        self._mark = ThreadMark(self.device.type)
         self._masters = Masters()
         self._native = NativeCalls(spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1, self._masters)
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
@@ -158,12 +160,15 @@ class TorchExtras(Backend):
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
         overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches)
+        mark = self._mark.set_with_regions
+        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches, begin=mark)
         return self._captured(compiled, window, Updates()) if captures else compiled
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
-            shared = (self._models, self._optimizers, self._steps, self.spec, self._masters, self._native)
+            shared = (
+                self._models, self._optimizers, self._steps, self.spec, self._masters, self._native, self._mark,
+            )  # fmt: skip
             self._ground = Ground.of(self.device, *shared)
         return CapturedStep(fn, self._ground, window, self._must_run, updates)
 

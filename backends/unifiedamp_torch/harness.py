@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,6 +148,23 @@ class TorchHarness(Harness):
         for name, grad in amp.gradients(optimizer).items():
             if name in values:
                 grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
+
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness``."""
+
+        def broken(*_: Any, **__: Any) -> None:
+            group = optimizer.param_groups[0]
+            first = group["params"][0]
+            with torch.no_grad():
+                first.sub_(first.grad, alpha=group["lr"])
+            raise error
+
+        optimizer.step = broken
+        try:
+            yield
+        finally:
+            del optimizer.step
 
     def native_backward(self, loss: Any) -> bool:
         """See ``Harness``."""
