@@ -32,6 +32,7 @@ from . import (
     layers,
     placement,
     plan,
+    spread,
 )
 from .autocast import Inference
 from .extras import TorchExtras
@@ -78,7 +79,8 @@ class TorchBackend(TorchExtras):
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
-        rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers)
+        shared = spread.why_spread(self._models)
+        rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers, shared)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._float8, self._emulate)
         return rows
@@ -109,7 +111,7 @@ class TorchBackend(TorchExtras):
         for model, chosen, checkpointed in zip(new, dtypes, again, strict=True):
             moved.append(self._attach(model, chosen, checkpointed))
         if self.spec.compile_mode == "max" or self.spec.tuning.channels_last:
-            moved += [placement.to_channels_last(model) for model in new]
+            moved += [self._to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
         self._masters.align()
         self._masters.enter(optimizers)
@@ -122,6 +124,17 @@ class TorchBackend(TorchExtras):
                 placement.follow(optimizer)
         self._undo += self._tuned.fuse(optimizers)
         return list(models), list(optimizers)
+
+    def _to_channels_last(self, model: torch.nn.Module) -> bool:
+        if not spread.is_spread(model):
+            return placement.to_channels_last(model)
+        if self.spec.tuning.channels_last and placement.has_images(model):
+            self.spec.warn(
+                f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "
+                "in the layout that it found; call model.to(memory_format=torch.channels_last) before wrapping it",
+                errors.TuningWarning,
+            )
+        return False
 
     def _attach(self, model: torch.nn.Module, dtypes: dict[str, str], checkpointed: dict[str, torch.nn.Module]) -> bool:
         policy = self.spec.policy

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Backend, MatmulShape, NonFiniteReport, PlanRow, Policy, SessionSpec, recording
+from unifiedamp.backend import Backend, MatmulShape, NonFiniteReport, PlanRow, Policy, SessionSpec, errors, recording
 
 from . import convert, device, epsilons, prefetch, report, shapes, tuning, usage, weights
 from .capture import CapturedStep, Ground
@@ -18,7 +18,7 @@ from .masters import Masters
 from .native_calls import NativeCalls
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
-from .scaler import world_size
+from .spread import why_spread
 from .steps import NotYet, PlainSteps
 from .thread_mark import ThreadMark
 from .update import Updates
@@ -153,7 +153,16 @@ class TorchExtras(Backend):
         """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode
         "max"; elsewhere ``torch.compile``. The layer's calls are graph breaks and optimizers run uncompiled.
         """
-        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module) and world_size() == 1
+        spread = why_spread([*self._models, fn] if isinstance(fn, torch.nn.Module) else self._models)
+        if spread:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            self.spec.warn(
+                f"amp.compile: {name} runs as it is written, because {spread}: torch.compile and CUDA graphs do not "
+                "take part in the reduction of gradients reliably; call it without amp.compile to silence this",
+                errors.CompileWarning,
+            )
+            return fn
+        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module)
         if captures and mode == "default":
             return self._captured(fn, window)
         for name in _UNCOMPILED:
