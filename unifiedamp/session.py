@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 from . import plugins, whole_models
 from .checkpoint import dump_session, read_session
+from .closed import refuse_calls
 from .errors import ConfigError, PolicyWarning, UnsupportedError, WrongObjectError, nearest
 from .facts import ARRAY_DTYPES, COMPILE_MODES
 from .loss_scale import LossScale
@@ -307,9 +308,17 @@ class Amp(StepCalls):
         return self.backend.prefetch(batches, size)
 
     def close(self) -> None:
-        """Take back what the session attached to models, optimizers and the framework; end a recording."""
+        """Take back what the session attached to models, optimizers and the framework; end a recording. Idempotent.
+
+        Afterwards ``state_dict``, ``loss_scale``, ``applied_steps``, ``skipped_steps``, ``explain`` and ``to_numpy``
+        answer as before; every other call, compiled steps included, raises ``StepOrderError``.
+        """
+        if self._closed:
+            return
         if self._recorder is not None:
             self._recorder.stop()
+        self._closed = True
+        refuse_calls(self)
         self.backend.close()
 
     # -- whole models --------------------------------------------------------------------------------------------

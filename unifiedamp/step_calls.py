@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from . import result
 from .backend import Backend, Capabilities, ScaledLoss, Support
+from .closed import refuse
 from .errors import AmpError, ConfigError, StepOrderError, UnsupportedError, WrongObjectError
 from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .loss_scale import LossScale
@@ -37,6 +39,8 @@ class StepCalls:
         self._watch = Watch(backend, loss_scale)
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
+        self._closed = False
+        self._known_scheduler: Any = None
         self._interruptions = Interruptions(backend, self._window, self._tell_discarded)
 
     @property
@@ -147,10 +151,13 @@ class StepCalls:
                 may wait for the device).
 
         Raises:
-            StepOrderError: no loss was scaled in this iteration.
+            StepOrderError: no loss was scaled in this iteration; a scheduler inside a compiled step that is replayed.
+            WrongObjectError: the scheduler has no ``step``, or one that needs arguments. Nothing is done.
             LossScaleExhausted: too many skips in a row.
         """
         window = self._window
+        if scheduler is not None:
+            self._check_scheduler(scheduler)
         slot = self._slot(optimizer, "step")
         window.check_step(slot, "step")
         if window.accumulating(slot):
@@ -166,8 +173,8 @@ class StepCalls:
         except BaseException as error:
             self._interruptions.discard([slot], "step", error)
             raise
-        if scheduler is not None:
-            self._step_scheduler(scheduler, outcome)
+        if scheduler is not None and outcome.applied:
+            scheduler.step()
         leads = window.leads() and not self.backend.tracing()
         if recorder is not None and leads:
             recorder.after_optimizer(outcome)
@@ -203,6 +210,8 @@ class StepCalls:
         def watched(*args: Any, **kwargs: Any) -> Any:
             recorder, counted = self._recorder, self._watch.steps
             recorded = None if recorder is None else recorder.step
+            if self._closed:
+                refuse(f"compile: {name}()")
             self._interruptions.check()
             entered, ended = window.snapshot(), window.ended
             try:
@@ -275,14 +284,38 @@ class StepCalls:
 
         return read
 
-    def _step_scheduler(self, scheduler: Any, outcome: StepResult) -> None:
+    def _check_scheduler(self, scheduler: Any) -> None:
         if self.backend.tracing():
             raise StepOrderError(
                 "amp.step(optimizer, scheduler): a scheduler cannot be gated inside a compiled step; give the "
                 "optimizer a schedule of the framework (it counts applied steps only), or step it outside"
             )
-        if outcome.applied:
-            scheduler.step()
+        if scheduler is not self._known_scheduler:
+            check_scheduler(scheduler)
+            self._known_scheduler = scheduler
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse what ``amp.step`` cannot step after an applied step.
+
+    Raises:
+        WrongObjectError: it has no ``step``, or one that needs arguments.
+    """
+    name, step = type(scheduler).__name__, getattr(scheduler, "step", None)
+    if not callable(step):
+        raise WrongObjectError(f"amp.step(optimizer, scheduler): {name} has no step() to call after an applied step")
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):
+        return  # written in C, without a signature
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in variadic]
+    if needed:
+        raise WrongObjectError(
+            f"amp.step(optimizer, scheduler): {name}.step needs {', '.join(needed)}, which amp.step does not know; "
+            f"step it yourself: 'if amp.step(optimizer).applied: scheduler.step({', '.join(needed)})', or once per "
+            "epoch after validation"
+        )
 
 
 def _require_positive(value: float, what: str) -> None:

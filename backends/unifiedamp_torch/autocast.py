@@ -113,14 +113,21 @@ class Inference:
 
     def __enter__(self) -> None:
         self._training = [module for model in self._models for module in model.modules() if module.training]
-        for model in self._models:
-            model.eval()
         self._had_grad = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
-        self._region.__enter__()
+        try:
+            for model in self._models:
+                model.eval()
+            torch.set_grad_enabled(False)
+            self._region.__enter__()
+        except BaseException:
+            self._put_back()
+            raise
 
     def __exit__(self, *error: Any) -> None:
         self._region.__exit__(*error)
+        self._put_back()
+
+    def _put_back(self) -> None:
         torch.set_grad_enabled(self._had_grad)
         for module in self._training:
             module.training = True

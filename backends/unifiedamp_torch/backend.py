@@ -32,13 +32,14 @@ from . import (
     layers,
     placement,
     plan,
+    spread,
 )
 from .autocast import Inference
 from .extras import TorchExtras
 from .handle import Handle, checked_loss
 from .regions import Regions
 from .scaled_steps import ScaledSteps
-from .scaler import Scaler
+from .scaler import Scaler, leave_kernel
 
 
 class TorchBackend(TorchExtras):
@@ -79,7 +80,8 @@ class TorchBackend(TorchExtras):
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
-        rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers)
+        shared = spread.why_spread(self._models)
+        rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers, shared)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._float8, self._emulate)
         return rows
@@ -110,7 +112,7 @@ class TorchBackend(TorchExtras):
         for model, chosen, checkpointed in zip(new, dtypes, again, strict=True):
             moved.append(self._attach(model, chosen, checkpointed))
         if self.spec.compile_mode == "max" or self.spec.tuning.channels_last:
-            moved += [placement.to_channels_last(model) for model in new]
+            moved += [self._to_channels_last(model) for model in new]
             self._undo += [each.register_load_state_dict_post_hook(placement.align).remove for each in optimizers]
         self._masters.align()
         self._masters.enter(optimizers)
@@ -123,6 +125,17 @@ class TorchBackend(TorchExtras):
                 placement.follow(optimizer)
         self._undo += self._tuned.fuse(optimizers)
         return list(models), list(optimizers)
+
+    def _to_channels_last(self, model: torch.nn.Module) -> bool:
+        if not spread.is_spread(model):
+            return placement.to_channels_last(model)
+        if self.spec.tuning.channels_last and placement.has_images(model):
+            self.spec.warn(
+                f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "
+                "in the layout that it found; call model.to(memory_format=torch.channels_last) before wrapping it",
+                errors.TuningWarning,
+            )
+        return False
 
     def _attach(self, model: torch.nn.Module, dtypes: dict[str, str], checkpointed: dict[str, torch.nn.Module]) -> bool:
         policy = self.spec.policy
@@ -186,24 +199,34 @@ class TorchBackend(TorchExtras):
             inputs = [param for param in of_model if param.requires_grad]
         after = functools.partial(self._carry, optimizers)
         overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first)
+        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first, self._mark)
 
     def _carry(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
             self._masters.carry(optimizer)
 
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        """See ``Backend``."""
+        self._mark.set_with_regions()
+        loss = super().backward(closure, optimizers)
+        self._mark.leave_regions()
+        return loss
+
     def unscale(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._mark.set()
         self._masters.carry(optimizer)
         self._native.check(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """See ``Backend``."""
+        self._mark.set()
         return gradients.clip_norm(optimizer, max_norm, self.looking_is_free)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """See ``Backend``."""
+        self._mark.set()
         gradients.clip_value(optimizer, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
@@ -216,14 +239,14 @@ class TorchBackend(TorchExtras):
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
         """See ``Backend``."""
+        self._mark.set()
         masters = self._masters
         masters.enter([optimizer])
         masters.carry(optimizer)
         self._native.check(optimizer, "step")
-        trained = masters.pending(optimizer)
-        outcome = self._steps.step(optimizer, update)
+        with masters.publishing(optimizer):
+            outcome = self._steps.step(optimizer, update)
         self._native.end(optimizer)
-        masters.publish(trained)
         if outcome is None:
             return self._no_gradients(optimizer)
         return outcome
@@ -245,9 +268,24 @@ class TorchBackend(TorchExtras):
 
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend``."""
+        self._steps.forget_update()
+        self._drop(optimizer)
+
+    def _drop(self, optimizer: Any) -> None:
         self._masters.drop(optimizer)
         self._steps.drop(optimizer)
         self._native.end(optimizer)
+
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend``."""
+        self._mark.put_back()
+        self._native.rollback()
+        for optimizer in optimizers:
+            self._drop(optimizer)
+            leave_kernel(optimizer)
+        self._masters.republish()
+        self._steps.settle()
+        return self._steps.partly_updated(optimizers)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -261,6 +299,7 @@ class TorchBackend(TorchExtras):
 
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend``."""
+        self._steps.forget_update()
         self._steps.write(state)
 
     # -- tools ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from .masters import Masters
 from .native_calls import NativeCalls
 from .scale_state import DeviceResult
 from .steps import NotYet, Steps
+from .thread_mark import ThreadMark
 from .update import Updates
 
 WARM_UP = 3
@@ -54,6 +55,7 @@ class Ground:
         spec: to warn through.
         masters: the session's float32 master weights.
         native: the session's look at native calls.
+        mark: what holds for the thread where a step begins.
     """
 
     stage: Stage
@@ -64,6 +66,7 @@ class Ground:
     spec: SessionSpec
     masters: Masters = field(default_factory=Masters)
     native: NativeCalls = field(default_factory=lambda: NativeCalls(False, Masters()))
+    mark: ThreadMark = field(default_factory=lambda: ThreadMark("cuda"))
 
     @classmethod
     def of(cls, device: torch.device, *shared: Any) -> Ground:
@@ -77,9 +80,11 @@ class Ground:
     @contextlib.contextmanager
     def lent(self, updates: Updates | None) -> Iterator[None]:
         """Have optimizers and steps as a capture wants them; put back on exit."""
-        kept = self.rates.lend(self.optimizers, updates is not None)
-        before = self.steps.use(updates)
+        kept: list[Any] = []
+        before = self.steps.updates
         try:
+            self.rates.lend(self.optimizers, updates is not None, kept)
+            self.steps.use(updates)
             yield
         finally:
             self.steps.use(before)
@@ -162,6 +167,7 @@ class CapturedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
+        self._ground.mark.set_with_regions()
         self._ground.masters.enter(self._ground.optimizers)
         tensors, described = signature.split(args, kwargs)
         snapshot = self._window.snapshot()
@@ -221,8 +227,9 @@ class CapturedStep:
         left = iter(inputs)
         filled = [signature.fill(each, left) for each in args]
         named = {name: signature.fill(each, left) for name, each in kwargs.items()}
-        before, counted = ground.held(self._window), ground.steps.begin_capture()
+        before, counted = ground.held(self._window), ground.steps.counted()
         try:
+            ground.steps.begin_capture()
             with ground.lent(self._updates), uncollected():
                 replay, output = ground.stage.capture(lambda: self._fn(*filled, **named))
             after = ground.held(self._window)
@@ -233,6 +240,9 @@ class CapturedStep:
         except Exception as error:
             ground.restore(before, self._window)
             self._refuse(entry, _reason(error, ground.stage))
+        except BaseException:
+            ground.restore(before, self._window)
+            raise
         finally:
             ground.steps.end_capture(counted)
             torch.clear_autocast_cache()

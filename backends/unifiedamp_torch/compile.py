@@ -47,6 +47,7 @@ _UNTRACED = (
     "unifiedamp_torch.stance",
     "unifiedamp_torch.steps",
     "unifiedamp_torch.switches",
+    "unifiedamp_torch.thread_mark",
 )
 
 
@@ -76,6 +77,7 @@ def compile_step(
     uncompiled: Callable[[], bool],
     static: bool = False,
     switches: AbstractContextManager[Any] = NOTHING,
+    begin: Callable[[], object] = lambda: None,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
@@ -85,6 +87,7 @@ def compile_step(
         uncompiled: asked at each call of a step whether this one is to run as plain Python.
         static: compile anew for each shape, as a step that is captured for each shape wants it, and for few kernels.
         switches: held around each call of a step.
+        begin: called where each call of a step begins.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
@@ -97,13 +100,14 @@ def compile_step(
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
+        begin()
         if uncompiled():
             with Uncompiled():
                 return fn(*args, **kwargs)
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
-        entered.overrides, entered.in_compiled_step = overrides or None, True
         try:
+            entered.overrides, entered.in_compiled_step = overrides or None, True
             with switches:
                 return compiled(*args, **kwargs)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Backend, MatmulShape, NonFiniteReport, PlanRow, Policy, SessionSpec, recording
+from unifiedamp.backend import Backend, MatmulShape, NonFiniteReport, PlanRow, Policy, SessionSpec, errors, recording
 
 from . import convert, device, epsilons, prefetch, report, shapes, tuning, usage, weights
 from .capture import CapturedStep, Ground
@@ -18,8 +18,9 @@ from .masters import Masters
 from .native_calls import NativeCalls
 from .recorder import Notes
 from .scaled_steps import ScaledSteps
-from .scaler import world_size
+from .spread import why_spread
 from .steps import NotYet, PlainSteps
+from .thread_mark import ThreadMark
 from .update import Updates
 
 _UNCOMPILED = (
@@ -36,6 +37,7 @@ class TorchExtras(Backend):
         self._tuned = tuning.Tuned(spec, self.device)
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[Any] = []
+        self._mark = ThreadMark(self.device.type)
         self._masters = Masters()
         self._native = NativeCalls(spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1, self._masters)
         self._steps: PlainSteps | ScaledSteps = PlainSteps()
@@ -151,19 +153,31 @@ class TorchExtras(Backend):
         """See ``Backend``: on a GPU the whole step is captured in a CUDA graph, with ``torch.compile`` inside in mode
         "max"; elsewhere ``torch.compile``. The layer's calls are graph breaks and optimizers run uncompiled.
         """
-        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module) and world_size() == 1
+        spread = why_spread([*self._models, fn] if isinstance(fn, torch.nn.Module) else self._models)
+        if spread:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            self.spec.warn(
+                f"amp.compile: {name} runs as it is written, because {spread}: torch.compile and CUDA graphs do not "
+                "take part in the reduction of gradients reliably; call it without amp.compile to silence this",
+                errors.CompileWarning,
+            )
+            return fn
+        captures = self.device.type == "cuda" and not isinstance(fn, torch.nn.Module)
         if captures and mode == "default":
             return self._captured(fn, window)
         for name in _UNCOMPILED:
             if name not in self.__dict__:
                 setattr(self, name, torch.compiler.disable(getattr(self, name)))
         overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches)
+        mark = self._mark.set_with_regions
+        compiled = compile_step(fn, overrides, self._looks_at_layers, static=captures, switches=switches, begin=mark)
         return self._captured(compiled, window, Updates()) if captures else compiled
 
     def _captured(self, fn: Callable[..., Any], window: Any, updates: Updates | None = None) -> CapturedStep:
         if self._ground is None:
-            shared = (self._models, self._optimizers, self._steps, self.spec, self._masters, self._native)
+            shared = (
+                self._models, self._optimizers, self._steps, self.spec, self._masters, self._native, self._mark,
+            )  # fmt: skip
             self._ground = Ground.of(self.device, *shared)
         return CapturedStep(fn, self._ground, window, self._must_run, updates)
 

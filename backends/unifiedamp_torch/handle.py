@@ -11,6 +11,7 @@ from unifiedamp.backend import Switches, errors
 
 from .autocast import recomputing
 from .native_calls import NativeCalls, note_pass, passes
+from .thread_mark import ThreadMark
 
 
 class Handle:
@@ -25,10 +26,11 @@ class Handle:
         switches: held during the backward pass.
         native: the session's look at native calls.
         first: no other loss was scaled since the optimizers' last steps.
+        mark: what holds for the thread where the backward pass begins.
     """
 
     __slots__ = (
-        "_after", "_first", "_handed_out", "_inputs", "_native", "_optimizers", "_overrides",
+        "_after", "_first", "_handed_out", "_inputs", "_mark", "_native", "_optimizers", "_overrides",
         "_switches", "_used", "_value",
     )  # fmt: skip
 
@@ -42,7 +44,9 @@ class Handle:
         switches: Switches,
         native: NativeCalls,
         first: bool,
+        mark: ThreadMark,
     ) -> None:
+        self._mark = mark
         self._value = value
         self._optimizers = optimizers
         self._native = native
@@ -81,15 +85,18 @@ class Handle:
             retain_graph: keep the graph, for another loss that shares part of it.
         """
         self._use()
-        before, recomputing.overrides = recomputing.overrides, self._overrides
-        passes.running.add(id(self))
+        self._mark.set_with_regions()
+        before = recomputing.overrides
         try:
+            recomputing.overrides = self._overrides
+            passes.running.add(id(self))
             with self._switches:
                 self._value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
             passes.running.discard(id(self))
             recomputing.overrides = before
         self._after()
+        self._mark.leave_regions()
 
 
 def checked_loss(loss: Any) -> torch.Tensor:

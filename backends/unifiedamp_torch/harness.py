@@ -162,6 +162,23 @@ class TorchHarness(Harness):
             if name in values:
                 grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
 
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness``."""
+
+        def broken(*_: Any, **__: Any) -> None:
+            group = optimizer.param_groups[0]
+            first = group["params"][0]
+            with torch.no_grad():
+                first.sub_(first.grad, alpha=group["lr"])
+            raise error
+
+        optimizer.step = broken
+        try:
+            yield
+        finally:
+            del optimizer.step
+
     def native_backward(self, loss: Any) -> bool:
         """See ``Harness``."""
         loss.backward()

@@ -81,17 +81,23 @@ class Rates:
         self._device = device
         self._known: dict[tuple[int, int], tuple[dict[str, Any], torch.Tensor, float]] = {}
 
-    def lend(self, optimizers: Sequence[Optimizer], compiled: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def lend(
+        self,
+        optimizers: Sequence[Optimizer],
+        compiled: bool,
+        kept: list[tuple[dict[str, Any], dict[str, Any]]] | None = None,
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Have optimizers read learning rates from the device, and pass their check for captures.
 
         Args:
             optimizers: the session's.
             compiled: set also what a compiled step wants.
+            kept: what :meth:`give_back` puts back is added here, so that it is there after an interruption too.
 
         Returns:
-            What :meth:`give_back` puts back.
+            The same list.
         """
-        kept = []
+        kept = [] if kept is None else kept
         for optimizer in optimizers:
             for index, group in enumerate(optimizer.param_groups):
                 kept.append((group, {name: group[name] for name in _LENT if name in group}))

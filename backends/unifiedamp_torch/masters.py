@@ -6,6 +6,7 @@ backward pass, weights from the master to the parameter after each step. Nothing
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Masters:
         self._pairs: dict[int, Pair] = {}
         self._of_master: dict[int, Pair] = {}
         self._frozen: dict[int, torch.Tensor] = {}
+        self._changing: list[Pair] = []
 
     def low(self, param: torch.Tensor) -> torch.Tensor:
         """Return the model's parameter behind one of an optimizer's, which may be that parameter itself."""
@@ -101,8 +103,8 @@ class Masters:
                         pair = self._pairs.get(id(param)) or self._thawed(param)
                         if pair is None:
                             continue
-                        params[index] = pair.master
                         _move_state(optimizer, param, pair.master)
+                        params[index] = pair.master
                     pair.adopt()
 
     def leave(self, optimizers: Iterable[Optimizer]) -> None:
@@ -112,8 +114,8 @@ class Masters:
                 for index, param in enumerate(group["params"]):
                     pair = self._of_master.get(id(param))
                     if pair is not None:
-                        group["params"][index] = pair.low
                         _move_state(optimizer, param, pair.low)
+                        group["params"][index] = pair.low
                         pair.low.grad = None if param.grad is None else param.grad.to(pair.low.dtype)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -146,14 +148,20 @@ class Masters:
         if more:
             torch._foreach_add_([total for total, _ in more], [grad.float() for _, grad in more])
 
-    def pending(self, optimizer: Optimizer) -> list[Pair]:
-        """Return the pairs whose master has a gradient, and so is about to change."""
-        return [pair for pair in self._of(optimizer) if pair.master.grad is not None]
+    @contextlib.contextmanager
+    def publishing(self, optimizer: Optimizer) -> Iterator[None]:
+        """Copy the masters that have gradients to the model's parameters after the step that is made inside; also
+        right after a skipped step, where it changes nothing.
+        """
+        self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
+        yield
+        self.republish()
 
-    def publish(self, pairs: Sequence[Pair]) -> None:
-        """Copy masters to the model's parameters; also right after a skipped step, where it changes nothing."""
-        if pairs:
-            self._publish(pairs)
+    def republish(self) -> None:
+        """Copy masters to the model's parameters, where a step may have changed them since that was done."""
+        if self._changing:
+            self._publish(self._changing)
+            self._changing = []
 
     @torch.no_grad()
     def _publish(self, pairs: Sequence[Pair]) -> None:
@@ -204,12 +212,16 @@ class Masters:
 
 
 def _move_state(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
-    if old in optimizer.state:
-        state = optimizer.state[new] = optimizer.state.pop(old)
-        for name, value in state.items():
-            moments = isinstance(value, torch.Tensor) and value.shape == new.shape and value.is_floating_point()
-            if moments and name != "step":
-                state[name] = value.to(new.dtype)
+    """Give ``new`` the state of ``old``; what is interrupted is completed by another call."""
+    if old not in optimizer.state:
+        return
+    state = optimizer.state[old]
+    for name, value in state.items():
+        moments = isinstance(value, torch.Tensor) and value.shape == new.shape and value.is_floating_point()
+        if moments and name != "step":
+            state[name] = value.to(new.dtype)
+    optimizer.state[new] = state
+    del optimizer.state[old]
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -49,8 +49,9 @@ passes = _Passes()
 
 def run_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
     """Return ``optimizer.step(...)``, run for a session."""
-    before, _stepping.optimizer = _stepping.optimizer, optimizer
+    before = _stepping.optimizer
     try:
+        _stepping.optimizer = optimizer
         return optimizer.step(*args, **kwargs)
     finally:
         _stepping.optimizer = before
@@ -144,6 +145,12 @@ class NativeCalls:
         if pending is not None:
             for hook in pending.hooks:
                 hook.remove()
+
+    @staticmethod
+    def rollback() -> None:
+        """Forget the call that was interrupted: it runs no more."""
+        passes.running.clear()
+        _stepping.optimizer = None
 
     def close(self) -> None:
         """Forget what is pending, and take the hooks off its losses."""

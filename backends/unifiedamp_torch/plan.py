@@ -149,8 +149,10 @@ def _nearest_running(device: torch.device, dtype: str) -> str:
     return nearest
 
 
-def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Sequence[Any]) -> list[PlanRow]:
-    """Return the backend's rows of ``amp.explain()``."""
+def rows(
+    spec: SessionSpec, device: torch.device, cache: bool, optimizers: Sequence[Any], shared: str = ""
+) -> list[PlanRow]:
+    """Return the backend's rows of ``amp.explain()``; ``shared`` says why several processes share the step."""
     policy = spec.policy
     low = policy.is_mixed
     runs = f"dtype=torch.{policy.region_dtype}, cache_enabled={cache}" if low else "enabled=False"
@@ -169,13 +171,24 @@ def rows(spec: SessionSpec, device: torch.device, cache: bool, optimizers: Seque
         *_rnn_rows(policy, device),
     ]  # fmt: skip
     plan += [_optimizer_row(index, each, spec, device) for index, each in enumerate(optimizers)]
-    plan += _compile_rows(spec.compile_mode, device)
+    plan += _compile_rows(spec.compile_mode, device, shared)
+    plan.append(_native_row())
     return plan
 
 
-def _compile_rows(mode: str, device: torch.device) -> list[PlanRow]:
+def _native_row() -> PlanRow:
+    return PlanRow(
+        "native calls", "refused", "Tensor.register_hook on the unscaled loss, Optimizer.register_step_pre_hook",
+        note="loss.backward() and optimizer.step() while a scaled loss is pending; not seen: the backward pass of "
+        "another loss after scaled_loss.backward(), and writes to .grad",
+    )  # fmt: skip
+
+
+def _compile_rows(mode: str, device: torch.device, shared: str) -> list[PlanRow]:
     if mode == "off":
         return [PlanRow("compile", mode, "the function as it is")]
+    if shared:
+        return [PlanRow("compile", mode, "the function as it is", "no effect", shared)]
     inner = "torch.compile(fn)"
     note = "the optimizer's step runs uncompiled"
     if device.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,19 @@ from . import casts, ops, plan
 from .autocast import Region, entered
 
 
+@functools.cache
+def cache_loses_gradients() -> bool:
+    """Tell whether autocast's cache hands on casts of parameters that were made under ``torch.no_grad``.
+
+    So it does before pytorch/pytorch#165068: layers that ran without gradients in a region do not train in it.
+    """
+    weight, x = torch.nn.Parameter(torch.ones(1, 1, device="cpu")), torch.ones(1, 1, device="cpu")
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            torch.nn.functional.linear(x, weight)
+        return not torch.nn.functional.linear(x, weight).requires_grad
+
+
 class Regions:
     """Makes regions, and holds the operations that their policies override.
 
@@ -23,15 +37,27 @@ class Regions:
         switches: held inside each region.
 
     Attributes:
-        cache: keep casts of parameters within a region.
+        cache: keep casts of parameters within a region; not where torch's cache loses gradients, unless asked for.
     """
 
     def __init__(self, spec: SessionSpec, device: torch.device, switches: Switches) -> None:
         self._spec, self._device, self._switches = spec, device, switches
-        self.cache = spec.options.get("cache_enabled", True)
+        self.cache = self._keeps_casts()
         self._made: dict[tuple[bool, Policy | None], Region] = {}
         self._release: list[Callable[[], object]] = []
         self._hold_ops(spec.policy)
+
+    def _keeps_casts(self) -> bool:
+        loses = cache_loses_gradients()
+        wanted = self._spec.options.get("cache_enabled")
+        if wanted and loses and self._spec.policy.is_mixed:
+            self._spec.warn(
+                f"backend_options.torch.cache_enabled: autocast's cache in torch {torch.__version__} keeps casts that "
+                "were made without gradients, so layers that ran under torch.no_grad() in a region do not train in it "
+                "afterwards; leave the option out to do without the cache",
+                errors.PolicyWarning,
+            )
+        return not loses if wanted is None else wanted
 
     def get(self, enabled: bool, policy: Policy | None) -> Region:
         """Return the region for the arguments of ``amp.autocast``.

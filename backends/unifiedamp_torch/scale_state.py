@@ -74,6 +74,11 @@ class HostScale:
     def forget_mark(self) -> None:
         """Nothing moves the scale but the host."""
 
+    def settle(self) -> None:
+        """Bring the device's copy up to date, where an interruption kept it from that."""
+        self._scale.fill_(self._moving.scale)
+        self._tracker.fill_(self._moving.good_steps)
+
     def peek(self) -> ScaleState:
         """Return all numbers."""
         return self.read()
@@ -132,6 +137,11 @@ class DeviceScale:
 
     def forget_mark(self) -> None:
         """Take the next mark anew: a captured step moves the scale behind Python's back."""
+        self._mark = None
+
+    def settle(self) -> None:
+        """See :meth:`HostScale.settle`: bounds may not have been applied."""
+        self._scale.clamp_(*self._settings.scale_bounds)
         self._mark = None
 
     def read(self) -> ScaleState:

@@ -13,7 +13,7 @@ from . import gradients
 from .native_calls import run_step
 from .scale_state import DeviceScale, move
 from .scaler import Scaler, step_in_kernel
-from .steps import NotYet, Optimizer, Steps, check_capturable
+from .steps import UNCOUNTED, NotYet, Optimizer, Steps, check_capturable, versions
 from .update import Updates
 
 
@@ -69,11 +69,11 @@ class ScaledSteps(Steps):
     def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
         compiled = self._compiled(optimizer)
         if compiled is not None:
-            compiled(found)
+            self._update(optimizer, UNCOUNTED, compiled, found)
             self._look_into(optimizer, found)
             return
         if self._skips_in_kernel(optimizer):
-            step_in_kernel(optimizer, found)
+            self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, found)
             self._look_into(optimizer, found)
             return
         if self.capturing:
@@ -82,7 +82,7 @@ class ScaledSteps(Steps):
         if found.item():
             self._look_into(optimizer, found)
         else:
-            run_step(optimizer)
+            self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._settled.add(id(optimizer))
 
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
@@ -102,6 +102,10 @@ class ScaledSteps(Steps):
         """Empty the gradients and forget what was found in them."""
         gradients.drop(optimizer)
         self.scaler.forget(optimizer)
+
+    def settle(self) -> None:
+        """Complete what an interrupted move of the scale left."""
+        self._state.settle()
 
     def mark(self) -> Any:
         """Return the scale in a form that later steps do not change."""
@@ -130,10 +134,10 @@ class ScaledSteps(Steps):
             states.clear()
             states.update({key: dict(record) for key, record in records.items()})
 
-    def begin_capture(self) -> int:
+    def begin_capture(self) -> None:
         """See ``Steps``."""
         self._state.forget_mark()
-        return super().begin_capture()
+        super().begin_capture()
 
     def end_capture(self, counted: int) -> None:
         """See ``Steps``."""

@@ -23,11 +23,17 @@ def world_size() -> int:
 
 def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
-    optimizer.grad_scale, optimizer.found_inf = None, found
     try:
+        optimizer.grad_scale, optimizer.found_inf = None, found
         return run_step(optimizer, *args, **kwargs)
     finally:
-        del optimizer.grad_scale, optimizer.found_inf
+        leave_kernel(optimizer)
+
+
+def leave_kernel(optimizer: Any) -> None:
+    """Take from an optimizer what its kernel skips by; it may be gone."""
+    for name in ("grad_scale", "found_inf"):
+        vars(optimizer).pop(name, None)
 
 
 class Scaler(torch.amp.GradScaler):
@@ -109,11 +115,12 @@ class Scaler(torch.amp.GradScaler):
             value = new_scale.item() if isinstance(new_scale, torch.Tensor) else float(new_scale)
             self._write(scale=float32(value))
         else:
-            founds = [
-                record["found"] for record in self._per_optimizer_states.values() if record.get("found") is not None
-            ]
+            records = [*self._per_optimizer_states.values()]
+            self._per_optimizer_states.clear()  # first: an interrupted update must not be made twice
+            founds = [record["found"] for record in records if record.get("found") is not None]
             if founds:
                 self.state.update(founds)
+            return
         self._per_optimizer_states.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,17 @@ from .native_calls import run_step
 from .update import CompiledUpdate, Updates
 
 Optimizer = torch.optim.Optimizer
+
+
+UNCOUNTED = -1
+"""What :func:`versions` is where nothing counts changes of parameters, as in fused and in compiled updates."""
+
+
+def versions(optimizer: Optimizer) -> int:
+    """Return a number that changes with every change of the optimizer's parameters in place, or ``UNCOUNTED``."""
+    if any(group.get("fused") for group in optimizer.param_groups):
+        return UNCOUNTED
+    return sum([param._version for group in optimizer.param_groups for param in group["params"]])
 
 
 class NotYet(Exception):
@@ -38,26 +49,45 @@ class Steps:
     Attributes:
         capturing: steps are being captured and not done.
         remembers: what is known of a skipped step is kept on the device.
+        updates: the compiled updates in use.
     """
 
     def __init__(self) -> None:
         self.capturing = self.remembers = False
         self._settled: set[int] = set()
-        self._updates: Updates | None = None
+        self.updates: Updates | None = None
+        self._updating: tuple[Optimizer, int] | None = None
 
     def use(self, updates: Updates | None) -> Updates | None:
         """Have steps done by compiled updates, or no longer; return what was used before."""
-        before, self._updates = self._updates, updates
+        before, self.updates = self.updates, updates
         return before
 
     def _compiled(self, optimizer: Optimizer) -> CompiledUpdate | None:
         """Return the optimizer's compiled step where it is wanted; its first step makes its state, uncompiled."""
-        if self._updates is None or id(optimizer) not in self._settled:
+        if self.updates is None or id(optimizer) not in self._settled:
             return None
-        update = self._updates.of(optimizer)
+        update = self.updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
             raise NotYet  # compiling asks for what a graph cannot hold
         return update
+
+    def _update(self, optimizer: Optimizer, versions: int, run: Callable[..., Any], *args: Any) -> None:
+        """Have ``run(*args)`` update the optimizer's parameters, whose :func:`versions` are these."""
+        self._updating = (optimizer, versions)
+        run(*args)
+        self._updating = None
+
+    def partly_updated(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Tell whether an update of one of these began, changed parameters and did not end."""
+        if self._updating is None or self.capturing:
+            return False
+        optimizer, before = self._updating
+        return any(each is optimizer for each in optimizers) and (before == UNCOUNTED or versions(optimizer) != before)
+
+    def forget_update(self) -> None:
+        """Go on with the parameters as an update left them that did not end."""
+        self._updating = None
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Return what was found in gradients so far in this iteration, by optimizer."""
@@ -66,18 +96,18 @@ class Steps:
     def hold(self, records: Mapping[int, Mapping[str, Any]]) -> None:
         """Take over what :meth:`records` returned."""
 
-    def begin_capture(self) -> int:
-        """Note that the steps to come are captured and not done; return :meth:`counted`."""
+    def begin_capture(self) -> None:
+        """Note that the steps to come are captured and not done."""
         self.capturing = True
-        return self.counted()
 
     def counted(self) -> int:
         """Return how many steps the host has counted."""
         return 0
 
     def end_capture(self, counted: int) -> None:
-        """Forget the steps that were captured; ``counted`` is what :meth:`begin_capture` returned."""
+        """Forget the steps that were captured; ``counted`` is what :meth:`counted` returned before."""
         self.capturing = False
+        self._updating = None
 
     def replayed(self, counted: int) -> None:
         """Count the steps that a replay did."""
@@ -102,12 +132,12 @@ class PlainSteps(Steps):
             return None
         compiled = self._compiled(optimizer)
         if compiled is not None:
-            compiled(None)
+            self._update(optimizer, UNCOUNTED, compiled, None)
         else:
             if self.capturing:
                 groups = optimizer.param_groups
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-            run_step(optimizer)
+            self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._settled.add(id(optimizer))
         gradients.drop(optimizer)
         self._applied += 1
@@ -119,6 +149,9 @@ class PlainSteps(Steps):
     def drop(self, optimizer: Optimizer) -> None:
         """Empty the gradients."""
         gradients.drop(optimizer)
+
+    def settle(self) -> None:
+        """There is no scale that an interrupted step could leave half moved."""
 
     def mark(self) -> float:
         """Return the scale."""
@@ -143,7 +176,8 @@ class PlainSteps(Steps):
 
     def end_capture(self, counted: int) -> None:
         """See ``Steps``."""
-        self.capturing, self._applied = False, counted
+        super().end_capture(counted)
+        self._applied = counted
 
     def replayed(self, counted: int) -> None:
         """See ``Steps``."""

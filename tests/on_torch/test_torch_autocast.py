@@ -6,6 +6,9 @@ import pytest
 import torch
 from loops import batch, make_step, mlp, session
 
+import unifiedamp as ua
+from unifiedamp_torch import regions
+
 
 def test_a_forward_without_gradients_does_not_poison_training():
     amp = session("mixed_bfloat16")
@@ -105,3 +108,32 @@ def test_the_loop_equals_native_autocast():
         native.step()
         native.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def trained_after_no_grad(amp):
+    """Return the gradients of a model that ran without gradients earlier in the region."""
+    model, (x, y) = mlp(), batch()
+    with amp.autocast():
+        with torch.no_grad():
+            model(x)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return [param.grad for param in model.parameters()]
+
+
+def test_a_forward_without_gradients_in_a_region_stops_no_layer_from_training():
+    expected = trained_after_no_grad(session("mixed_bfloat16", backend_options={"torch": {"cache_enabled": False}}))
+    found = trained_after_no_grad(session("mixed_bfloat16"))
+    assert all(grad is not None and grad.any() for grad in found)
+    for grad, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(grad, wanted)
+
+
+def test_a_cache_that_loses_gradients_is_done_without(monkeypatch):
+    monkeypatch.setattr(regions, "cache_loses_gradients", lambda: True)
+    amp = session("mixed_bfloat16")
+    assert "cache_enabled=False" in amp.explain().row("compute_dtype").native
+    assert all(grad is not None for grad in trained_after_no_grad(amp))
+    with pytest.warns(ua.PolicyWarning, match="keeps casts that were made without gradients"):
+        amp = session("mixed_bfloat16", backend_options={"torch": {"cache_enabled": True}})
+    assert "cache_enabled=True" in amp.explain().row("compute_dtype").native

@@ -44,7 +44,7 @@ class Trained:
             self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
             return compiled
         self.stage = TapeStage()
-        shared = (backend._models, backend._optimizers, backend._steps, backend.spec, backend._masters)
+        shared = (backend._models, backend._optimizers, backend._steps, backend.spec, backend._masters, backend._native)
         ground = Ground(self.stage, Rates(backend.device), *shared)
         return CapturedStep(step, ground, self.amp._window, lambda: backend.diagnosing)
 

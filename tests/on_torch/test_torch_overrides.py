@@ -190,7 +190,7 @@ def test_a_float32_layer_in_a_mixed_model():
     assert model.low.seen == (torch.float32, LOW)
     assert model.high.seen == (torch.float32, torch.float32)
     amp.close()
-    with amp.autocast():
+    with torch.autocast("cpu", torch.bfloat16):
         model(x)
     assert model.high.seen == (LOW, LOW)
 

@@ -73,6 +73,26 @@ def test_loss_that_is_no_scalar(prepared):
         scaled.backward()
 
 
+class Plateau:
+    """A scheduler like torch's ``ReduceLROnPlateau``."""
+
+    def step(self, metrics, epoch=None):
+        raise AssertionError("it must not be called")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "says"), [(Plateau(), "Plateau.step needs metrics"), (0.1, "float has no step()"), ([], "list has")]
+)
+def test_a_scheduler_that_cannot_be_stepped_is_refused_before_the_step(harness, prepared, scheduler, says):
+    amp, model, optimizer = prepared
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    with pytest.raises(ua.WrongObjectError) as caught:
+        amp.step(optimizer, scheduler)
+    assert says in str(caught.value)
+    assert [float(value[0]) for value in harness.parameters(model).values()] == [1.0, 1.0]
+    assert amp.step(optimizer).applied
+
+
 def test_unprepared_optimizer(harness, prepared):
     amp, model, _ = prepared
     other = harness.sgd([harness.probe([1.0])], 0.1)

@@ -1,0 +1,213 @@
+"""Interruptions on torch: master weights, optimizers' state, captured steps, what holds for the whole process."""
+
+import copy
+import signal
+
+import numpy as np
+import pytest
+import torch
+from loops import batch, make_step, mlp, session, weights
+from test_torch_capture import WARM_UP, Trained
+
+import unifiedamp as ua
+from unifiedamp_torch import device, native_calls
+from unifiedamp_torch.autocast import entered, recomputing
+from unifiedamp_torch.compile import ready_dynamo
+from unifiedamp_torch.scaled_steps import ScaledSteps
+from unifiedamp_torch.update import Updates
+
+SCALE = ua.DynamicLossScale(initial_scale=1024.0)
+
+
+class Interrupted(BaseException):
+    """Raised by the tests."""
+
+
+def process_wide():
+    return (
+        recomputing.overrides, set(native_calls.passes.running), native_calls._stepping.optimizer, len(entered.stack),
+        torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_autocast_cache_enabled(),
+    )  # fmt: skip
+
+
+def trained(policy="float16", make=torch.optim.AdamW, **options):
+    amp = session(policy, loss_scale=SCALE, master_weights=True, **options)
+    model = mlp()
+    model, optimizer = amp.prepare(model, make(model.parameters(), lr=0.01))
+    return amp, model, optimizer, make_step(amp, model, optimizer, clip=1.0)
+
+
+def masters(optimizer):
+    return [param.detach().clone() for group in optimizer.param_groups for param in group["params"]]
+
+
+def assert_published(model, optimizer):
+    for low, master in zip(model.parameters(), masters(optimizer), strict=True):
+        assert torch.equal(low, master.to(low.dtype))
+
+
+def test_masters_that_were_updated_reach_the_model(monkeypatch):
+    amp, model, optimizer, step = trained()
+    step(*batch(0))
+    before, real = masters(optimizer), ScaledSteps.step
+
+    def interrupted(self, *args):
+        real(self, *args)
+        raise Interrupted
+
+    monkeypatch.setattr(ScaledSteps, "step", interrupted)
+    with pytest.raises(Interrupted):
+        step(*batch(1))
+    monkeypatch.undo()
+    assert not torch.equal(before[0], masters(optimizer)[0])
+    assert_published(model, optimizer)
+    kept = masters(optimizer)
+    amp.backward(lambda: model(batch(2)[0]).sum() * 0, optimizer)
+    assert all(torch.equal(one, other) for one, other in zip(kept, masters(optimizer), strict=True))
+    amp.discard_step(optimizer)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_update_that_had_not_begun_is_no_partly_applied_one(compiled):
+    """As where memory runs out for the optimizer's state: nothing is refused."""
+    amp = session(loss_scale=SCALE)
+    model = mlp()
+    model, optimizer = amp.prepare(model, torch.optim.Adam(model.parameters()))
+    step = make_step(amp, model, optimizer)
+    step = amp.compile(step) if compiled else step
+    step(*batch(0))
+
+    def fails(*_):
+        raise torch.OutOfMemoryError
+
+    hook, before = optimizer.register_step_pre_hook(fails), weights(model)
+    with pytest.raises(torch.OutOfMemoryError):
+        step(*batch(1))
+    hook.remove()
+    assert all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+    assert all(param.grad is None for param in model.parameters())
+    step(*batch(1))
+    assert amp.applied_steps == 2
+
+
+def test_an_update_that_was_interrupted_in_the_kernel_is_refused(monkeypatch):
+    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    amp = session(loss_scale=SCALE)
+    model = mlp()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
+    step = make_step(amp, model, optimizer)
+    step(*batch(0))
+
+    def fails(*_):
+        raise Interrupted
+
+    hook = optimizer.register_step_post_hook(fails)
+    with pytest.raises(Interrupted):
+        step(*batch(1))
+    hook.remove()
+    assert not hasattr(optimizer, "found_inf")
+    with pytest.raises(ua.StepOrderError, match=r"interrupted by Interrupted .* amp.discard_step"):
+        step(*batch(2))
+    amp.discard_step(optimizer)
+    step(*batch(2))
+
+
+def test_a_compiled_update_that_was_interrupted_is_refused(monkeypatch):
+    ready_dynamo()
+    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    amp = session(loss_scale=SCALE)
+    model = mlp()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+    step, steps = make_step(amp, model, optimizer), amp.backend._steps
+    step(*batch(0))
+    updates = Updates()
+    steps.use(updates)
+    step(*batch(1))
+
+    def fails(_found):
+        with torch.no_grad():
+            model[0].weight.add_(1.0)
+        raise Interrupted
+
+    monkeypatch.setattr(updates.of(optimizer), "_step", fails)
+    with pytest.raises(Interrupted):
+        step(*batch(2))
+    with pytest.raises(ua.StepOrderError, match=r"amp\.discard_step"):
+        step(*batch(2))
+
+
+@pytest.mark.parametrize("call", [1, WARM_UP + 1, WARM_UP + 3], ids=["warming up", "capturing", "replayed"])
+def test_a_captured_step(monkeypatch, call):
+    """Interrupted in its call number ``call``: that step is applied whole or not at all, and the others as ever."""
+    runs = [Trained(monkeypatch, captured) for captured in (False, True)]
+    run = runs[1]
+    captured, calls = run.amp._watched(run.step), []
+    real = torch.optim.AdamW.step
+
+    def interrupted(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        if len(calls) == call and self is run.optimizer and not wanted:
+            raise Interrupted
+
+    wanted = []
+    for index in range(1, 12):
+        calls.append(index)
+        before = weights(run.model)
+        if index == call:
+            monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+        run.step = captured
+        try:
+            run.feed(index)
+            runs[0].feed(index)
+        except Interrupted:
+            monkeypatch.setattr(torch.optim.AdamW, "step", real)
+            wanted.append(index)
+            if call == 1:
+                run.amp.discard_step(run.optimizer)
+            else:
+                assert all(torch.equal(one, other) for one, other in zip(before, weights(run.model), strict=True))
+            runs[0].model.load_state_dict(run.model.state_dict())
+            runs[0].optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+    assert wanted or call > WARM_UP + 1  # a replay runs no Python
+    for one, other in zip(weights(runs[0].model), weights(run.model), strict=True):
+        torch.testing.assert_close(one, other)
+    assert run.amp.backend._steps.capturing is False
+    assert [group["fused"] for group in run.optimizer.param_groups] == [True]
+    assert not torch.is_tensor(run.optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this platform has no interval timers")
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_signals_while_master_weights_are_trained(accumulate):
+    """The model keeps holding its masters' values, and each optimizer state its parameter's."""
+    amp, model, optimizer, step = trained(accumulate_steps=accumulate)
+    for index in range(accumulate):
+        step(*batch(index))
+    found, struck = process_wide(), 0
+
+    def strike(*_):
+        raise Interrupted
+
+    handler, rng = signal.signal(signal.SIGALRM, strike), np.random.default_rng(3)
+    try:
+        for turn in range(150):
+            x, y = batch(turn)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 4e-3)))
+                amp.backward(lambda x=x, y=y: torch.nn.functional.cross_entropy(model(x).float(), y), optimizer)
+                amp.clip_grad_norm(optimizer, 1.0)
+                amp.step(optimizer)
+            except Interrupted:
+                struck += 1
+                amp.discard_step(optimizer)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert_published(model, optimizer)
+            assert process_wide() == found
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            assert {id(param) for param in optimizer.state} == {id(param) for param in params}
+            assert amp.backend.scaler.get_scale() == amp.loss_scale == 1024.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert struck
