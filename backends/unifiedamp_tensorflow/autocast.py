@@ -64,11 +64,20 @@ class Region(_Asked):
         if self._extra is not None:
             self._extra.__enter__()
         self._before = (thread.compute, thread.training)
-        thread.compute, thread.training = self._compute, True
-        self._recording: Recording = self._tapes.enter()
+        try:
+            thread.compute, thread.training = self._compute, True
+            self._recording: Recording = self._tapes.enter()
+        except BaseException as error:
+            self._leave(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        self._tapes.exit(self._recording)
+        try:
+            self._tapes.exit(self._recording)
+        finally:
+            self._leave(*exception)
+
+    def _leave(self, *exception: Any) -> None:
         thread.compute, thread.training = self._before
         if self._extra is not None:
             self._extra.__exit__(*exception)

@@ -208,6 +208,14 @@ class TensorFlowBackend(TensorFlowExtras):
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend.drop_gradients``."""
         self._window(optimizer, "discard_step").clear()
+        self._by_id[id(optimizer)].forgive()
+
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend.rollback``."""
+        bounds = [self._by_id[id(optimizer)] for optimizer in optimizers]
+        for bound in bounds:
+            bound.clear()
+        return any([bound.broken() for bound in bounds])
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +228,8 @@ class TensorFlowBackend(TensorFlowExtras):
 
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend.write_state``."""
+        for bound in self.bounds:
+            bound.forgive()
         if self.scaler is not None:
             self.scaler.write(state)
             return

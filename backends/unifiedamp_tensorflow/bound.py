@@ -10,6 +10,7 @@ import tensorflow as tf
 from .gradients import Gradients
 from .layers import native
 from .masters import Masters, widened
+from .progress import Progress
 from .replicas import Alone
 from .scaler import DeviceScaler
 from .trainability import Trainability
@@ -31,6 +32,7 @@ class Bound:
     Attributes:
         trained: name → what the inner optimizer trains: a parameter, or its master.
         accumulators: name → variable, for windows of several micro-batches; None for others.
+        progress: whether an update was begun and not ended.
         bad: bool variable over the names: what was not finite at the last skipped step of a compiled function.
     """
 
@@ -48,6 +50,7 @@ class Bound:
             [False] * len(named), trainable=False, name="unifiedamp/not_finite",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )  # fmt: skip
+        self.progress, self._broken = Progress(), False
         self.steps_before = int(inner.iterations.numpy())
         self._names = {id(variable): name for name, variable in named.items()}
         self._windows = {0: Gradients(self)}
@@ -80,9 +83,26 @@ class Bound:
 
     def apply(self) -> None:
         """Let the optimizer apply the gradients that there are."""
-        self.replicas.apply(self.inner, lambda: self.window().pairs())
-        if self.masters is not None:
-            self.masters.publish(self.window().present)
+        with self.progress:
+            self.replicas.apply(self.inner, lambda: self.window().pairs())
+            if self.masters is not None:
+                self.masters.publish(self.window().present)
+
+    def clear(self) -> None:
+        """Empty the windows of all replicas."""
+        for window in self._windows.values():
+            window.clear()
+
+    def broken(self) -> bool:
+        """Whether an update was begun and not ended, so that some parameters may be updated and others not."""
+        self._broken = self._broken or self.progress.broken()
+        return self._broken
+
+    def forgive(self) -> None:
+        """Take the parameters as they are."""
+        if self._broken:
+            self.progress.forgive()
+            self._broken = False
 
     def received(self, gradient: Any) -> Any:
         """Return a gradient in the dtype that windows are kept in: float32 for masters, else its own."""

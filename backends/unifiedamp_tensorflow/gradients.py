@@ -72,9 +72,11 @@ class Gradients:
     def _sum(self, name: str, gradient: Any) -> Any:
         accumulators = self._bound.accumulators
         if accumulators is not None:
-            if name not in self._seen:
-                self._seen = tuple(known for known in self._bound.names if known in self._seen or known == name)
-            return accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
+            if name in self._seen:
+                return accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
+            # A window's first gradient is set, not added: whatever an interrupted call left behind is gone.
+            self._seen = tuple(known for known in self._bound.names if known in self._seen or known == name)
+            return accumulators[name].assign(tf.convert_to_tensor(gradient), read_value=True)
         present = self.present.get(name)
         if present is None:
             return gradient
@@ -135,10 +137,7 @@ class Gradients:
     # -- emptying ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Empty the window."""
-        accumulators = self._bound.accumulators or {}
-        for name in self._seen:
-            accumulators[name].assign(tf.zeros_like(accumulators[name]))
+        """Empty the window; the first gradients of the next one take the place of what accumulators hold."""
         self._seen = ()
         self.forget()
         self.lost = False

@@ -51,11 +51,13 @@ class Steps:
         """
         bound.replicas.check("model.fit")
         window = bound.window()
-        window.take(pairs)
-        if window.present:
-            window.unscale("step", scaled)
-            bound.replicas.once(lambda: self._decide(bound, window, True, True))
-        window.forget()
+        try:
+            window.take(pairs)
+            if window.present:
+                window.unscale("step", scaled)
+                bound.replicas.once(lambda: self._decide(bound, window, True, True))
+        finally:
+            window.forget()
 
     def _decide(self, bound: Bound, window: Gradients, update: bool, alone: bool) -> StepResult:
         if self._scaler is None:
