@@ -35,6 +35,8 @@ class StepCalls:
         )
         self._scaling = loss_scale.enabled
         self._watch = Watch(backend, loss_scale)
+        if loss_scale.enabled:
+            backend.follow(self._watch.after_step, self._watch.look, lambda: self._watch.hooks is not None)
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
         self._interruptions = Interruptions(backend, self._window, self._tell_discarded)
