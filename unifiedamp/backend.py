@@ -286,6 +286,19 @@ class Backend(Extras):
     def write_state(self, state: ScaleState) -> None:
         """Set the scale and counters."""
 
+    def follow(self, after_step: Callable[[], None], look: Callable[[], None], observed: Callable[[], bool]) -> None:
+        """Take what core is told by of steps that its own calls do not see; called once, where there is a loss scale.
+
+        A framework whose own training loop takes the prepared optimizer (Keras's ``fit``), or that replays a step
+        without running its Python, calls these after such steps. They may raise ``LossScaleExhausted``. This default
+        does nothing.
+
+        Args:
+            after_step: counts a step, and looks at the scale as seldom as it may.
+            look: looks at the scale now.
+            observed: tells whether somebody observes the scale.
+        """
+
     def non_finite_report(self) -> NonFiniteReport:
         """Return where the last non-finite step came from, as far as it is known."""
         return NonFiniteReport()

@@ -37,6 +37,8 @@ class StepCalls:
         )
         self._scaling = loss_scale.enabled
         self._watch = Watch(backend, loss_scale)
+        if loss_scale.enabled:
+            backend.follow(self._watch.after_step, self._watch.look, lambda: self._watch.hooks is not None)
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
         self._closed = False

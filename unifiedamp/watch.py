@@ -77,8 +77,15 @@ class Watch:
         """
         self.steps += 1
         self._left -= 1
-        if self._left > 0:
-            return
+        if self._left <= 0:
+            self.look()
+
+    def look(self) -> None:
+        """Look now.
+
+        Raises:
+            LossScaleExhausted: see :meth:`after_step`.
+        """
         must_know = self._hooks is not None or self._backend.diagnosing
         state = self._backend.read_state() if must_know else self._backend.peek_state()
         if state is None:

@@ -65,12 +65,23 @@ class Region(_Asked):
             self._extra.__enter__()
         self._before = (thread.compute, thread.training)
         trains = thread.training is not False  # inside an inference, nothing trains or is recorded
-        thread.compute, thread.training = self._compute, trains
-        self._recording: Recording | None = self._tapes.enter() if trains else None
+        self._recording: Recording | None = None
+        try:
+            thread.compute, thread.training = self._compute, trains
+            if trains:
+                self._recording = self._tapes.enter()
+        except BaseException as error:
+            self._leave(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(self, *exception: Any) -> None:
-        if self._recording is not None:
-            self._tapes.exit(self._recording)
+        try:
+            if self._recording is not None:
+                self._tapes.exit(self._recording)
+        finally:
+            self._leave(*exception)
+
+    def _leave(self, *exception: Any) -> None:
         thread.compute, thread.training = self._before
         if self._extra is not None:
             self._extra.__exit__(*exception)

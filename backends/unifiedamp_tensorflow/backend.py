@@ -26,9 +26,10 @@ from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
 from .extras import TensorFlowExtras
+from .fitting import Fitting
 from .handle import Handle
 from .replicas import Alone, check_scope, replicas_of
-from .scaler import DeviceScaler
+from .scaler import UNKNOWN, DeviceScaler
 from .steps import Steps
 from .v1 import SessionRewrite
 
@@ -45,9 +46,10 @@ class TensorFlowBackend(TensorFlowExtras):
         super().__init__(spec)
         self.mode = modes.make_mode(spec, self.device)
         facts.warn_without_gain(spec, self.device)
-        self.scaler = DeviceScaler(spec.loss_scale, self.device.is_cpu) if spec.loss_scale.enabled else None
+        self.scaler = DeviceScaler(spec.loss_scale, self.device.is_cpu, self.told) if spec.loss_scale.enabled else None
         self.looking_is_free = self.device.is_cpu
-        self._steps = Steps(self.scaler)
+        self._steps = Steps(self.scaler, self.told)
+        self._fitting = Fitting(self.told, self.bounds)
         self._applied_before = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -106,7 +108,9 @@ class TensorFlowBackend(TensorFlowExtras):
             self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
         self.trainability.follow(models)
-        self._models += [model for model in models if not any(model is known for known in self._models)]
+        new = [model for model in models if not any(model is known for known in self._models)]
+        self._undo += [self._fitting.attach(model, replicas) for model in new]
+        self._models += new
         return list(models), [bound.outer for bound in self.bounds[len(self.bounds) - len(plan) :]]
 
     def _place(self, replicas: Alone) -> None:
@@ -124,6 +128,7 @@ class TensorFlowBackend(TensorFlowExtras):
         """See ``Backend.close``."""
         while self._undo:
             self._undo.pop()()
+        self.told.stop()
         self.mode.detach()
 
     def wrap_optimizer(self, optimizer: Any, after_step: Callable[[], None]) -> Any:
@@ -208,6 +213,15 @@ class TensorFlowBackend(TensorFlowExtras):
     def drop_gradients(self, optimizer: Any) -> None:
         """See ``Backend.drop_gradients``."""
         self._window(optimizer, "discard_step").clear()
+        self._by_id[id(optimizer)].forgive()
+
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        """See ``Backend.rollback``."""
+        bounds = [self._by_id[id(optimizer)] for optimizer in optimizers]
+        for bound in bounds:
+            bound.clear()
+        broken = [bound.broken() for bound in bounds]
+        return any(broken)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +234,8 @@ class TensorFlowBackend(TensorFlowExtras):
 
     def write_state(self, state: ScaleState) -> None:
         """See ``Backend.write_state``."""
+        for bound in self.bounds:
+            bound.forgive()
         if self.scaler is not None:
             self.scaler.write(state)
             return
@@ -229,10 +245,15 @@ class TensorFlowBackend(TensorFlowExtras):
 
     def non_finite_report(self) -> NonFiniteReport:
         """See ``Backend.non_finite_report``."""
-        if self._steps.last_report is not None or self.scaler is None:
-            return self._steps.last_report or NonFiniteReport()
+        if self.scaler is None:
+            return NonFiniteReport()
         names = tuple(name for bound in self.bounds for name in bound.bad_names())
-        return NonFiniteReport(names, bool(self.scaler.loss_finite.numpy()))
+        finite = int(self.scaler.loss_finite.numpy())
+        return NonFiniteReport(names, None if finite == UNKNOWN else bool(finite))
+
+    def follow(self, after_step: Callable[[], None], look: Callable[[], None], observed: Callable[[], bool]) -> None:
+        """See ``Backend.follow``."""
+        self.told.start(after_step, look, observed)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 

@@ -7,9 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from unifiedamp.backend import errors
+
+from .fit_window import FitWindow
 from .gradients import Gradients
 from .layers import native
 from .masters import Masters, widened
+from .progress import Progress
 from .replicas import Alone
 from .scaler import DeviceScaler
 from .trainability import Trainability
@@ -22,7 +26,7 @@ class Bound:
         outer: the optimizer that users hold.
         inner: the optimizer that is applied.
         named: name → parameter, as ``tf.Variable``.
-        accumulate: whether a window has several micro-batches.
+        accumulate: micro-batches per window.
         scaler: the session's, None without loss scaling.
         replicas: where the model trains.
         masters: float32 master weights, which the inner optimizer was built over; None without.
@@ -31,11 +35,13 @@ class Bound:
     Attributes:
         trained: name → what the inner optimizer trains: a parameter, or its master.
         accumulators: name → variable, for windows of several micro-batches; None for others.
+        fit_window: the window of ``model.fit``, where windows have several micro-batches; None for others.
+        progress: whether an update was begun and not ended.
         bad: bool variable over the names: what was not finite at the last skipped step of a compiled function.
     """
 
     def __init__(
-        self, outer: Any, inner: Any, named: dict[str, Any], accumulate: bool, scaler: DeviceScaler | None,
+        self, outer: Any, inner: Any, named: dict[str, Any], accumulate: int, scaler: DeviceScaler | None,
         replicas: Alone, masters: Masters | None = None, trainability: Trainability | None = None,
     ) -> None:  # fmt: skip
         self.outer, self.inner, self.named = outer, inner, named
@@ -43,11 +49,13 @@ class Bound:
         self.scaler, self.replicas, self.masters = scaler, replicas, masters
         self._trainability = trainability
         self.trained = named if masters is None else masters.trained
-        self.accumulators = self._make_accumulators() if accumulate else None
+        self.accumulators = self._make_accumulators() if accumulate > 1 else None
         self.bad = tf.Variable(
             [False] * len(named), trainable=False, name="unifiedamp/not_finite",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )  # fmt: skip
+        self.fit_window = FitWindow(self.accumulators, accumulate) if self.accumulators is not None else None
+        self.progress, self._broken = Progress(), False
         self.steps_before = int(inner.iterations.numpy())
         self._names = {id(variable): name for name, variable in named.items()}
         self._windows = {0: Gradients(self)}
@@ -80,9 +88,45 @@ class Bound:
 
     def apply(self) -> None:
         """Let the optimizer apply the gradients that there are."""
-        self.replicas.apply(self.inner, lambda: self.window().pairs())
-        if self.masters is not None:
-            self.masters.publish(self.window().present)
+        with self.progress:
+            self.replicas.apply(self.inner, lambda: self.window().pairs())
+            if self.masters is not None:
+                self.masters.publish(self.window().present)
+
+    def clear(self) -> None:
+        """Empty the windows of all replicas, and that of ``fit``."""
+        for window in self._windows.values():
+            window.clear()
+        with tf.init_scope():
+            self.restart()
+
+    def restart(self) -> None:
+        """Drop the window of ``fit``, whose accumulators a loop's window is about to use."""
+        if self.fit_window is not None:
+            self.fit_window.restart()
+
+    def check_no_window(self, call: str) -> None:
+        """Refuse ``fit`` while a loop's window is open, whose accumulators it would use.
+
+        Raises:
+            StepOrderError: one is.
+        """
+        if self.fit_window is not None and not all(window.empty() for window in self._windows.values()):
+            raise errors.StepOrderError(
+                f"{call}: an accumulation window of a loop is open for this {type(self.inner).__name__}; end it by its "
+                "last amp.step, or drop it by amp.discard_step"
+            )
+
+    def broken(self) -> bool:
+        """Whether an update was begun and not ended, so that some parameters may be updated and others not."""
+        self._broken = self._broken or self.progress.broken()
+        return self._broken
+
+    def forgive(self) -> None:
+        """Take the parameters as they are."""
+        if self._broken:
+            self.progress.forgive()
+            self._broken = False
 
     def received(self, gradient: Any) -> Any:
         """Return a gradient in the dtype that windows are kept in: float32 for masters, else its own."""

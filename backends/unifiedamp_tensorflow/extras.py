@@ -30,6 +30,7 @@ from .recorder import Notes
 from .replicas import Alone
 from .scaler import DeviceScaler
 from .tapes import Tapes
+from .told import Told
 from .trainability import Trainability
 
 
@@ -50,6 +51,7 @@ class TensorFlowExtras(Backend):
         self.replicas = Alone()
         self.bounds: list[Bound] = []
         self.scaler: DeviceScaler | None = None
+        self.told = Told()
         self.notes: Notes | None = None
         self.in_compiled = 0
         self.trainability = Trainability(lambda: [id(v) for bound in self.bounds for v in bound.variables])
@@ -167,7 +169,8 @@ class TensorFlowExtras(Backend):
         """Trace a compiled step inside; what was recorded is dropped."""
         self.in_compiled += 1
         try:
-            yield
+            with self.told.following():
+                yield
         finally:
             self.in_compiled -= 1
             self.tapes.drop()

@@ -156,7 +156,7 @@ def capabilities(device: Device, op_overrides: Support, emulate: bool) -> Capabi
 
 def explain(spec: SessionSpec, device: Device) -> list[PlanRow]:
     """Return the rows on loss scaling, compiling and what the device gains."""
-    rows = [*_master_rows(spec), _scale_row(spec)]
+    rows = [*_master_rows(spec), _scale_row(spec), *_observer_rows(spec)]
     if spec.accumulate_steps > 1:
         rows.append(
             PlanRow("accumulate_steps", str(spec.accumulate_steps), "tf.Variable accumulators", "emulated",
@@ -178,6 +178,16 @@ def _master_rows(spec: SessionSpec) -> list[PlanRow]:
         return []
     note = "Keras has none of its own; gradients add up, are unscaled and clipped in float32"
     return [PlanRow("master_weights", "float32", "optimizer.add_variable; variable.assign(master)", "emulated", note)]
+
+
+def _observer_rows(spec: SessionSpec) -> list[PlanRow]:
+    if not spec.loss_scale.enabled:
+        return []
+    note = (
+        "told in eager loops, amp.compile and the fit of prepared models; in a tf.function of your own when a step is "
+        "skipped or the scale grows, not under XLA or on several replicas: use amp.compile there"
+    )
+    return [PlanRow("observers and exhaustion", "told", "model.train_function, tf.py_function", "emulated", note)]
 
 
 def _scale_row(spec: SessionSpec) -> PlanRow:

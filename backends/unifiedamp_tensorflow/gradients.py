@@ -47,18 +47,20 @@ class Gradients:
             self.present.clear()
             self.lost = True
         self._home, self.loss = home, loss
+        if not self._seen:
+            self._bound.restart()
         for name, gradient in gradients.items():
             if gradient is not None:
                 self.present[name] = self._sum(name, self._bound.received(gradient))
 
-    def take(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def take(self, pairs: Iterable[tuple[Any, Any]], loss: Any = None) -> None:
         """Take the (gradient, variable) pairs that Keras's ``fit`` made, in place of what there is.
 
         Raises:
             PrepareError: a variable that the optimizer was not prepared for.
         """
         self.forget()
-        self._home, self.lost = current_home(), False
+        self._home, self.lost, self.loss = current_home(), False, loss
         for gradient, variable in pairs:
             name = self._bound.name_of(variable)
             if name is None:
@@ -69,12 +71,18 @@ class Gradients:
             if gradient is not None:
                 self.present[name] = self._bound.received(gradient)
 
+    def move_here(self) -> None:
+        """Have what was taken count as made in the graph that is current: a branch of the one it was made in."""
+        self._home = current_home()
+
     def _sum(self, name: str, gradient: Any) -> Any:
         accumulators = self._bound.accumulators
         if accumulators is not None:
-            if name not in self._seen:
-                self._seen = tuple(known for known in self._bound.names if known in self._seen or known == name)
-            return accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
+            if name in self._seen:
+                return accumulators[name].assign_add(tf.convert_to_tensor(gradient), read_value=True)
+            # A window's first gradient is set, not added: whatever an interrupted call left behind is gone.
+            self._seen = tuple(known for known in self._bound.names if known in self._seen or known == name)
+            return accumulators[name].assign(tf.convert_to_tensor(gradient), read_value=True)
         present = self.present.get(name)
         if present is None:
             return gradient
@@ -99,8 +107,14 @@ class Gradients:
 
     # -- using ---------------------------------------------------------------------------------------------------
 
-    def unscale(self, call: str, scaled: bool = True) -> None:
-        """Sum over replicas, look for inf and nan on the raw gradients, then divide them by the scale; once."""
+    def unscale(self, call: str, scaled: bool = True, flags: Any = None) -> None:
+        """Sum over replicas, look for inf and nan on the raw gradients, then divide them by the scale; once.
+
+        Args:
+            call: what errors name.
+            scaled: they are to be divided.
+            flags: what was found on the raw gradients, where somebody has looked at them.
+        """
         present = self.collect(call)
         if self._complete or not present:
             return
@@ -108,7 +122,8 @@ class Gradients:
         scaler = self._bound.scaler
         values = self._bound.replicas.sum(list(present.values()))
         if scaler is not None:
-            self.flags = scaler.finite_flags(values)
+            known = flags is not None and flags.shape == (len(values),)
+            self.flags = flags if known else scaler.finite_flags(values)
             values = scaler.unscale(values) if scaled else values
         present.update(zip(present, values, strict=True))
 
@@ -136,10 +151,7 @@ class Gradients:
     # -- emptying ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Empty the window."""
-        accumulators = self._bound.accumulators or {}
-        for name in self._seen:
-            accumulators[name].assign(tf.zeros_like(accumulators[name]))
+        """Empty the window; the first gradients of the next one take the place of what accumulators hold."""
         self._seen = ()
         self.forget()
         self.lost = False

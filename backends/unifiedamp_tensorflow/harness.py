@@ -174,6 +174,26 @@ class TensorFlowHarness(Harness):
         for name, value in values.items():
             present[name] = tf.convert_to_tensor(value, tf.float32)
 
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness.interrupted_update``."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        update, done = inner.update_step, []
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            if done:
+                raise error
+            done.append(update(*args, **kwargs))
+
+        # On a GPU, Keras 2 compiles each update by itself; what it compiled would run no Python.
+        found = {name: value for name, value in vars(inner).items() if name == "jit_compile"}
+        vars(inner).update(dict.fromkeys(found, False), update_step=broken)
+        try:
+            yield
+        finally:
+            del vars(inner)["update_step"]
+            vars(inner).update(found)
+
     def run_op(self, op: str) -> str | None:
         """See ``Harness.run_op``; Keras casts in layers, so an operation is a layer that follows regions."""
         if op not in ("matmul", "linear"):

@@ -63,7 +63,7 @@ class Loop:
                 "LossScaleOptimizer: the optimizer was not made under the strategy that mirrors the model; make both "
                 "inside one 'with strategy.scope():'"
             )
-        self.bound = Bound(outer, inner, named, False, self.scaler, self.replicas)
+        self.bound = Bound(outer, inner, named, 1, self.scaler, self.replicas)
 
     def scale(self, loss: Any) -> Any:
         """Return the scaled loss, float32; of a callable, a callable."""

@@ -14,6 +14,7 @@ import tensorflow as tf
 from .bound import Bound
 from .scaler import DeviceScaler
 from .steps import Steps
+from .tapes import current_home
 
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
 SCALES_LOSS = hasattr(NATIVE, "scale_loss")
@@ -35,14 +36,30 @@ def is_wrapped(obj: Any) -> bool:
     return isinstance(obj, NATIVE)
 
 
-def scaled(loss: Any, scale: Any) -> Any:
-    """Return float32(loss) * scale."""
-    return tf.cast(loss, tf.float32) * scale
+def scaled(loss: Any, scale: Any, accumulate: int = 1) -> Any:
+    """Return float32(loss) * scale / accumulate."""
+    return tf.cast(loss, tf.float32) * (scale if accumulate == 1 else scale / float(accumulate))
+
+
+class OfThisStep:
+    """A tensor of the step that Keras is making, kept from one of its calls to the next."""
+
+    def __init__(self) -> None:
+        self._value, self._home = None, None
+
+    def note(self, value: Any) -> None:
+        """Keep it until the step ends."""
+        self._value, self._home = value, current_home()
+
+    def take(self) -> Any:
+        """Return it once, in the graph that it was made in; None elsewhere."""
+        value, home, self._value, self._home = self._value, self._home, None, None
+        return value if home is current_home() else None
 
 
 def attach(outer: Any, bound: Bound, steps: Steps) -> None:
     """Tell a prepared optimizer how its steps end."""
-    outer._amp_end = functools.partial(steps.end_fit, bound)
+    outer._amp_end = functools.partial(steps.end_keras, bound)
 
 
 class _ScalingLoss:
@@ -53,21 +70,23 @@ class _ScalingLoss:
         scaler: the session's loss scale.
     """
 
-    def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+    def __init__(self, inner: Any, scaler: DeviceScaler, accumulate: int = 1) -> None:
         settings = scaler.settings
         super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
-        self._amp_scaler = scaler
+        self._amp_scaler, self._amp_accumulate = scaler, accumulate
+        self._amp_loss = OfThisStep()
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return float32(loss) times the session's scale."""
-        return scaled(loss, self._amp_scaler.scale)
+        """Return float32(loss) times the session's scale, divided by the micro-batches of a window."""
+        self._amp_loss.note(tf.cast(loss, tf.float32))
+        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Apply scaled gradients, or skip them."""
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         if not self.built:
             self.build(variables)
-        self._amp_end(list(zip(grads, variables, strict=True)), True)
+        self._amp_end(list(zip(grads, variables, strict=True)), True, self._amp_loss.take(), None)
 
     def save_own_variables(self, store: Any) -> None:
         """Save in the layout of Keras's own LossScaleOptimizer."""
@@ -85,11 +104,12 @@ class _UnscalingGradients:
         scaler: the session's loss scale.
     """
 
-    def __init__(self, inner: Any, scaler: DeviceScaler) -> None:
+    def __init__(self, inner: Any, scaler: DeviceScaler, accumulate: int = 1) -> None:
         # Keras marks an optimizer that was wrapped once; of a loaded model, the wrapper is left behind here.
         vars(inner).pop("_is_wrapped_by_loss_scale_optimizer", None)
         super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
-        self._amp_scaler = scaler
+        self._amp_scaler, self._amp_accumulate = scaler, accumulate
+        self._amp_loss, self._amp_flags = OfThisStep(), OfThisStep()
 
     @property
     def loss_scale(self) -> Any:
@@ -97,16 +117,22 @@ class _UnscalingGradients:
         return self._amp_scaler.scale.read_value()
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Return float32(loss) times the session's scale (of a callable, a callable)."""
+        """Return float32(loss) times the session's scale, divided by the micro-batches of a window (of a callable, a
+        callable).
+        """
         self._loss_has_been_scaled = True
         if callable(loss):
-            return lambda: scaled(loss(), self._amp_scaler.scale)
-        return scaled(loss, self._amp_scaler.scale)
+            return lambda: scaled(loss(), self._amp_scaler.scale, self._amp_accumulate)
+        self._amp_loss.note(tf.cast(loss, tf.float32))
+        return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def get_unscaled_gradients(self, grads: Any) -> list[Any]:
-        """Return gradients divided by the scale; None stays None."""
+        """Look for inf and nan, and return gradients divided by the scale; None stays None."""
         self._gradients_have_been_unscaled = True
-        present = iter(self._amp_scaler.unscale([_float32(g) for g in grads if g is not None]))
+        raw = [_float32(g) for g in grads if g is not None]
+        if raw:
+            self._amp_flags.note(self._amp_scaler.finite_flags(raw))
+        present = iter(self._amp_scaler.unscale(raw))
         return [None if g is None else next(present) for g in grads]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
@@ -114,7 +140,7 @@ class _UnscalingGradients:
         pairs = list(grads_and_vars)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
-        self._amp_end(pairs, False)
+        self._amp_end(pairs, False, self._amp_loss.take(), self._amp_flags.take())
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of Keras's own LossScaleOptimizer."""

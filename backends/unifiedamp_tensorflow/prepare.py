@@ -168,11 +168,11 @@ def bind(
         return _bind_masters(optimizer, named, spec, scaler, replicas, steps, trainability)
     if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
-    if scaler is None:
-        return Bound(optimizer, optimizer, named, spec.accumulate_steps > 1, None, replicas, None, trainability)
-    outer = optimizers.prepared_class()(optimizer, scaler)
+    if scaler is None and spec.accumulate_steps == 1:
+        return Bound(optimizer, optimizer, named, spec.accumulate_steps, None, replicas, None, trainability)
+    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
     outer.build(keras_variables)
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, None, trainability)
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps, scaler, replicas, None, trainability)
     optimizers.attach(outer, bound, steps)
     return bound
 
@@ -183,8 +183,8 @@ def _bind_masters(
 ) -> Bound:  # fmt: skip
     """Have the optimizer train masters; what users hold takes the model's own variables, with or without a scale."""
     own = masters.Masters(optimizer, named)
-    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True))
+    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
     outer.build(list(named.values()))
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps > 1, scaler, replicas, own, trainability)
+    bound = Bound(outer, optimizer, named, spec.accumulate_steps, scaler, replicas, own, trainability)
     optimizers.attach(outer, bound, steps)
     return bound

@@ -93,6 +93,10 @@ class Mirrored(Alone):
         self.strategy = strategy
         self.count = strategy.num_replicas_in_sync
 
+    def over_workers(self) -> bool:
+        """Whether the replicas are in several processes."""
+        return isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mirrored) and other.strategy is self.strategy
 

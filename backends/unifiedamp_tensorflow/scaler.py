@@ -10,7 +10,10 @@ import tensorflow as tf
 
 from unifiedamp.backend import LossScale, ScaleState, float32
 
+from .told import Told
+
 PENDING_NONE, PENDING_FINITE, PENDING_BAD = 0, 1, 2
+UNKNOWN = -1
 
 
 def dense_values(gradient: Any) -> Any:
@@ -45,6 +48,7 @@ class DeviceScaler:
     Args:
         settings: the loss scale in force, an enabled one.
         on_cpu: whether gradients are there.
+        told: told of iterations in traces that are not followed from outside; None tells nothing.
 
     Attributes:
         scale: float32 variable.
@@ -52,11 +56,13 @@ class DeviceScaler:
             number (one of the two counts is always 0).
         applied, skipped: int64 variables, counters of ``ScaleState``.
         pending: int64 variable: what the steps since the last update found.
-        loss_finite: bool variable: whether the loss of the last skipped step was finite.
+        loss_finite: int64 variable: whether the loss of the last skipped step was finite, 1 or 0; UNKNOWN where it
+            is not known.
     """
 
-    def __init__(self, settings: LossScale, on_cpu: bool) -> None:
+    def __init__(self, settings: LossScale, on_cpu: bool, told: Told | None = None) -> None:
         self.settings = settings
+        self.told = told or Told()
         self.finite_flags = finite_flags_by_sums if on_cpu else finite_flags
         self._make(settings.initial_state())
 
@@ -66,7 +72,7 @@ class DeviceScaler:
         self.applied = _variable(state.applied_steps, tf.int64, "applied_steps")
         self.skipped = _variable(state.skipped_steps, tf.int64, "skipped_steps")
         self.pending = _variable(PENDING_NONE, tf.int64, "pending")
-        self.loss_finite = _variable(True, tf.bool, "loss_finite")
+        self.loss_finite = _variable(UNKNOWN, tf.int64, "loss_finite")
 
     def move(self, scope: AbstractContextManager[Any]) -> None:
         """Make the variables again in ``scope``, that of a strategy, with the values they have."""
@@ -117,7 +123,7 @@ class DeviceScaler:
             else:
                 self.pending.assign(PENDING_BAD)
 
-        tf.cond(all_finite, _branch(applied), _branch(skipped))
+        tf.cond(all_finite, branch(applied), branch(skipped))
 
     def step_now(self, finite: bool, *, update: bool) -> tuple[float, float]:
         """Count one step and move the scale if ``update``; return the scale before and after. Eager form."""
@@ -136,7 +142,7 @@ class DeviceScaler:
         """Move the scale by what is pending; nothing pending leaves all as it is."""
         pending = self.pending.read_value()
         self.pending.assign(PENDING_NONE)
-        branches = [_branch(lambda: None), _branch(self._move_finite), _branch(self._move_bad)]
+        branches = [branch(lambda: None), branch(self._move_finite), branch(self._move_bad)]
         tf.switch_case(tf.cast(pending, tf.int32), branches)
 
     def _move_finite(self) -> None:
@@ -144,9 +150,13 @@ class DeviceScaler:
         grown = good >= self.settings.growth_interval
         self.run.assign(tf.where(grown, tf.zeros_like(good), good))
         if self.settings.growth_factor != 1.0:
-            scale, largest = self.scale.read_value(), float32(self.settings.scale_bounds[1])
-            larger = tf.minimum(largest, _times(scale, self.settings.growth_factor))
-            self.scale.assign(tf.where(grown, larger, scale))
+            self._grow(grown)
+            self.told.after_growth(grown)
+
+    def _grow(self, grown: Any) -> None:
+        scale, largest = self.scale.read_value(), float32(self.settings.scale_bounds[1])
+        larger = tf.minimum(largest, _times(scale, self.settings.growth_factor))
+        self.scale.assign(tf.where(grown, larger, scale))
 
     def _move_bad(self) -> None:
         bad = 1 - tf.minimum(self.run.read_value(), 0)
@@ -154,6 +164,7 @@ class DeviceScaler:
         scale, smallest = self.scale.read_value(), float32(self.settings.scale_bounds[0])
         smaller = tf.maximum(smallest, _times(scale, self.settings.backoff_factor))
         self.scale.assign(tf.where(bad >= self.settings.hysteresis, smaller, scale))
+        self.told.after_bad()
 
 
 def _times(scale: Any, factor: float) -> Any:
@@ -165,14 +176,14 @@ def _run(state: ScaleState) -> int:
     return -state.bad_steps if state.bad_steps else state.good_steps
 
 
-def _branch(body: Callable[[], Any]) -> Callable[[], Any]:
+def branch(body: Callable[[], Any]) -> Callable[[], Any]:
     """Return ``body`` as a branch of ``tf.cond``: its effects count, it returns nothing."""
 
-    def branch() -> Any:
+    def run() -> Any:
         body()
         return tf.no_op() if not tf.executing_eagerly() else None
 
-    return tf.autograph.experimental.do_not_convert(branch)
+    return tf.autograph.experimental.do_not_convert(run)
 
 
 def _multiplied(gradient: Any, factor: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 import unifiedamp as ua
 
-pytest.importorskip("tensorflow")
+keras = pytest.importorskip("tensorflow").keras
 
 CASES = Path(__file__).with_name("replica_cases.py")
 FORMS = ("eager", "compiled", "inside")
@@ -145,19 +145,54 @@ print(json.dumps([round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipp
 """
 
 
-def test_two_workers():
-    """``MultiWorkerMirroredStrategy``: one replica each in two processes."""
+FITTING = """
+import numpy as np
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(2, kernel_initializer="ones")])
+    amp = ua.Amp("tensorflow", "float32", loss_scale=4.0)
+    model, optimizer = amp.prepare(model, tf.keras.optimizers.SGD(0.1))
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32))).batch(4)
+try:
+    model.fit(rows, epochs=1, verbose=0)
+    print(json.dumps([round(float(model.get_weights()[0][0, 0]), 5), amp.applied_steps]))
+except ua.UnsupportedError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def on_two_workers(script):
+    """``MultiWorkerMirroredStrategy``: one replica each in two processes; return the last line of each, read."""
     with socket.socket() as one, socket.socket() as two:
         for place in (one, two):
             place.bind(("localhost", 0))
         ports = [str(place.getsockname()[1]) for place in (one, two)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    commands = ([sys.executable, "-c", WORKER, str(rank), *ports] for rank in (0, 1))
+    commands = ([sys.executable, "-c", script, str(rank), *ports] for rank in (0, 1))
     workers = [forked.start(command, env=environment) for command in commands]
-    for worker in workers:
-        output, trouble = worker.communicate(timeout=300)
-        assert worker.returncode == 0, trouble[-4000:]
-        assert json.loads(output.splitlines()[-1]) == [0.8, 2.0, 2, 1]
+    lines = []
+    try:
+        for worker in workers:
+            output, trouble = worker.communicate(timeout=300)
+            assert worker.returncode == 0, trouble[-4000:]
+            lines.append(json.loads(output.splitlines()[-1]))
+    finally:
+        for worker in workers:
+            worker.kill()
+    return lines
+
+
+def test_two_workers():
+    assert on_two_workers(WORKER) == [[0.8, 2.0, 2, 1]] * 2
+
+
+def test_fit_on_two_workers():
+    """Keras 2 trains as it does natively; Keras 3 does not run ``fit`` there, which is said before it fails."""
+    lines = on_two_workers(WORKER.partition("amp = ")[0] + FITTING)
+    if hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss"):
+        assert all("Keras 3 does not run it under a MultiWorkerMirroredStrategy" in line for line in lines)
+    else:
+        assert lines == [[0.4, 2]] * 2
 
 
 def test_refusals(results):

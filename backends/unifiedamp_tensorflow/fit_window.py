@@ -1,0 +1,41 @@
+"""Accumulation windows in ``fit``, where no Python runs that could count micro-batches: the device does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from .scaler import branch
+
+
+class FitWindow:
+    """One optimizer's window.
+
+    Args:
+        accumulators: name → variable; loops of one's own use the same.
+        steps: micro-batches per window.
+    """
+
+    def __init__(self, accumulators: Mapping[str, Any], steps: int) -> None:
+        self._accumulators, self._steps = accumulators, steps
+        self._micro = tf.Variable(0, trainable=False, dtype=tf.int64, name="unifiedamp/micro_batches")
+
+    def restart(self) -> None:
+        """Drop the window; its first gradients will take the place of what accumulators hold."""
+        self._micro.assign(0)
+
+    def add(self, present: dict[str, Any], end: Callable[[], None]) -> None:
+        """Add a micro-batch's gradients, in place in ``present``; call ``end`` where the window is full."""
+        micro = self._micro.read_value()
+        for name, gradient in present.items():
+            held, value = self._accumulators[name], tf.convert_to_tensor(gradient)
+            present[name] = tf.where(tf.equal(micro, 0), value, held.read_value() + value)
+            held.assign(present[name])
+        full = tf.equal(micro + 1, self._steps)
+        self._micro.assign(tf.where(full, tf.zeros_like(micro), micro + 1))
+        if not tf.executing_eagerly():
+            tf.cond(full, branch(end), branch(lambda: None))
+        elif bool(full):
+            end()

@@ -1,0 +1,66 @@
+"""Whether an optimizer's update was begun and not ended, when an exception has passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Progress:
+    """A context around the operations of an update, eager or in a trace.
+
+    Two counters on the device, of updates begun and ended, differ only after a call that failed at run time in the
+    midst of an update: in a trace the first is increased before any operation of the update, the second after all.
+    """
+
+    def __init__(self) -> None:
+        self._begun, self._ended = (_counter(f"updates_{what}") for what in ("begun", "ended"))
+        self._now = False
+        self._inside: list[tuple[Any, Any, int]] = []
+
+    def __enter__(self) -> None:
+        if tf.executing_eagerly():
+            self._now = True
+            return
+        graph = tf.compat.v1.get_default_graph()
+        after = tf.control_dependencies([_first(self._begun).assign_add(1, read_value=False)])
+        after.__enter__()
+        self._inside.append((graph, after, len(graph.get_operations())))
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not self._inside:
+            self._now = self._now and error is not None
+            return
+        graph, after, count = self._inside.pop()
+        after.__exit__(kind, error, trace)
+        if error is None:
+            made = [op for op in graph.get_operations()[count:] if op.op_def.is_stateful]
+            with tf.control_dependencies(made):
+                _first(self._ended).assign_add(1, read_value=False)
+
+    def broken(self) -> bool:
+        """Return whether an update was begun and not ended."""
+        self._inside.clear()
+        if self._now or tf.inside_function():
+            return self._now
+        return int(_first(self._begun).numpy()) != int(_first(self._ended).numpy())
+
+    def forgive(self) -> None:
+        """Take the parameters as they are."""
+        self._now = False
+        with tf.init_scope():
+            _first(self._ended).assign(_first(self._begun))
+
+
+def _counter(name: str) -> Any:
+    return tf.Variable(
+        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )  # fmt: skip
+
+
+def _first(variable: Any) -> Any:
+    """Return the copy of the first replica: an update is begun and ended once for all."""
+    local = isinstance(variable, tf.distribute.DistributedValues)
+    return variable.values[0] if local else variable
