@@ -167,7 +167,7 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, what is noted, and what the region around the call asks for."""
+        """Return what picks a trace: the order of calls, what is noted, what the region around the call asks for."""
         notes = self._backend.notes
         return self._state(), notes is not None and notes.key, thread.compute, thread.training
 

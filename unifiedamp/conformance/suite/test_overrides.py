@@ -54,7 +54,7 @@ def test_a_name_is_no_prefix(harness, kept):
     count = 12
     names = [f"layer{index}" for index in range(count)]
     by_one = Net(harness, MIXED.replace(layer_overrides={f"layer{kept}": "float32"}), count).evaluate()
-    by_all = MIXED.replace(layer_overrides={name: "float32" for name in names})
+    by_all = MIXED.replace(layer_overrides=dict.fromkeys(names, "float32"))
     plain = Net(harness, "float32", count).evaluate()
     np.testing.assert_allclose(Net(harness, by_all, count).evaluate(), plain, rtol=1e-5, atol=1e-5)
     assert differ(by_one, plain)
@@ -80,7 +80,7 @@ def test_a_layer_that_fails_leaves_nothing_behind(harness):
     net = Net(harness, MIXED.replace(layer_overrides={"layer1": "float32"}))
     first, before = net.evaluate(), harness.global_state()
     wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
-    with pytest.raises(Exception) as caught, net.amp.inference(net.model):  # noqa: PT011 (the framework's own)
+    with pytest.raises(Exception) as caught, net.amp.inference(net.model):
         np.asarray(net.amp.to_numpy(net.model(wrong)))
     assert caught.value is not None
     assert harness.global_state() == before
@@ -122,9 +122,8 @@ def test_operations_after_an_exception(harness):
     net, plain = Net(harness, MIXED), session(harness, policy=MIXED)
     mixed, before = net.evaluate(), harness.global_state()
     for _ in range(2):
-        with pytest.raises(KeyError), amp.autocast():
-            with plain.autocast():
-                raise KeyError
+        with pytest.raises(KeyError), amp.autocast(), plain.autocast():
+            raise KeyError
         assert harness.global_state() == before
         np.testing.assert_array_equal(net.evaluate(), mixed)
         with plain.autocast():
