@@ -40,15 +40,17 @@ def kept(harness, policy, make):
 
 
 @pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["layer_norm", "batch_norm"])
-def test_norms_are_kept_in_float32(harness, kind):
+def test_norms_are_kept_in_float32(harness, kind, dtype):
     make = (lambda: harness.layer_norm(8)) if kind == "layer_norm" else (lambda: harness.convnet(0))
-    assert kept(harness, pure(harness, True), make) == {"norm": True, "other": False}
+    assert kept(harness, pure(harness, True, dtype), make) == {"norm": True, "other": False}
 
 
 @pytest.mark.needs("float32_weights")
-def test_norms_follow_the_policy_when_told_so(harness):
-    assert kept(harness, pure(harness, False), lambda: harness.layer_norm(8)) == {"norm": False, "other": False}
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_norms_follow_the_policy_when_told_so(harness, dtype):
+    assert kept(harness, pure(harness, False, dtype), lambda: harness.layer_norm(8)) == {"norm": False, "other": False}
 
 
 @pytest.mark.needs("float32_weights")
