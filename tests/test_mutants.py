@@ -7,7 +7,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from mutants.broken import MUTANTS
+from mutants.every import MUTANTS
 
 TESTS = str(Path(__file__).parent)
 

@@ -65,6 +65,8 @@ class Boundary:
                 output = self._native(block, *(cast_floats(arg, inside.dtype) for arg in args), **params)
             finally:
                 current.table = table
+            if table.dtype == "float32":  # no operator after it casts: dtypes meet again here
+                output = cast_floats(output, "float32")
         if id(block) in table.outputs:
             output = cast_floats(output, table.policy.output_dtype)
         return output

@@ -140,7 +140,8 @@ class KerasMode:
         for path, layer in found:
             own = layer.dtype_policy.name
             wanted = self._name if own == shared else own
-            dtype = chosen.get(path) or layer_op(layer, self._policy.op_overrides)
+            operation = layer_op(layer, self._policy.op_overrides)
+            dtype = operation if operation == "float32" else chosen.get(path) or operation
             if dtype is not None:
                 dtype = self._policy.region_dtype if dtype == "compute" else dtype
                 wanted = dtype if self._policy.param_dtype == dtype else f"mixed_{dtype}"

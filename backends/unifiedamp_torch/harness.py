@@ -14,8 +14,8 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
 ON_GPU = torch.cuda.is_available()
-"""There all optimizers are fused, as one that decides on the device must be; elsewhere SGD alone, so that both kinds
-are tested."""
+"""There all optimizers are fused, as one that decides on the device must be; elsewhere some, so that both kinds are
+tested."""
 
 
 class Probe(nn.Module):
@@ -128,7 +128,9 @@ class TorchHarness(Harness):
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
         """See ``Harness``."""
-        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=True)
+        # On a CPU, torch's fused SGD without momentum leaves bfloat16 parameters as they are.
+        fused = ON_GPU or momentum > 0
+        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=fused)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
         """See ``Harness``."""

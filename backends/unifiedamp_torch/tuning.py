@@ -76,6 +76,8 @@ def why_not_fused(optimizer: torch.optim.Optimizer) -> str:
         for param in group["params"]:
             if not torch.is_floating_point(param):
                 return f"it has parameters of dtype {param.dtype}"
+            if (name, param.device.type) == ("SGD", "cpu") and param.dtype in (torch.float16, torch.bfloat16):
+                return f"torch's fused SGD on a CPU leaves parameters of dtype {param.dtype} as they are"
             if param.device.type not in _fused_devices(name):
                 return f"{name} is not fused on {param.device.type} by torch {torch.__version__}"
     return ""

@@ -11,17 +11,7 @@ from toy.backend import Scaled, ToyBackend
 
 from unifiedamp.backend import NonFiniteReport, StepResult, result
 
-MUTANTS: dict[str, tuple[type[ToyBackend], str]] = {}
-
-
-def mutant(killed_by: str):
-    """Register a mutant under its class name, with the test that must fail."""
-
-    def register(cls):
-        MUTANTS[cls.__name__] = (cls, killed_by)
-        return cls
-
-    return register
+from .registry import mutant
 
 
 @mutant("test_canonical_trace")

@@ -9,7 +9,7 @@ from toy.harness import ToyHarness
 from unifiedamp import plugins
 from unifiedamp.backend import BackendPlugin, hookimpl
 
-from .broken import MUTANTS
+from .every import MUTANTS
 
 
 class MutantHarness(ToyHarness):

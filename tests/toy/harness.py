@@ -145,6 +145,11 @@ class ToyHarness(Harness):
             if name.startswith(f"{layer}."):
                 parameter.frozen = not trainable
 
+    def attached(self, obj):
+        if isinstance(obj, toy.Model):
+            return obj.training, obj.output_dtype, dict(obj.layer_dtypes), sorted(vars(obj))
+        return sorted(vars(obj))
+
     def device_run(self, gradients, loss_scale):
         """Two devices are two parameters of one optimizer, the second's name ending in ``@1``."""
         amp = ua.Amp(self.backend, "float32", loss_scale=loss_scale)

@@ -97,6 +97,19 @@ def test_every_gradient_is_added_up_over_a_window(harness, form, grouped):
     assert (run.amp.applied_steps, run.amp.skipped_steps) == (2, 1)
 
 
+@pytest.mark.parametrize("bad", [0, 250, 299])
+def test_one_gradient_among_hundreds(harness, bad):
+    """Whatever handles gradients in bunches looks into the last one, too."""
+    run = probe_run(harness, values=(1.0,) * 300, loss_scale=dynamic())
+    gradients = [1.0] * 300
+    gradients[bad] = INF
+    run.feed(*gradients)
+    assert set(run.weights()) == {1.0}
+    assert run.amp.skipped_steps == 1
+    run.feed(*[float(index) for index in range(300)])
+    assert run.weights() == pytest.approx([1.0 - 0.1 * index for index in range(300)], abs=1e-4)
+
+
 def test_gradients_have_the_names_of_parameters(harness):
     """In the order of the parameters, whatever has a gradient and nothing else."""
     amp = session(harness, loss_scale=dynamic())
@@ -109,6 +122,23 @@ def test_gradients_have_the_names_of_parameters(harness):
     assert true_gradients(amp, optimizer) == [4.0, 8.0, 12.0]
     amp.discard_step(optimizer)
     assert amp.gradients(optimizer) == {}
+
+
+@pytest.mark.parametrize("discarded", [False, True])
+def test_a_parameter_that_no_loss_reaches_rests(harness, discarded):
+    """Its gradient of the window before is not applied again."""
+    amp = session(harness, loss_scale=dynamic())
+    models = [harness.probe([1.0]) for _ in range(2)]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.1))
+    x = amp.to_native(np.float32([1.0]))
+    amp.backward(lambda: models[0](x) + models[1](x), optimizer)
+    (amp.discard_step if discarded else amp.step)(optimizer)
+    for model in models:
+        amp.backward(lambda model=model: model(x), optimizer)
+        assert len(amp.gradients(optimizer)) == 1
+        assert amp.step(optimizer).applied
+    weights = [float(harness.parameters(model).popitem()[1][0]) for model in models]
+    assert weights == pytest.approx([0.9] * 2 if discarded else [0.8] * 2, abs=1e-6)
 
 
 def test_an_edit_between_unscale_and_step_is_what_is_applied(harness):

@@ -5,6 +5,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.float8 import BFLOAT16
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 SIZE = 8
@@ -54,7 +55,7 @@ def test_a_name_is_no_prefix(harness, kept):
     count = 12
     names = [f"layer{index}" for index in range(count)]
     by_one = Net(harness, MIXED.replace(layer_overrides={f"layer{kept}": "float32"}), count).evaluate()
-    by_all = MIXED.replace(layer_overrides={name: "float32" for name in names})
+    by_all = MIXED.replace(layer_overrides=dict.fromkeys(names, "float32"))
     plain = Net(harness, "float32", count).evaluate()
     np.testing.assert_allclose(Net(harness, by_all, count).evaluate(), plain, rtol=1e-5, atol=1e-5)
     assert differ(by_one, plain)
@@ -80,7 +81,7 @@ def test_a_layer_that_fails_leaves_nothing_behind(harness):
     net = Net(harness, MIXED.replace(layer_overrides={"layer1": "float32"}))
     first, before = net.evaluate(), harness.global_state()
     wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
-    with pytest.raises(Exception) as caught, net.amp.inference(net.model):  # noqa: PT011 (the framework's own)
+    with pytest.raises(Exception) as caught, net.amp.inference(net.model):
         np.asarray(net.amp.to_numpy(net.model(wrong)))
     assert caught.value is not None
     assert harness.global_state() == before
@@ -107,12 +108,18 @@ def test_overridden_layers_train(harness):
 
 @pytest.mark.needs("op_overrides", "layer_overrides")
 def test_operations_inside_an_overridden_layer(harness, form):
-    """An override by operation holds inside a layer that has one of its own."""
-    policy = MIXED.replace(op_overrides={"linear": "float32"}, layer_overrides={"layer0": "bfloat16"})
-    plain = Net(harness, "float32", form=form).evaluate()
-    np.testing.assert_allclose(Net(harness, policy, form=form).evaluate(), plain, rtol=1e-2, atol=1e-1)
-    both = MIXED.replace(op_overrides={"linear": "float32"}, layer_overrides={"layer0": "float32"})
-    np.testing.assert_allclose(Net(harness, both, form=form).evaluate(), plain, rtol=1e-5, atol=1e-5)
+    """An override by operation holds inside a layer that has one of its own, whatever its dtype.
+
+    What goes into a layer may be cast to the layer's dtype before.
+    """
+    (w0, b0), (w1, b1) = weights(2)
+    hidden = np.maximum(batch().astype(np.float64) @ w0 + b0, 0)
+    plain, narrowed = hidden @ w1 + b1, BFLOAT16.round(hidden) @ w1 + b1
+    for dtype in ("float32", "bfloat16"):
+        policy = MIXED.replace(op_overrides={"linear": "float32"}, layer_overrides={"layer1": dtype})
+        found = Net(harness, policy, form=form).evaluate()
+        errors = [np.abs(found - expected).max() for expected in (plain, narrowed)]
+        assert errors[0] < 1e-5 or (dtype == "bfloat16" and errors[1] < 1e-5)
 
 
 @pytest.mark.needs("op_overrides")
@@ -122,9 +129,8 @@ def test_operations_after_an_exception(harness):
     net, plain = Net(harness, MIXED), session(harness, policy=MIXED)
     mixed, before = net.evaluate(), harness.global_state()
     for _ in range(2):
-        with pytest.raises(KeyError), amp.autocast():
-            with plain.autocast():
-                raise KeyError
+        with pytest.raises(KeyError), amp.autocast(), plain.autocast():
+            raise KeyError
         assert harness.global_state() == before
         np.testing.assert_array_equal(net.evaluate(), mixed)
         with plain.autocast():

@@ -110,6 +110,32 @@ def test_evaluating_inside_a_training_region(harness, form):
     assert weights[0] == weights[1] == pytest.approx([0.6, 1.2], abs=1e-6)
 
 
+def test_evaluating_first_in_a_region_in_low_precision(harness):
+    """What inference cast without gradients is not what the training pass of the same region uses."""
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(6, 6)).astype(np.float32), np.zeros(6, np.float32)) for _ in range(2)]
+    trained = []
+    for evaluates in (False, True):
+        amp = session(harness, policy=MIXED)
+        with amp.scope():
+            model = harness.mlp(layers)
+            optimizer = harness.sgd([model], 0.1)
+        model, optimizer = amp.prepare(model, optimizer)
+        x, y = (amp.to_native(np.full((4, 6), value, np.float32)) for value in (1.0, 0.0))
+
+        def loss(amp=amp, model=model, x=x, y=y, evaluates=evaluates):
+            if evaluates:
+                with amp.inference(model):
+                    model(x)
+            return harness.mean_square(model(x), y)
+
+        amp.backward(loss, optimizer)
+        amp.step(optimizer)
+        trained.append(harness.parameters(model))
+    for name, value in trained[0].items():
+        np.testing.assert_array_equal(trained[1][name], value)
+
+
 def test_an_evaluation_between_loss_and_step_changes_nothing(harness):
     amp = session(harness, loss_scale=4.0)
     model = harness.probe([1.0])

@@ -1,0 +1,143 @@
+"""``amp.close()`` leaves nothing: neither in the process, nor on models and optimizers, nor in what they compute."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+MIXED = ua.Policy.parse("mixed_bfloat16")
+POLICIES = {
+    "float32": {"policy": "float32"},
+    "mixed": {"policy": MIXED, "loss_scale": 4.0},
+    "accumulating": {"policy": MIXED, "loss_scale": "dynamic", "accumulate_steps": 2},
+}
+
+
+def layers(sizes=(6, 5, 3)):
+    rng = np.random.default_rng(0)
+    pairs = itertools.pairwise(sizes)
+    return [(rng.normal(size=pair).astype(np.float32), rng.normal(size=pair[1]).astype(np.float32)) for pair in pairs]
+
+
+def batch():
+    return np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
+
+
+def by_hand(x):
+    (w0, b0), (w1, b1) = [(w.astype(np.float64), b.astype(np.float64)) for w, b in layers()]
+    return np.maximum(x.astype(np.float64) @ w0 + b0, 0) @ w1 + b1
+
+
+def trained(harness, amp, model, optimizer, steps=2):
+    x, y = amp.to_native(batch()), amp.to_native(np.zeros((4, 3), np.float32))
+    for _ in range(steps):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.clip_grad_norm(optimizer, 1.0)
+        amp.step(optimizer)
+    with amp.inference(model):
+        model(x)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_process_is_as_before(harness, name):
+    threads = {thread.name for thread in threading.enumerate()}
+    before = harness.global_state()
+    amp = session(harness, **POLICIES[name])
+    with amp.scope():
+        model = harness.mlp(layers())
+        optimizer = harness.sgd([model], 0.01)
+    trained(harness, amp, *amp.prepare(model, optimizer))
+    amp.close()
+    assert harness.global_state() == before
+    assert harness.run_op(harness.low_precision_op) == "float32"
+    assert {thread.name for thread in threading.enumerate()} <= threads
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_models_and_optimizers_are_as_before(harness, name):
+    """What ``prepare`` attached to the objects given is gone, whether they were used or not."""
+    for used in (False, True):
+        amp = session(harness, **POLICIES[name])
+        with amp.scope():
+            model = harness.mlp(layers())
+            optimizer = harness.sgd([model], 0.01)
+        before = harness.attached(model), harness.attached(optimizer)
+        prepared = amp.prepare(model, optimizer)
+        if used:
+            trained(harness, amp, *prepared)
+        amp.close()
+        assert (harness.attached(model), harness.attached(optimizer)) == before
+
+
+@pytest.mark.needs("layer_overrides")
+def test_a_model_made_before_the_session_answers_as_before(harness):
+    """In float32, with overrides that changed what it computed meanwhile."""
+    model = harness.mlp(layers())
+    amp = session(harness, policy=ua.Policy.parse("float32").replace(layer_overrides={"layer0": "bfloat16"}))
+    try:
+        model = amp.prepare(model)
+    except ua.PrepareError:
+        pytest.skip("this framework gives a policy to layers when they are made")
+    x = amp.to_native(batch())
+    with amp.inference(model):
+        meanwhile = np.asarray(amp.to_numpy(model(x)), np.float64)
+    amp.close()
+    other = session(harness)
+    with other.inference():
+        found = np.asarray(other.to_numpy(model(x)), np.float64)
+    assert np.abs(meanwhile - by_hand(batch())).max() > 1e-3
+    np.testing.assert_allclose(found, by_hand(batch()), rtol=1e-4, atol=1e-4)
+
+
+def test_closing_twice_is_harmless(harness):
+    before = harness.global_state()
+    amp = session(harness, policy=MIXED)
+    with amp.scope():
+        model = harness.mlp(layers())
+    model = amp.prepare(model)
+    attached = None
+    for _ in range(2):
+        amp.close()
+        attached = attached or harness.attached(model)
+        assert harness.attached(model) == attached
+    assert harness.global_state() == before
+
+
+def test_another_session_goes_on(harness):
+    """Two sessions, a model each: closing one leaves the other's casts, steps and scale."""
+    pairs = []
+    for _ in range(2):
+        amp = session(harness, policy=MIXED, loss_scale=4.0)
+        with amp.scope():
+            model = harness.mlp(layers())
+            optimizer = harness.sgd([model], 0.01)
+        pairs.append((amp, *amp.prepare(model, optimizer)))
+    (first, *_), (amp, model, optimizer) = pairs
+    x = amp.to_native(batch())
+    with amp.inference(model):
+        expected = amp.to_numpy(model(x))
+    first.close()
+    with amp.inference(model):
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
+        np.testing.assert_array_equal(amp.to_numpy(model(x)), expected)
+    trained(harness, amp, model, optimizer)
+    assert (amp.applied_steps, amp.loss_scale) == (2, 4.0)
+
+
+def test_a_model_is_prepared_anew(harness):
+    """By another session, after the first was closed: trained and scaled by the second alone."""
+    model = harness.probe([1.0])
+    for loss_scale, expected in ((4.0, 0.9), (32.0, 0.8)):
+        amp = session(harness, loss_scale=loss_scale)
+        model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+        x = amp.to_native(np.float32([1.0]))
+        amp.backward(lambda model=model, x=x: model(x), optimizer)
+        (value,) = amp.gradients(optimizer).values()
+        assert float(np.ravel(amp.to_numpy(value))[0]) == loss_scale
+        assert amp.step(optimizer).applied
+        assert harness.parameters(model).popitem()[1] == pytest.approx([expected], abs=1e-6)
+        amp.close()

@@ -1,0 +1,135 @@
+"""What comes after ``prepare``: more models, more parameters, weights that change hands."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=100)
+TINY = 2.0**-13
+"""A step from 1 that both 16-bit formats round away, and float32 does not."""
+
+
+def values(amp, model):
+    return [float(np.ravel(array)[0]) for array in amp.master_weights(model).values()]
+
+
+def step(amp, models, optimizers, gradient=1.0):
+    x = amp.to_native(np.float32([gradient]))
+
+    def loss():
+        answers = [model(x) for model in models]
+        return sum(answers[1:], answers[0])
+
+    amp.backward(loss, list(optimizers))
+    return [amp.step(optimizer) for optimizer in optimizers]
+
+
+@pytest.mark.needs("master_weights", "several_optimizers")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_a_model_prepared_later(harness, policy):
+    """Tiny updates of both models survive, and so does a skip."""
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    models, optimizers = [], []
+    for _ in range(2):
+        with amp.scope():
+            model = harness.probe([1.0])
+            optimizer = harness.sgd([model], TINY)
+        model, optimizer = amp.prepare(model, optimizer)
+        models.append(model)
+        optimizers.append(optimizer)
+        step(amp, models, optimizers)
+    step(amp, models, optimizers, math.inf)
+    step(amp, models, optimizers)
+    assert [values(amp, model) for model in models] == [[1.0 - 3 * TINY], [1.0 - 2 * TINY]]
+    assert (amp.applied_steps, amp.skipped_steps) == (5, 2)
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_parameters_added_later(harness, policy):
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    with amp.scope():
+        model, late = harness.probe([1.0]), harness.probe([1.0])
+        optimizer = harness.sgd([model], TINY)
+    model, optimizer = amp.prepare(model, optimizer)
+    step(amp, [model], [optimizer])
+    late = amp.prepare(late)
+    harness.extend(optimizer, late)
+    for _ in range(2):
+        step(amp, [model, late], [optimizer])
+    assert (values(amp, model), values(amp, late)) == ([1.0 - 3 * TINY], [1.0 - 2 * TINY])
+
+
+@pytest.mark.parametrize("scale", [4.0, "none"])
+def test_parameters_added_later(harness, scale):
+    """They are scaled, checked, clipped and emptied with the others."""
+    amp = session(harness, loss_scale=scale)
+    model, late = harness.probe([1.0]), harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    step(amp, [model], [optimizer])
+    late = amp.prepare(late)
+    harness.extend(optimizer, late)
+    for gradient in (1.0, math.inf, 1.0) if scale != "none" else (1.0, 1.0):
+        step(amp, [model, late], [optimizer], gradient)
+    assert amp.gradients(optimizer) == {}
+    found = [float(harness.parameters(each).popitem()[1][0]) for each in (model, late)]
+    assert found == pytest.approx([0.7, 0.8], abs=1e-6)
+
+
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_that_are_loaded_are_trained_on(harness, when):
+    """Before the first step and after one; what was loaded is what the next step begins from."""
+    amp = session(harness, loss_scale=SCALE)
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.5))
+    if when == "after":
+        step(amp, [model], [optimizer])
+    amp.load_master_weights(model, {name: array * 0 + 8.0 for name, array in amp.master_weights(model).items()})
+    step(amp, [model], [optimizer])
+    assert values(amp, model) == [7.5]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_that_are_loaded_are_trained_on(harness, policy):
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    with amp.scope():
+        model = harness.probe([7.0])
+        optimizer = harness.sgd([model], TINY)
+    model, optimizer = amp.prepare(model, optimizer)
+    step(amp, [model], [optimizer])
+    fine = 1.0 + 2.0**-14
+    amp.load_master_weights(model, {name: array * 0 + fine for name, array in amp.master_weights(model).items()})
+    assert values(amp, model) == [fine]
+    assert harness.parameters(model).popitem()[1].tolist() == [1.0]
+    step(amp, [model], [optimizer])
+    assert values(amp, model) == [fine - TINY]
+
+
+@pytest.mark.needs("master_weights", "accumulation")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_a_window_cut_short(harness, policy):
+    """What was discarded of masters' gradients is gone, also what was widened already."""
+    amp = session(
+        harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE, accumulate_steps=2,
+    )  # fmt: skip
+    with amp.scope():
+        model = harness.probe([1.0])
+        optimizer = harness.sgd([model], TINY)
+    model, optimizer = amp.prepare(model, optimizer)
+    x = amp.to_native(np.float32([1.0]))
+    for discards in (True, False):
+        for index in range(2):
+            amp.backward(lambda: model(x), optimizer)
+            if discards and index:
+                amp.clip_grad_norm(optimizer, 100.0)
+                amp.discard_step(optimizer)
+            else:
+                amp.step(optimizer)
+    assert values(amp, model) == [1.0 - TINY]
+    assert amp.gradients(optimizer) == {}
