@@ -89,7 +89,7 @@ class Worker:
         last: Any = None
         deadline = _deadline(timeout)
         while True:
-            message = self._read(deadline)
+            message = self._read(deadline, timeout)
             if "told" not in message:
                 break
             if message["told"] != last:  # who says the same again and again has not come any further
@@ -111,12 +111,13 @@ class Worker:
         except (OSError, ValueError):  # the process is gone, or was ended
             raise self._gone() from None
 
-    def _read(self, deadline: float) -> dict[str, Any]:
+    def _read(self, deadline: float, timeout: float | None) -> dict[str, Any]:
         try:
             line = self._lines.read(deadline)
         except TimeoutError:
             self._end()
-            raise WorkerError(f"it said nothing for too long and was stopped{self._said()}", "timeout") from None
+            said = f"it said nothing new for {timeout:g} seconds and was stopped{self._said()}"
+            raise WorkerError(said, "timeout") from None
         if line is None:
             raise self._gone()
         try:

@@ -31,7 +31,7 @@ REASONS = {
     "prints": "no_such_framework is not installed: pip install it",
     "exits": "it ended the program (exit code 3)",
     "exits_hard": "its process ended with exit code 3",
-    "hangs": "it said nothing for too long and was stopped",
+    "hangs": "it said nothing new for 5 seconds and was stopped",
     "forks": "no_such_framework is not installed",
     "forks_and_stays": "no_such_framework is not installed",
     "raises": "is broken: a reason",
