@@ -6,6 +6,7 @@ from ..sessions import share
 from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
+from .flags import without_flags
 from .loops import find_loops
 from .scopes import Trained, scope_models
 from .start import Start, make_session
@@ -41,4 +42,4 @@ def plan(work: Work) -> None:
     share(work, start.call, trained.users)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]

@@ -10,6 +10,7 @@ import libcst as cst
 from ..nodes import dotted, targets, walk
 from ..source import Source, Statement
 from ..work import Work
+from .makers import check_built, handed_in, makers_of
 from .start import Start
 
 
@@ -32,12 +33,29 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
     """Make each model in the session's scope.
 
     Raises:
-        CannotMigrate: one is made before the policy is set.
+        CannotMigrate: one is made before the policy is set, outside this file, or without variables.
     """
-    for model in trained.models:
-        for assign in work.source.assigns(model):
-            if isinstance(assign.value, cst.Call):
+    waiting = [(model, work.source.scope(use), use) for model, use in trained.models.items()]
+    seen: set[tuple[str, cst.CSTNode]] = set()
+    while waiting:
+        model, scope, use = waiting.pop()
+        if (model, scope) in seen:
+            continue
+        seen.add((model, scope))
+        makers = makers_of(work.source, model, scope)
+        elsewhere = handed_in(work.source, model, scope)
+        if not makers and not elsewhere:
+            what = f"{model} is made outside this file, where the policy would not reach it"
+            raise work.stop(use, what, "make it in `with amp.scope():`")
+        waiting += elsewhere
+        for assign in makers:
+            if isinstance(assign.value, cst.Name | cst.Attribute):
+                waiting.append((dotted(assign.value), work.source.scope(assign), assign))
+            elif isinstance(assign.value, cst.Call):
+                check_built(work, model, assign, assign.value)
                 _scope(work, start, trained, model, assign)
+            else:
+                raise work.stop(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
 
 
 def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
@@ -48,7 +66,8 @@ def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
 
 def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.Assign) -> None:
     source = work.source
-    if source.scope(assign) is source.scope(start.call) and source.order[assign] < source.order[start.call]:
+    early = source.order[assign] < source.order[start.call]
+    if early and source.scope(assign) is source.scope(start.call):
         raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
     statement = source.statement(assign)
     block = source.block(statement)
@@ -66,16 +85,24 @@ def _first_layer(source: Source, start: Start, body: Sequence[Statement], index:
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break
-        made = targets(body[place]) & needed
-        if made and _makes_layers(source, body[place]):
-            first = place
+        if targets(body[place]) & needed:
             needed |= _names(body[place])
+            first = place if _makes_layers(source, body[place]) else first
     return first
 
 
 def _makes_layers(source: Source, statement: Statement) -> bool:
-    meanings = [source.meaning(node.func) for node in walk(statement) if isinstance(node, cst.Call)]
-    return any("keras" in meaning.split(".") or "layers" in meaning.split(".") for meaning in meanings)
+    calls = [node for node in walk(statement) if isinstance(node, cst.Call)]
+    return any(_is_layer(source, call) for call in calls)
+
+
+def _is_layer(source: Source, call: cst.Call) -> bool:
+    meaning = source.meaning(call.func)
+    if {"keras", "layers", "applications", "tensorflow_hub", "keras_hub", "keras_cv"} & set(meaning.split(".")):
+        return True
+    function = source.functions().get(meaning)
+    inner = [n for n in walk(function) if isinstance(n, cst.Call)] if function is not None else []
+    return any("layers" in source.meaning(n.func).split(".") for n in inner)
 
 
 def _names(node: cst.CSTNode) -> set[str]:

@@ -7,6 +7,7 @@ import libcst as cst
 from ..sessions import share
 from ..source import Source
 from ..work import Work
+from .flags import without_flags
 from .loss import rewrite_loss
 from .session import make_session, prepare
 from .steps import rewrite_steps
@@ -55,4 +56,4 @@ def _refuse_unknown(work: Work) -> None:
         raise work.stop(node, f"amp.{name}", write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]
