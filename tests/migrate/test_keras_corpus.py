@@ -64,7 +64,8 @@ def test_the_weights_are_those_of_the_old_code(name):
     takes_flag = "use_amp" in inspect.signature(_main(text)).parameters
     for flag in (True, False) if takes_flag else (None,):
         old = weights(natively(text), name, flag)
-        assert len(old) == len(found := weights(new, name, flag))
+        found = weights(new, name, flag)
+        assert len(old) == len(found)
         for before, after in zip(old, found, strict=True):
             np.testing.assert_allclose(after, before, **SAME)
 

@@ -80,7 +80,7 @@ def _twice(source: Source) -> Iterator[Reason]:
                 continue
             first, last = source.order[other], source.order[call]
             if first < last and not any(first < source.order[maker] < last for maker in makers):
-                yield source.line(call), _again(model, f"first in line {source.line(other)} of the migrated file")
+                yield source.line(call), _again(model, "twice in this function")
         yield from _handed_twice(source, call, model)
 
 

@@ -16,8 +16,8 @@ from .words import CONVERT, KNOWN, NAME, OLD_IMPORTS, ROOTS, calls_of
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    return any(meaning in ROOTS for meaning in source.imports.values()) or any(
-        isinstance(node, cst.Attribute) and source.meaning(node) in ROOTS for node in source.nodes
+    return any(meaning in ROOTS or meaning.rpartition(".")[0] in ROOTS for meaning in source.imports.values()) or any(
+        source.meaning(node) in ROOTS for node in source.of(cst.Attribute)
     )
 
 
@@ -46,9 +46,7 @@ def plan(work: Work) -> None:
 
 def _refuse_unknown(work: Work) -> None:
     """Refuse what the session has no call for."""
-    for node in work.source.nodes:
-        if not isinstance(node, cst.Call):
-            continue
+    for node in work.source.of(cst.Call):
         root, _, name = work.source.meaning(node.func).rpartition(".")
         if root not in ROOTS or name in KNOWN:
             continue
