@@ -14,8 +14,9 @@ import numpy as np  # noqa: E402
 from migrating import identifiers, migrated  # noqa: E402
 from test_keras import KERAS_2, OLD_NAMES, seed  # noqa: E402
 
-FOLDER = Path(__file__).parent / "old" / "keras"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+OLD = Path(__file__).parent / "old"
+NAMES = sorted(path.stem for path in (OLD / "keras").glob("*.py"))
+REWRITES = sorted(path.stem for path in (OLD / "rewrite").glob("*.py"))
 # Float32 sums are put together in another order where a graph is; five steps carry that on.
 SAME = {"rtol": 2e-4, "atol": 2e-5}
 
@@ -56,18 +57,35 @@ def weights(text: str, name: str, flag: bool | None) -> list[Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_weights_are_those_of_the_old_code(name):
-    text = (FOLDER / f"{name}.py").read_text("utf-8")
+    text = (OLD / "keras" / f"{name}.py").read_text("utf-8")
+    compare(text, natively(text), new_text(text, name), name)
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_the_weights_are_those_without_the_rewrite(name):
+    """Without a GPU the rewrite converts nothing, and the scale, a power of two, changes no digit."""
+    text = (OLD / "rewrite" / f"{name}.py").read_text("utf-8")
+    plain = re.sub(r"tf\.[\w.]*enable_mixed_precision_graph_rewrite\(", "_the_same(", text)
+    plain += "\n\ndef _the_same(opt, loss_scale=None):\n    return opt\n"
+    compare(text, plain, new_text(text, name).replace('"mixed_float16"', '"float32"'), name)
+
+
+def new_text(text: str, name: str) -> str:
     done = migrated(text, f"{name}.py")
     assert done.changed, done.findings
     new = done.after.decode()
     assert not identifiers(new) & (OLD_NAMES - {"set_global_policy"})
+    return new
+
+
+def compare(text: str, before: str, new: str, name: str) -> None:
     takes_flag = "use_amp" in inspect.signature(_main(text)).parameters
     for flag in (True, False) if takes_flag else (None,):
-        old = weights(natively(text), name, flag)
+        old = weights(before, name, flag)
         found = weights(new, name, flag)
         assert len(old) == len(found)
-        for before, after in zip(old, found, strict=True):
-            np.testing.assert_allclose(after, before, **SAME)
+        for was, now in zip(old, found, strict=True):
+            np.testing.assert_allclose(now, was, **SAME)
 
 
 def _main(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Gluon scripts of many shapes, migrated, end with the weights of the same loop without AMP; with their flag on and off.
+"""Gluon scripts of many shapes, migrated, end with the weights of the same loop without AMP; with flags on and off.
 
 MXNet casts to float16 on GPUs only: the session is told float32 in its place, and the scale, a power of two, changes
 no digit.

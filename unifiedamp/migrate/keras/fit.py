@@ -26,7 +26,8 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
     for call in source.methods("compile"):
         assert isinstance(call.func, cst.Attribute)
         model = dotted(call.func.value)
-        if not (keywords(call) & {"optimizer", "loss"} or (model and model in fitted)):
+        positional = len(call.args) > 1 and model.partition(".")[0] not in source.imports
+        if not (keywords(call) & {"optimizer", "loss"} or positional or (model and model in fitted)):
             continue
         if model in ("", "self", "super"):
             what = f"{source.code(call.func)}() of a model without a name"
@@ -34,8 +35,8 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
         _prepare(work, call, model)
         trained.models[model] = call
         trained.users.append(call)
-        if start.rewrites:
-            _in_scope(work, model)
+        if start.rewrites and not _in_scope(work, model):
+            raise work.stop(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
 
 
 def _prepare(work: Work, call: cst.Call, model: str) -> None:
@@ -61,12 +62,15 @@ def _is_made(source: Source, given: cst.BaseExpression, call: cst.Call) -> bool:
     return bool(values) and all(isinstance(value, cst.Call) for value in values)
 
 
-def _in_scope(work: Work, model: str) -> None:
+def _in_scope(work: Work, model: str) -> bool:
+    found = False
     for name in _TRAINS:
         for fit in work.source.methods(name):
             if dotted(fit.func) == f"{model}.{name}":
                 statement = work.source.statement(fit)
                 work.edits.wrap(statement, statement, f"with {work.names.amp}.scope():")
+                found = True
+    return found
 
 
 def _made(source: Source, given: cst.BaseExpression) -> str:

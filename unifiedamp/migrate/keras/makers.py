@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import libcst as cst
 
 from ..nodes import argument, dotted, keywords, parameters, walk
@@ -59,6 +61,18 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
         if "keras" not in name and not name.endswith(("Model", "load_model")):
             note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
             work.note(assign, f"{model} is made by {dotted(value.func) or 'an expression'}, outside this file", note)
+
+
+def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:
+    """Refuse models without variables where nothing else is asked of how they are made.
+
+    Raises:
+        CannotMigrate: see :func:`check_built`.
+    """
+    for model, use in models.items():
+        for assign in makers_of(work.source, model, work.source.scope(use)):
+            if isinstance(assign.value, cst.Call):
+                check_built(work, model, assign, assign.value)
 
 
 def _is_prepared(assign: cst.Assign) -> bool:

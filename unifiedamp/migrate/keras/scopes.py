@@ -58,6 +58,27 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
                 raise work.stop(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
 
 
+def scope_layers(work: Work, start: Start) -> None:
+    """Make the layers that stand outside functions in the session's scope too: models in functions are put together of
+    them.
+    """
+    source = work.source
+    covered = {each for wrap in work.edits.wraps for each in _between(source, wrap.first, wrap.last)}
+    for assign in source.assigned_in(source.module):
+        statement = source.statement(assign)
+        if statement in covered or not isinstance(assign.value, cst.Call) or statement in work.edits.lines:
+            continue
+        early = source.scope(start.call) is source.module and source.order[assign] < source.order[start.call]
+        used = any(source.scope(use) is not source.module for use in source.uses(dotted(assign.targets[0].target)))
+        if used and not early and _makes_layers(source, statement):
+            work.edits.wrap(statement, statement, f"with {work.names.amp}.scope():")
+
+
+def _between(source: Source, first: Statement, last: Statement) -> list[Statement]:
+    body = [s for s in source.block(first).body if isinstance(s, Statement)]
+    return body[body.index(first) : body.index(last) + 1]
+
+
 def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
     """Return the calls of ``model.add(...)`` and ``model.build(...)`` in a function."""
     calls = [*source.methods("add"), *source.methods("build")]
@@ -96,13 +117,28 @@ def _makes_layers(source: Source, statement: Statement) -> bool:
     return any(_is_layer(source, call) for call in calls)
 
 
-def _is_layer(source: Source, call: cst.Call) -> bool:
+_LAYERS = {"keras", "layers", "applications", "tensorflow_hub", "keras_hub", "keras_cv", "keras_nlp"}
+_OTHERS = {
+    "numpy", "pandas", "os", "sys", "json", "sklearn", "argparse", "time", "cv2", "matplotlib", "random", "math",
+    "glob", "pathlib", "datetime", "tqdm", "yaml", "pickle", "PIL", "scipy", "tensorflow", "tensorflow_datasets",
+    "absl", "logging", "collections", "itertools", "functools", "re", "shutil", "copy", "h5py", "skimage", "seaborn",
+    "gc",
+}  # fmt: skip
+
+
+def _is_layer(source: Source, call: cst.Call, depth: int = 2) -> bool:
+    """Whether a call makes layers: Keras's do, functions of this file that call such, and those of unknown modules."""
     meaning = source.meaning(call.func)
-    if {"keras", "layers", "applications", "tensorflow_hub", "keras_hub", "keras_cv"} & set(meaning.split(".")):
-        return True
-    function = source.functions().get(meaning)
-    inner = [n for n in walk(function) if isinstance(n, cst.Call)] if function is not None else []
-    return any("layers" in source.meaning(n.func).split(".") for n in inner)
+    parts = meaning.split(".")
+    if _LAYERS & set(parts):
+        return not {"losses", "metrics", "optimizers", "callbacks", "datasets", "utils", "preprocessing"} & set(parts)
+    root = dotted(call.func).partition(".")[0]
+    if root in source.imports:
+        return parts[0] not in _OTHERS
+    function = source.functions().get(parts[-1])
+    if function is None or not depth:
+        return False
+    return any(_is_layer(source, n, depth - 1) for n in walk(function) if isinstance(n, cst.Call))
 
 
 def _names(node: cst.CSTNode) -> set[str]:

@@ -19,6 +19,8 @@ def is_list(source: Source, loss: str, with_: cst.With) -> bool | None:
         return True
     if any(_iterated(source, use) for use in uses) or _backward_of_each(source, with_):
         return True
+    if _comes_with_lists(source, loss, scope):
+        return True
     if any(isinstance(value, cst.BinaryOperation) for value in values):
         return False
     methods = [source.parents[use] for use in uses]
@@ -29,6 +31,29 @@ def is_list(source: Source, loss: str, with_: cst.With) -> bool | None:
     if reduced or (calls and (loss.endswith("ss") or not loss.endswith("s"))):
         return False
     return _backward_of_one(source, with_)
+
+
+def _comes_with_lists(source: Source, loss: str, scope: cst.CSTNode) -> bool:
+    """Whether a call made the loss out of lists, or beside lists: ``total, parts = criterion(outputs, labels)``."""
+    for assign in source.assigned_in(scope):
+        target = assign.targets[0].target
+        parts = [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
+        names = [dotted(part) for part in parts]
+        if loss not in names or not isinstance(assign.value, cst.Call):
+            continue
+        given = [dotted(arg.value) for arg in assign.value.args]
+        beside = [name for name in names if name != loss]
+        if any(_is_gathered(source, name, scope) for name in given if name):
+            return True
+        if any(_iterated(source, use) for name in beside if name for use in source.uses(name)):
+            return True
+    return False
+
+
+def _is_gathered(source: Source, name: str, scope: cst.CSTNode) -> bool:
+    values = [a.value for a in source.assigns(name) if source.scope(a) is scope]
+    split = [v for v in values if isinstance(v, cst.Call) and dotted(v.func).endswith("split_and_load")]
+    return bool(split) or any(isinstance(v, cst.ListComp | cst.List) for v in values)
 
 
 def _appended(source: Source, loss: str, scope: cst.CSTNode) -> bool:
