@@ -39,7 +39,7 @@ def refusals(path: str, api: ModuleType, source: Source, edits: Edits, ua: str) 
     tidy(source, mine, api.OLD_IMPORTS, ua, getattr(api, "NEEDS", ()))
     after = mine.apply(source.module).bytes
     found = check(Source(after), path)
-    lines = _old_lines(source.module.bytes, after) if found else {}
+    lines = old_lines(source.module.bytes, after) if found else {}
     return [Finding(lines.get(line, 1), reason, WRITE, blocks=True) for line, reason in dict.fromkeys(found)]
 
 
@@ -51,7 +51,7 @@ def _check_of(api: ModuleType) -> Check | None:
     return check
 
 
-def _old_lines(before: bytes, after: bytes) -> dict[int, int]:
+def old_lines(before: bytes, after: bytes) -> dict[int, int]:
     """Return line of the result → line of the old text that became it, or that it stands beside; from 1."""
     old, new = before.splitlines(), after.splitlines()
     lines: dict[int, int] = {}

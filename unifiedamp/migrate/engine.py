@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from dataclasses import replace
 from types import ModuleType
 
 import libcst as cst
@@ -12,7 +13,7 @@ import libcst as cst
 from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
-from .checked import refusals
+from .checked import old_lines, refusals
 from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
@@ -22,6 +23,7 @@ from .work import Names, Work
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
+_NESTED = 4  # flags, one under the other
 _UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
@@ -52,6 +54,30 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
 
 def _migrate(path: str, content: bytes) -> Migration:
     source = _read(path, content)
+    try:
+        folded = _without_flags(source)
+    except CannotMigrate as error:
+        return Migration(path, content, content, (), error.findings)
+    if folded != source.module.bytes:
+        done = _migrate_as_read(path, folded, _read(path, folded))
+        lines = old_lines(source.module.bytes, folded)
+        findings = tuple(sorted(replace(each, line=lines.get(each.line, 1)) for each in done.findings))
+        return Migration(path, content, done.after if done.changed else content, done.apis, findings)
+    return _migrate_as_read(path, content, source)
+
+
+def _without_flags(source: Source) -> bytes:
+    """Return the text in which no flag chooses between AMP and none, where an API knows how."""
+    for api, fold in ((keras, keras.without_flags), (mxnet, mxnet.without_flags)):
+        for _ in range(_NESTED):
+            folded = fold(source) if api.found(source) else source.module.bytes
+            if folded == source.module.bytes:
+                break
+            source = Source(folded)
+    return source.module.bytes
+
+
+def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
     edits, findings, apis, old = Edits(), [], [], []
     needs: list[str] = []
     for api in APIS:

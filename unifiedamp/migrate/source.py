@@ -44,6 +44,7 @@ class Source:
         self._places: dict[cst.CSTNode, dict[cst.CSTNode, int]] = {}
         self._index = Index(self.nodes, self.parents, self._scopes)
         self.imports = dict(self._imported())
+        self.imports |= dict(self._renamed())
 
     def _enter(self, root: cst.Module) -> None:
         waiting: list[cst.CSTNode] = [root]
@@ -70,6 +71,16 @@ class Source:
                 for alias in () if isinstance(node.names, cst.ImportStar) else node.names:
                     name = alias.evaluated_name
                     yield alias.evaluated_alias or name, f"{dotted(node.module)}.{name}"
+
+    def _renamed(self) -> Iterator[tuple[str, str]]:
+        """Yield the names that stand for a part of an import all through the file: ``keras = tf.keras``."""
+        for assign in self.of(cst.Assign):
+            name, value = dotted(assign.targets[0].target), assign.value
+            once = len(assign.targets) == 1 and len(self._index.assigns[name]) == 1 and name not in self.imports
+            if once and "." not in name and isinstance(value, cst.Attribute) and self.scope(assign) is self.module:
+                root, _, rest = dotted(value).partition(".")
+                if root in self.imports and rest:
+                    yield name, f"{self.imports[root]}.{rest}"
 
     def of(self, kind: type[_Node]) -> list[_Node]:
         """Return the nodes that are of this class itself, in order."""

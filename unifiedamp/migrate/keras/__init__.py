@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
 from ..sessions import share
 from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
+from .flags import without_flags
 from .loops import find_loops
-from .scopes import Trained, scope_models
+from .makers import check_models
+from .scopes import Trained, scope_layers, scope_models
 from .start import Start, make_session
 from .steps import rewrite_loop
 from .words import NAME, OLD_IMPORTS, POLICY, REWRITE, V1, WRAPPER, calls_of
@@ -15,7 +19,7 @@ from .words import NAME, OLD_IMPORTS, POLICY, REWRITE, V1, WRAPPER, calls_of
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    if any(map(V1.search, map(source.meaning, source.nodes))):
+    if any(map(V1.search, map(source.meaning, [*source.of(cst.Attribute), *source.of(cst.Name)]))):
         return False  # sessions_v1.py
     return any(calls_of(source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) or bool(
         source.methods("get_scaled_loss")
@@ -38,7 +42,10 @@ def plan(work: Work) -> None:
                         "make the session where the model is trained")  # fmt: skip
     if not start.rewrites:
         scope_models(work, start, trained)
+        scope_layers(work, start)
+    else:
+        check_models(work, trained.models)
     share(work, start.call, trained.users)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]

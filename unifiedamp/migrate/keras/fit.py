@@ -1,33 +1,42 @@
-"""``model.compile`` and ``model.fit``: the model and its optimizer are prepared before ``compile``."""
+"""``model.compile``: the model and its optimizer are prepared before it."""
 
 from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, dotted, keywords, literal, parameters
 from ..source import Source
 from ..work import Work
 from .scales import quoted
 from .scopes import Trained
 from .start import Start
-from .words import WRAPPER
+from .words import REWRITE, WRAPPER
+
+_TRAINS = ("fit", "fit_generator", "train_on_batch")
 
 
 def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
-    """Prepare each model that is compiled and fitted.
+    """Prepare each model that is compiled.
 
     Raises:
-        CannotMigrate: one is compiled without an optimizer.
+        CannotMigrate: one is compiled without an optimizer, or has no name.
     """
-    fitted = {dotted(call.func).rpartition(".")[0] for call in work.source.methods("fit")}
-    for call in work.source.methods("compile"):
-        model = dotted(call.func).rpartition(".")[0]
-        if model in fitted and model:
-            _prepare(work, call, model)
-            trained.models[model] = call
-            trained.users.append(call)
-            if start.rewrites:
-                _in_scope(work, model)
+    source = work.source
+    fitted = {dotted(call.func).rpartition(".")[0] for name in _TRAINS for call in source.methods(name)}
+    for call in source.methods("compile"):
+        assert isinstance(call.func, cst.Attribute)
+        model = dotted(call.func.value)
+        positional = len(call.args) > 1 and model.partition(".")[0] not in source.imports
+        if not (keywords(call) & {"optimizer", "loss"} or positional or (model and model in fitted)):
+            continue
+        if model in ("", "self", "super"):
+            what = f"{source.code(call.func)}() of a model without a name"
+            raise work.stop(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
+        _prepare(work, call, model)
+        trained.models[model] = call
+        trained.users.append(call)
+        if start.rewrites and not _in_scope(work, model):
+            raise work.stop(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
 
 
 def _prepare(work: Work, call: cst.Call, model: str) -> None:
@@ -36,29 +45,47 @@ def _prepare(work: Work, call: cst.Call, model: str) -> None:
     if given is None:
         raise work.stop(call, f"{model}.compile without an optimizer", 'name it: optimizer="rmsprop"')
     statement = source.statement(call)
-    optimizer = dotted(given) or ("amp_optimizer" if source.uses("optimizer") else "optimizer")
-    if not dotted(given):
+    named = bool(dotted(given)) and _is_made(source, given, call)
+    optimizer = dotted(given) if named else ("amp_optimizer" if source.uses("optimizer") else "optimizer")
+    if not named:
         edits.before(statement, f"{optimizer} = {_made(source, given)}")
         edits.expression(given, optimizer)
     edits.before(statement, f"{model}, {optimizer} = {work.names.amp}.prepare({model}, {optimizer})")
 
 
-def _in_scope(work: Work, model: str) -> None:
-    for fit in work.source.methods("fit"):
-        if dotted(fit.func) == f"{model}.fit":
-            statement = work.source.statement(fit)
-            work.edits.wrap(statement, statement, f"with {work.names.amp}.scope():")
+def _is_made(source: Source, given: cst.BaseExpression, call: cst.Call) -> bool:
+    """Whether a variable holds an optimizer and not the name of one."""
+    name, scope = dotted(given), source.scope(call)
+    if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
+        return False
+    values = [assign.value for assign in source.assigns(name)]
+    return bool(values) and all(isinstance(value, cst.Call) for value in values)
+
+
+def _in_scope(work: Work, model: str) -> bool:
+    found = False
+    for name in _TRAINS:
+        for fit in work.source.methods(name):
+            if dotted(fit.func) == f"{model}.{name}":
+                statement = work.source.statement(fit)
+                work.edits.wrap(statement, statement, f"with {work.names.amp}.scope():")
+                found = True
+    return found
 
 
 def _made(source: Source, given: cst.BaseExpression) -> str:
     """Return the code of the optimizer that ``compile`` was given: bare, by its name, or in a wrapper."""
-    if isinstance(given, cst.Call) and WRAPPER.fullmatch(source.meaning(given.func)):
-        return source.code(given.args[0].value)
-    return _by_name(source, given) if isinstance(literal(given), str) else source.code(given)
+    if isinstance(given, cst.Call):
+        meaning = source.meaning(given.func)
+        if (WRAPPER.fullmatch(meaning) or REWRITE.fullmatch(meaning)) and given.args:
+            return source.code(given.args[0].value)
+        return source.code(given)
+    return _by_name(source, given)
 
 
 def _by_name(source: Source, given: cst.BaseExpression) -> str:
     roots = {meaning: name for name, meaning in source.imports.items()}
     root = next((roots[m] for m in ("tensorflow.keras", "keras", "tf_keras") if m in roots), "")
     root = root or f"{roots.get('tensorflow', 'tf')}.keras"
-    return f"{root}.optimizers.get({quoted(source, given)})"
+    code = quoted(source, given) if isinstance(literal(given), str) else source.code(given)
+    return f"{root}.optimizers.get({code})"

@@ -10,6 +10,7 @@ import libcst as cst
 from ..nodes import dotted, targets, walk
 from ..source import Source, Statement
 from ..work import Work
+from .makers import check_built, handed_in, makers_of
 from .start import Start
 
 
@@ -32,12 +33,50 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
     """Make each model in the session's scope.
 
     Raises:
-        CannotMigrate: one is made before the policy is set.
+        CannotMigrate: one is made before the policy is set, outside this file, or without variables.
     """
-    for model in trained.models:
-        for assign in work.source.assigns(model):
-            if isinstance(assign.value, cst.Call):
+    waiting = [(model, work.source.scope(use), use) for model, use in trained.models.items()]
+    seen: set[tuple[str, cst.CSTNode]] = set()
+    while waiting:
+        model, scope, use = waiting.pop()
+        if (model, scope) in seen:
+            continue
+        seen.add((model, scope))
+        makers = makers_of(work.source, model, scope)
+        elsewhere = handed_in(work.source, model, scope)
+        if not makers and not elsewhere:
+            what = f"{model} is made outside this file, where the policy would not reach it"
+            raise work.stop(use, what, "make it in `with amp.scope():`")
+        waiting += elsewhere
+        for assign in makers:
+            if isinstance(assign.value, cst.Name | cst.Attribute):
+                waiting.append((dotted(assign.value), work.source.scope(assign), assign))
+            elif isinstance(assign.value, cst.Call):
+                check_built(work, model, assign, assign.value)
                 _scope(work, start, trained, model, assign)
+            else:
+                raise work.stop(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
+
+
+def scope_layers(work: Work, start: Start) -> None:
+    """Make the layers that stand outside functions in the session's scope too: models in functions are put together of
+    them.
+    """
+    source = work.source
+    covered = {each for wrap in work.edits.wraps for each in _between(source, wrap.first, wrap.last)}
+    for assign in source.assigned_in(source.module):
+        statement = source.statement(assign)
+        if statement in covered or not isinstance(assign.value, cst.Call) or statement in work.edits.lines:
+            continue
+        early = source.scope(start.call) is source.module and source.order[assign] < source.order[start.call]
+        used = any(source.scope(use) is not source.module for use in source.uses(dotted(assign.targets[0].target)))
+        if used and not early and _makes_layers(source, statement):
+            work.edits.wrap(statement, statement, f"with {work.names.amp}.scope():")
+
+
+def _between(source: Source, first: Statement, last: Statement) -> list[Statement]:
+    body = [s for s in source.block(first).body if isinstance(s, Statement)]
+    return body[body.index(first) : body.index(last) + 1]
 
 
 def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
@@ -48,7 +87,8 @@ def additions(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Call]:
 
 def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.Assign) -> None:
     source = work.source
-    if source.scope(assign) is source.scope(start.call) and source.order[assign] < source.order[start.call]:
+    early = source.order[assign] < source.order[start.call]
+    if early and source.scope(assign) is source.scope(start.call):
         raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
     statement = source.statement(assign)
     block = source.block(statement)
@@ -66,16 +106,39 @@ def _first_layer(source: Source, start: Start, body: Sequence[Statement], index:
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break
-        made = targets(body[place]) & needed
-        if made and _makes_layers(source, body[place]):
-            first = place
+        if targets(body[place]) & needed:
             needed |= _names(body[place])
+            first = place if _makes_layers(source, body[place]) else first
     return first
 
 
 def _makes_layers(source: Source, statement: Statement) -> bool:
-    meanings = [source.meaning(node.func) for node in walk(statement) if isinstance(node, cst.Call)]
-    return any("keras" in meaning.split(".") or "layers" in meaning.split(".") for meaning in meanings)
+    calls = [node for node in walk(statement) if isinstance(node, cst.Call)]
+    return any(_is_layer(source, call) for call in calls)
+
+
+_LAYERS = {"keras", "layers", "applications", "tensorflow_hub", "keras_hub", "keras_cv", "keras_nlp"}
+_OTHERS = {
+    "numpy", "pandas", "os", "sys", "json", "sklearn", "argparse", "time", "cv2", "matplotlib", "random", "math",
+    "glob", "pathlib", "datetime", "tqdm", "yaml", "pickle", "PIL", "scipy", "tensorflow", "tensorflow_datasets",
+    "absl", "logging", "collections", "itertools", "functools", "re", "shutil", "copy", "h5py", "skimage", "seaborn",
+    "gc",
+}  # fmt: skip
+
+
+def _is_layer(source: Source, call: cst.Call, depth: int = 2) -> bool:
+    """Whether a call makes layers: Keras's do, functions of this file that call such, and those of unknown modules."""
+    meaning = source.meaning(call.func)
+    parts = meaning.split(".")
+    if _LAYERS & set(parts):
+        return not {"losses", "metrics", "optimizers", "callbacks", "datasets", "utils", "preprocessing"} & set(parts)
+    root = dotted(call.func).partition(".")[0]
+    if root in source.imports:
+        return parts[0] not in _OTHERS
+    function = source.functions().get(parts[-1])
+    if function is None or not depth:
+        return False
+    return any(_is_layer(source, n, depth - 1) for n in walk(function) if isinstance(n, cst.Call))
 
 
 def _names(node: cst.CSTNode) -> set[str]:

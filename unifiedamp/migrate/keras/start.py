@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from ..flags import WHEN
 from ..nodes import argument, dotted, literal
 from ..sessions import session_line
 from ..work import Work
+from .flags import is_float32
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
@@ -28,7 +30,8 @@ class Start:
 
     def __init__(self, work: Work) -> None:
         policies, rewrites = calls_of(work.source, POLICY), calls_of(work.source, REWRITE)
-        starts = policies + rewrites
+        mixed = [call for call in policies if not is_float32(work.source, call)]
+        starts = (mixed or policies[:1]) + rewrites
         if len(starts) != 1:
             raise _no_single_start(work, starts)
         self.call, self.rewrites = starts[0], bool(rewrites)
@@ -45,12 +48,29 @@ def make_session(work: Work, start: Start) -> None:
     scale = wrappers if wrappers is not None else scale
     if scale is None and policy == '"mixed_float16"':
         scale = dynamic_scale(work.names)  # what Keras wraps an optimizer in by itself
+    policy, scale = _behind_flag(work, start.call, policy, scale)
     options = REWRITES if start.rewrites else None
     line = session_line(
         work.names, work.names.amp, "tensorflow", policy=policy, loss_scale=scale, backend_options=options
     )
+    if start.rewrites and work.source.assignment(start.call) is None:
+        work.edits.before(work.source.statement(start.call), line)
+        work.edits.expression(start.call, work.source.code(start.call.args[0].value))
+        return
     again = _renamed(work, start.call) if start.rewrites else []
     work.edits.statement(work.source.statement(start.call), line, *again)
+
+
+def _behind_flag(work: Work, call: cst.Call, policy: str, scale: str | None) -> tuple[str, str | None]:
+    """Return policy and loss scale as a flag chooses them; without it float32, and nothing is scaled."""
+    when = argument(call, WHEN)
+    chosen = _chosen(work, call)
+    if when is None and chosen is None:
+        return policy, scale
+    flag = work.source.code(when) if when is not None else chosen[1] if chosen is not None else ""
+    if when is not None and not isinstance(when, cst.IfExp | cst.Lambda | cst.NamedExpr):
+        flag = flag[1:-1]  # the brackets of flags.py
+    return f'{policy} if {flag} else "float32"', None if scale is None else f'{scale} if {flag} else "none"'
 
 
 def _no_single_start(work: Work, starts: Sequence[cst.Call]) -> Exception:
@@ -69,10 +89,14 @@ def _no_single_start(work: Work, starts: Sequence[cst.Call]) -> Exception:
 def _policy(work: Work, call: cst.Call) -> tuple[str, str | None]:
     """Return the code of a policy, and of the loss scale in it."""
     source = work.source
-    given = call.args[0].value if len(call.args) == 1 else None
+    plain = [arg for arg in call.args if arg.keyword is None or arg.keyword.value != WHEN]
+    given = plain[0].value if len(plain) == 1 else None
     if given is None or not source.is_alone(call):
         raise work.stop(call, source.code(call), '`amp = ua.Amp("tensorflow", policy=...)`')
     value = _value(work, given)
+    chosen = _chosen(work, call)
+    if chosen is not None:
+        return chosen[0], None
     if isinstance(value, cst.Call) and VALUE.fullmatch(source.meaning(value.func)):
         named = argument(value, "name", 0)
         scale = argument(value, "loss_scale", 1)
@@ -84,6 +108,21 @@ def _policy(work: Work, call: cst.Call) -> tuple[str, str | None]:
     if isinstance(literal(value), str) or dotted(given):
         return quoted(source, value), None
     raise work.stop(call, f"the policy {source.code(given)}", 'name it: policy="mixed_float16"')
+
+
+def _chosen(work: Work, call: cst.Call) -> tuple[str, str] | None:
+    """Return policy and flag of ``"mixed_float16" if flag else "float32"``."""
+    value = _value(work, call.args[0].value) if call.args else None
+    if isinstance(value, cst.Call) and VALUE.fullmatch(work.source.meaning(value.func)) and value.args:
+        value = _value(work, value.args[0].value)
+    if not isinstance(value, cst.IfExp):
+        return None
+    names, flag = (literal(value.body), literal(value.orelse)), work.source.code(value.test)
+    if isinstance(names[0], str) and names[1] == "float32":
+        return f'"{names[0]}"', flag
+    if isinstance(names[1], str) and names[0] == "float32":
+        return f'"{names[1]}"', f"not ({flag})"
+    return None
 
 
 def _value(work: Work, node: cst.BaseExpression) -> cst.BaseExpression:
@@ -102,7 +141,7 @@ def _drop_unused(work: Work, policy: cst.BaseExpression) -> None:
 def _rewrite(work: Work, call: cst.Call) -> tuple[str, str]:
     """Return the code of the graph rewrite's policy and loss scale."""
     inner, scale = argument(call, "opt", 0), argument(call, "loss_scale", 1)
-    if inner is None or work.source.assignment(call) is None:
+    if inner is None or work.source.simple(call) is None:
         raise work.stop(call, work.source.code(call), "assign the optimizer to a name and wrap it after that")
     return '"mixed_float16"', experimental_scale(work.source, work.names, scale)
 

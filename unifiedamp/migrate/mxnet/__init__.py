@@ -7,6 +7,7 @@ import libcst as cst
 from ..sessions import share
 from ..source import Source
 from ..work import Work
+from .flags import without_flags
 from .loss import rewrite_loss
 from .session import make_session, prepare
 from .steps import rewrite_steps
@@ -15,8 +16,8 @@ from .words import CONVERT, KNOWN, NAME, OLD_IMPORTS, ROOTS, calls_of
 
 def found(source: Source) -> bool:
     """Whether the file uses this API."""
-    return any(meaning in ROOTS for meaning in source.imports.values()) or any(
-        isinstance(node, cst.Attribute) and source.meaning(node) in ROOTS for node in source.nodes
+    return any(meaning in ROOTS or meaning.rpartition(".")[0] in ROOTS for meaning in source.imports.values()) or any(
+        source.meaning(node) in ROOTS for node in source.of(cst.Attribute)
     )
 
 
@@ -45,9 +46,7 @@ def plan(work: Work) -> None:
 
 def _refuse_unknown(work: Work) -> None:
     """Refuse what the session has no call for."""
-    for node in work.source.nodes:
-        if not isinstance(node, cst.Call):
-            continue
+    for node in work.source.of(cst.Call):
         root, _, name = work.source.meaning(node.func).rpartition(".")
         if root not in ROOTS or name in KNOWN:
             continue
@@ -55,4 +54,4 @@ def _refuse_unknown(work: Work) -> None:
         raise work.stop(node, f"amp.{name}", write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]

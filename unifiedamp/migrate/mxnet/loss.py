@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
 from ..source import Source
 from ..work import Work
+from .losses import is_list
 from .words import steps_of
 
 
@@ -25,9 +28,14 @@ def rewrite_loss(work: Work, call: cst.Call) -> cst.With:
     size = _batch_size(work, source.code(trainer), call)
     mean = _mean_name(source)
     _check_body(work, with_)
+    several = is_list(source, dotted(loss), with_)
+    if several is None:
+        what = f"whether {dotted(loss)} is one loss or a list of them cannot be seen"
+        write = "`loss.sum() / batch_size` of one, `[each.sum() / batch_size for each in losses]` of a list"
+        raise work.stop(call, what, write)
     header = f"with {work.names.amp}.scale_loss({mean}, {source.code(trainer)}) as scaled_loss:"
     work.edits.expression(record.items[0].item, f"{work.names.amp}.autocast()")
-    divided = f"{mean} = {_mean(source, dotted(loss), size, record)}"
+    divided = f"{mean} = {_mean(dotted(loss), size, several)}"
     _place(work, with_, record, divided, f"{header}\n    scaled_loss.backward()")
     return with_
 
@@ -45,8 +53,8 @@ def _place(work: Work, with_: cst.With, record: cst.With, divided: str, scaled: 
 def _record(work: Work, with_: cst.With, loss: str) -> cst.With:
     """Return ``with autograd.record():`` in which a loss is computed."""
     source = work.source
-    for node in reversed(source.nodes):
-        if not isinstance(node, cst.With) or len(node.items) != 1 or source.scope(node) is not source.scope(with_):
+    for node in reversed(source.of(cst.With)):
+        if len(node.items) != 1 or source.scope(node) is not source.scope(with_):
             continue
         item = node.items[0].item
         records = isinstance(item, cst.Call) and source.meaning(item.func) == "mxnet.autograd.record"
@@ -76,11 +84,9 @@ def _mean_name(source: Source) -> str:
     return next(name for name in ("mean_loss", "mean_of_loss", "amp_loss") if name not in source.names())
 
 
-def _mean(source: Source, loss: str, size: str, record: cst.With) -> str:
+def _mean(loss: str, size: str, several: bool) -> str:
     """Return the code of the loss divided as ``trainer.step(size)`` divided its gradients."""
     divided = "" if size == "1" else f" / {size}"
-    values = [a.value for a in source.assigns(loss) if source.inside(a, record)]
-    several = any(isinstance(value, cst.ListComp | cst.List) for value in values)
     return f"[each.sum(){divided} for each in {loss}]" if several else f"{loss}.sum(){divided}"
 
 
@@ -88,5 +94,7 @@ def _check_body(work: Work, with_: cst.With) -> None:
     body, name = with_.body.body, with_.items[0].asname
     handle = dotted(name.name) if name is not None else ""
     code = work.source.code(body[0]).strip() if len(body) == 1 else ""
+    if re.fullmatch(rf"for (\w+) in {handle}:\s*\1\.backward\(\)", code):
+        return
     if not code.replace(" ", "").endswith((".backward()", f"backward({handle})")):
         raise work.stop(with_, "more than backward() under amp.scale_loss", "move the rest behind it")

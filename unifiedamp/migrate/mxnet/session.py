@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import libcst as cst
 
+from ..flags import WHEN
 from ..nodes import argument, dotted, literal, walk
 from ..sessions import prepare_line, session_line
 from ..work import Work
 
 _LISTS = ("target_precision_ops", "conditional_fp32_ops", "fp32_ops", "layout_optimization")
+_PARAMS = ("params", "parameters")
 _SESSION = '`amp = ua.Amp("mxnet", policy=...)`'
 _PREPARE = "`net, trainer = amp.prepare(net, trainer)`"
 
@@ -31,6 +33,12 @@ def make_session(work: Work, call: cst.Call) -> None:
     policy = f'"mixed_{dtype or "float16"}"'
     # MXNet scales the loss under bfloat16 too; the session does when it is asked to.
     scale = '"dynamic"' if dtype == "bfloat16" else None
+    when = argument(call, WHEN)
+    if when is not None:
+        code = work.source.code(when)
+        flag = code if isinstance(when, cst.IfExp | cst.Lambda | cst.NamedExpr) else code[1:-1]
+        policy = f'{policy} if {flag} else "float32"'
+        scale = scale and f'{scale} if {flag} else "none"'
     line = session_line(work.names, work.names.amp, "mxnet", policy=policy, loss_scale=scale)
     work.edits.statement(statement, line)
 
@@ -60,5 +68,6 @@ def prepare(work: Work, call: cst.Call) -> str:
 
 def _collected(value: cst.CSTNode) -> list[str]:
     """Return the models whose ``collect_params()`` an expression takes."""
-    owners = [n for n in walk(value) if isinstance(n, cst.Attribute) and n.attr.value == "collect_params"]
+    attributes = [n for n in walk(value) if isinstance(n, cst.Attribute)]
+    owners = [n for n in attributes if n.attr.value.startswith("collect_") and n.attr.value.endswith(_PARAMS)]
     return [name for name in (dotted(owner.value) for owner in owners) if name]

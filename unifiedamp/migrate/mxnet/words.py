@@ -8,10 +8,10 @@ from ..nodes import dotted
 from ..source import Source
 
 NAME = "mxnet.amp"
-OLD_IMPORTS = ("mxnet.amp", "mxnet.contrib.amp", "mxnet.autograd")
+OLD_IMPORTS = ("mxnet.amp", "mxnet.contrib.amp", "mxnet.contrib.amp.amp", "mxnet.autograd")
 KNOWN = ("init", "init_trainer", "scale_loss", "unscale")
 CONVERT = ("convert_model", "convert_hybrid_block", "convert_symbol", "convert_bucketing_module")
-ROOTS = ("mxnet.amp", "mxnet.contrib.amp")
+ROOTS = ("mxnet.amp", "mxnet.contrib.amp", "mxnet.contrib.amp.amp", "mxnet.amp.amp")
 
 
 def calls_of(source: Source, name: str) -> list[cst.Call]:

@@ -1,0 +1,81 @@
+"""Keras code that would train wrong or stop once migrated: refused, with the true line and reason, and left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from migrating import migrated
+
+HEAD = """\
+import tensorflow as tf
+from tensorflow.keras import layers, mixed_precision
+"""
+POLICY = 'mixed_precision.set_global_policy("mixed_float16")\n'
+MODEL = "model = tf.keras.Sequential([layers.Input((6,)), layers.Dense(1)])\n"
+FIT = 'model.compile("sgd", "mse")\nmodel.fit(x, y)\n'
+LOOP = """\
+with tf.GradientTape() as tape:
+    loss = f(model(x, training=True))
+    scaled = opt.get_scaled_loss(loss)
+grads = opt.get_unscaled_gradients(tape.gradient(scaled, model.trainable_variables))
+opt.apply_gradients(zip(grads, model.trainable_variables))
+"""
+OPT = "opt = mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())\n"
+
+CASES = {
+    "unbuilt": (POLICY + "model = tf.keras.Sequential([layers.Dense(1)])\n" + FIT, 4, "no variables before its first"),
+    "subclassed": (
+        "class Net(tf.keras.Model):\n    pass\n" + POLICY + "model = Net()\n" + FIT, 6, "no variables before its first"
+    ),
+    "made elsewhere": (POLICY + "def go(model):\n    model.compile('sgd', 'mse')\n", 5, "made outside this file"),
+    "made before": (MODEL + POLICY + FIT, 3, "before the policy"),
+    "compiled twice": (POLICY + MODEL + FIT + FIT, 7, "compiled again"),
+    "compiled in a loop": (POLICY + MODEL + "for _ in range(2):\n    model.compile('sgd', 'mse')\n", 6, "in a loop"),
+    "bare step": (
+        POLICY + MODEL + OPT + LOOP + "def more(g):\n    opt.apply_gradients(g)\n", 12, "opt.apply_gradients() is left"
+    ),
+    "two policies": (
+        POLICY + MODEL + FIT + 'mixed_precision.set_global_policy("mixed_bfloat16")\n', 7, "policy is set 2 times"
+    ),
+    "float32 between": (
+        POLICY + 'model = tf.keras.Sequential([layers.Input((6,)), layers.Dense(1)])\n'
+        'mixed_precision.set_global_policy("float32")\n' + FIT, 5, "float32 is set"
+    ),
+    "flags that differ": (
+        "def main(a, b):\n    if a:\n        " + POLICY + "    " + MODEL
+        + "    opt = tf.keras.optimizers.SGD()\n    if b:\n        opt = mixed_precision.LossScaleOptimizer(opt)\n"
+        "    model.compile(opt, 'mse')\n", 8, "depends on b, and AMP is turned on under a"
+    ),
+    "other branch": (
+        POLICY + MODEL + OPT
+        + LOOP.replace("    scaled = opt.get_scaled_loss(loss)\n",
+                       "    if amp:\n        scaled = opt.get_scaled_loss(loss)\n    else:\n        train(loss)\n"),
+        11, "does more than the same step",
+    ),
+    "policy under a condition with training": (
+        "def main():\n    if cond:\n        " + POLICY + "        other()\n    def inner():\n        model = make()\n"
+        "        model.compile('sgd', 'mse')\n", 8, "made by"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("policy under")])
+def test_refused_with_its_line_and_reason(name):
+    text, line, reason = CASES[name]
+    done = migrated(HEAD + text)
+    assert not done.changed, done.diff()
+    assert any(found.line == line and reason in found.what and found.blocks for found in done.findings), done.findings
+
+
+def test_every_blocker_is_named_at_once():
+    text = POLICY + MODEL + OPT + LOOP + "def more(g):\n    opt.apply_gradients(g)\n    opt.apply_gradients(g)\n"
+    done = migrated(HEAD + text)
+    assert [found.line for found in done.findings if found.blocks] == [12, 13]
+
+
+def test_fine_tuning_is_refused():
+    text = (Path(__file__).parent / "old" / "refused" / "keras_fine_tune.py").read_text("utf-8")
+    done = migrated(text)
+    assert not done.changed
+    assert "compiled again" in done.findings[0].what

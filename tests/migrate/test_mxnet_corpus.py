@@ -1,0 +1,75 @@
+"""Gluon scripts of many shapes, migrated, end with the weights of the same loop without AMP; with flags on and off.
+
+MXNet casts to float16 on GPUs only: the session is told float32 in its place, and the scale, a power of two, changes
+no digit.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+
+if not ua.available_backends()["mxnet"].installed:
+    pytest.skip("MXNet is not installed", allow_module_level=True)
+ua.Amp("mxnet", "float32")  # MXNet needs the layer's help to be imported
+from migrating import identifiers, migrated  # noqa: E402
+
+from unifiedamp_mxnet.native import NUMPY_API  # noqa: E402
+
+if NUMPY_API:
+    pytest.skip("these scripts are MXNet 1's, on mx.nd arrays", allow_module_level=True)
+
+FOLDER = Path(__file__).parent / "old" / "mxnet"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+SAME = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def without_amp(text: str) -> str:
+    """Return an old script with calls of amp that do nothing."""
+    text = re.sub(r"^( *)from mxnet\.contrib(\.amp)? import amp$", r"\1amp = _Nothing()", text, flags=re.MULTILINE)
+    return text.replace("mx.contrib.amp.", "_Nothing().")
+
+
+class _Nothing:
+    """MXNet's amp without an effect."""
+
+    def init(self, target_dtype: str = "float16") -> None:
+        assert target_dtype
+
+    def init_trainer(self, trainer: Any) -> None:
+        assert trainer is not None
+
+    unscale = init_trainer
+
+    def scale_loss(self, loss: Any, trainer: Any) -> Any:
+        from contextlib import nullcontext
+
+        assert trainer is not None
+        return nullcontext(loss)
+
+
+def weights(text: str, name: str, flag: bool | None) -> list[Any]:
+    space: dict[str, Any] = {"__name__": name, "_Nothing": _Nothing}
+    exec(compile(text, name, "exec"), space)
+    return space["main"](*([] if flag is None else [flag]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_weights_are_those_of_the_old_code(name):
+    text = (FOLDER / f"{name}.py").read_text("utf-8")
+    done = migrated(text, f"{name}.py")
+    assert done.changed, done.findings
+    new = done.after.decode()
+    assert not identifiers(new) & {"autograd", "record", "init_trainer", "unscale", "contrib"}
+    here = re.sub(r'"mixed_b?float16"', '"float32"', new)
+    for flag in (True, False) if "main(use_amp)" in text else (None,):
+        old, found = weights(without_amp(text), name, flag), weights(here, name, flag)
+        assert len(old) == len(found)
+        for before, after in zip(old, found, strict=True):
+            np.testing.assert_allclose(after, before, **SAME)

@@ -1,0 +1,82 @@
+"""Whether the migrated text's session is there wherever it is used: bound on every path that leads to a use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from .nodes import dotted, parameters
+from .source import Source
+
+Reason = tuple[int, str]
+
+
+def unbound_sessions(source: Source) -> Iterator[Reason]:
+    """Yield (line, reason) for each use of a session that a path reaches without making one."""
+    made: dict[str, list[cst.Assign]] = {}
+    for assign in source.of(cst.Assign):
+        if isinstance(assign.value, cst.Call) and source.meaning(assign.value.func) == "unifiedamp.Amp":
+            made.setdefault(dotted(assign.targets[0].target), []).append(assign)
+    for name, assigns in made.items():
+        if "." not in name:
+            yield from _unbound(source, name, assigns)
+
+
+def _unbound(source: Source, name: str, assigns: list[cst.Assign]) -> Iterator[Reason]:
+    for use in source.uses(name):
+        scope = source.scope(use)
+        if isinstance(source.parents[use], cst.NameItem):  # global amp
+            continue
+        if any(use is target.target for assign in assigns for target in assign.targets):
+            continue
+        if isinstance(scope, cst.FunctionDef) and name in parameters(scope):
+            continue
+        here = [assign for assign in assigns if source.scope(assign) is scope]
+        if here and not any(_comes_before(source, assign, use) for assign in here):
+            yield source.line(use), f"{name} is not bound on every path that leads here"
+        elif not here and not any(_seen_outside(source, name, assign, scope) for assign in assigns):
+            yield source.line(use), f"{name} is made under a condition, or where this function does not see it"
+
+
+def _comes_before(source: Source, assign: cst.Assign, use: cst.CSTNode) -> bool:
+    """Whether the assignment is in a block around the use, and earlier."""
+    block = source.block(source.statement(assign))
+    return source.order[assign] < source.order[use] and source.in_block(use, block) is not None
+
+
+def _seen_outside(source: Source, name: str, assign: cst.Assign, scope: cst.CSTNode) -> bool:
+    """Whether a function sees a session that is made outside it, whatever branches were taken."""
+    outer = source.scope(assign)
+    if not _always(source, assign):
+        return False
+    if source.inside(scope, outer):
+        return True
+    shared = any(
+        dotted(item.name) == name for g in source.of(cst.Global) if source.scope(g) is outer for item in g.names
+    )
+    return shared and isinstance(outer, cst.FunctionDef) and _called_always(source, outer)
+
+
+def _always(source: Source, node: cst.CSTNode) -> bool:
+    """Whether nothing between a node and its function decides if it runs, the main guard aside."""
+    scope = source.scope(node)
+    for one in source.above(node):
+        if one is scope:
+            return True
+        decides = cst.If | cst.For | cst.While | cst.ExceptHandler | cst.Else | cst.IfExp | cst.Lambda
+        if isinstance(one, decides) and not (isinstance(one, cst.If) and "__main__" in source.code(one.test)):
+            return False
+    return True
+
+
+def _called_always(source: Source, function: cst.FunctionDef, depth: int = 4) -> bool:
+    """Whether a function is called in this file without a condition; a method, whether its class is."""
+    name = function.name.value
+    if name == "__init__":
+        classes = [one for one in source.above(function) if isinstance(one, cst.ClassDef)]
+        name = classes[0].name.value if classes else name
+    calls = [call for call in source.of(cst.Call) if dotted(call.func).rpartition(".")[2] == name]
+    if not calls:
+        return True  # the file that calls it is not this one
+    return any(_always(source, c) or not depth for c in calls)

@@ -1,0 +1,245 @@
+"""AMP behind a flag: branches that a flag chooses become the one that uses AMP, and the session is told the flag.
+
+``if args.amp: amp.init()`` becomes ``amp.init(unifiedamp_when=args.amp)``, which the plans read as "float32 without the
+flag"; ``if args.amp: <scaled backward> else: <plain backward>`` becomes the scaled one, which a session in float32 runs
+as the plain one. The text that comes out is never shown: it is what the plans read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from .edits import Edits
+from .nodes import argument, dotted, targets, walk
+from .report import CannotMigrate, Finding
+from .source import Source, Statement
+
+WHEN = "unifiedamp_when"
+_AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dtype|rewrite", re.IGNORECASE)
+_QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
+
+
+@dataclass
+class Old:
+    """What an API's calls are, for the branches that hold them.
+
+    Attributes:
+        start: whether a call turns AMP on for good; it is told the flag.
+        setup: whether a call sets AMP up otherwise; it is made always.
+        loop: whether a call belongs to a step of training.
+        plain: whether the statements of the other branch do the same as the first one, without scaling.
+        off: whether a statement of the other branch leaves AMP off.
+    """
+
+    start: Callable[[cst.Call], bool]
+    setup: Callable[[cst.Call], bool]
+    loop: Callable[[cst.Call], bool]
+    plain: Callable[[Sequence[cst.BaseStatement], Sequence[cst.BaseStatement]], bool]
+    off: Callable[[cst.BaseStatement], bool]
+
+
+def fold(source: Source, old: Old) -> bytes:
+    """Return the text without the branches that a flag chose.
+
+    Raises:
+        CannotMigrate: a branch without AMP does something else, or branches depend on different flags.
+    """
+    folding = _Folding(source, old)
+    for node in source.of(cst.If):
+        folding.take(node)
+    for choice in source.of(cst.IfExp):
+        folding.choose(choice)
+    folding.check_flags()
+    if folding.refused:
+        raise CannotMigrate(*folding.refused)
+    return folding.edits.apply(source.module).bytes if folding.edits else source.module.bytes
+
+
+class _Folding:
+    def __init__(self, source: Source, old: Old) -> None:
+        self._source, self._old = source, old
+        self.edits = Edits()
+        self.refused: list[Finding] = []
+        self._flags: dict[str, cst.CSTNode] = {}
+        self._starts: dict[str, cst.CSTNode] = {}
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def take(self, node: cst.If) -> None:
+        """Fold one ``if``, where a branch of it is about AMP."""
+        source, old = self._source, self._old
+        if isinstance(source.parents.get(node), cst.If) or not isinstance(node.body, cst.IndentedBlock):
+            return  # an elif goes with its if
+        mine = self._direct(node.body)
+        other = [s for s in _else(node) if isinstance(s, Statement)]
+        theirs = [call for each in other for call in self._direct(each)]
+        flag = source.code(node.test).strip()
+        body: list[Statement] = [s for s in node.body.body if isinstance(s, Statement)]
+        if any(map(old.loop, theirs)) and not any(map(old.loop, mine)):
+            mine, theirs, body, other, flag = theirs, mine, other, body, _negated(flag)
+        if any(map(old.loop, mine)):
+            self._step(node, flag, body, other)
+        elif any(map(old.start, [*mine, *theirs])) or any(map(old.setup, [*mine, *theirs])):
+            self._setup(node, flag, body, other)
+
+    def _direct(self, node: cst.CSTNode) -> list[cst.Call]:
+        """Return the old calls in a branch that no inner ``if`` chooses again."""
+        calls = [n for n in walk(node) if isinstance(n, cst.Call)]
+        old = self._old
+        found = [c for c in calls if old.start(c) or old.setup(c) or old.loop(c)]
+        return [c for c in found if not self._chosen_inside(c, node)]
+
+    def _chosen_inside(self, call: cst.Call, outer: cst.CSTNode) -> bool:
+        for one in self._source.above(call):
+            if one is outer:
+                return False
+            if isinstance(one, cst.If | cst.FunctionDef):
+                return True
+        return False
+
+    def _step(self, node: cst.If, flag: str, body: Sequence[Statement], other: Sequence[Statement]) -> None:
+        if isinstance(node.orelse, cst.If):
+            self._refuse(node, f"a scaled loss under if {flag} and an elif", "write the step once; the session scales")
+            return
+        if not self._old.plain(body, other):
+            what = f"the branch without AMP (else of if {flag}) does more than the same step"
+            write = "write the step once; under float32 the session does not scale"
+            self._refuse(other[0] if other else node, what, write)
+            return
+        self._flags.setdefault(flag, node)
+        self.edits.statement(node, *map(self._text, body))
+
+    def _setup(self, node: cst.If, flag: str, body: Sequence[Statement], other: Sequence[Statement]) -> None:
+        if not self._alike(body, other):
+            if isinstance(node.orelse, cst.If) or any(self._old.start(c) for o in other for c in self._direct(o)):
+                write = "make one session with the policy that both branches choose from, before this"
+                self._refuse(node, f"if {flag} chooses between AMP settings", write)
+                return
+            odd = [s for s in other if self._direct(s) and not self._old.off(s)]
+            if odd:
+                self._refuse(odd[0], f"the branch without AMP (else of if {flag}) sets AMP up too", "make one session")
+                return
+        moved = [s for s in body if self._is_setup(s)]
+        kept = [s for s in body if s not in moved]
+        if any(targets(s) & self._names(m) for s in kept for m in moved):
+            what = f"what is set up under if {flag} needs other lines of that branch"
+            self._refuse(node, what, "make the session before the if")
+            return
+        begins = any(self._old.start(call) for s in moved for call in self._direct(s))
+        (self._starts if begins else self._flags).setdefault(flag, node)
+        lines = [self._text(s, flag) for s in moved]
+        rest = [s for s in other if not self._old.off(s)] if not self._alike(body, other) else []
+        if kept or any(not _is_quiet(self._source, s) for s in rest):
+            for line in lines:
+                self.edits.before(node, line)
+            for gone in moved:
+                self.edits.statement(gone)
+            for gone in other:
+                if self._old.off(gone):
+                    self.edits.statement(gone)
+        else:
+            self.edits.statement(node, *lines)
+
+    def _is_setup(self, statement: cst.BaseStatement) -> bool:
+        calls = self._direct(statement)
+        if any(self._old.start(call) or self._old.setup(call) for call in calls):
+            return True
+        return any(self._old.setup(n) for n in walk(statement) if isinstance(n, cst.Call))
+
+    def _alike(self, body: Sequence[cst.BaseStatement], other: Sequence[cst.BaseStatement]) -> bool:
+        """Whether both branches assign the same, the first one in a wrapper."""
+        if len(body) != 1 or len(other) != 1:
+            return False
+        calls = [c for c in self._direct(body[0]) if c.args and (self._old.start(c) or self._old.setup(c))]
+        if len(calls) != 1:
+            return False
+        wrapped, code = self._source.code(calls[0]), self._source.code
+        return code(body[0]).replace(wrapped, code(calls[0].args[0].value)).split() == code(other[0]).split()
+
+    def _text(self, statement: cst.BaseStatement, flag: str = "") -> str:
+        """Return a statement's code; calls that turn AMP on are told the flag."""
+        code = self._source.code(statement)
+        lines = code.splitlines()
+        while lines and (not lines[0].strip() or lines[0].lstrip().startswith("#")):
+            lines.pop(0)
+        code = "\n".join(lines)
+        for call in self._direct(statement) if flag else ():
+            if self._old.start(call) and argument(call, WHEN) is None:
+                text = self._source.code(call)
+                inner = text.rstrip()[:-1].rstrip().rstrip(",")
+                comma = "" if inner.endswith("(") else ", "
+                code = code.replace(text, f"{inner}{comma}{WHEN}=({flag}))", 1)
+        return code
+
+    def _names(self, node: cst.CSTNode) -> set[str]:
+        return {n.value for n in walk(node) if isinstance(n, cst.Name)}
+
+    # -- expressions ---------------------------------------------------------------------------------------------
+
+    def choose(self, node: cst.IfExp) -> None:
+        """Fold ``Wrapper(opt) if flag else opt``."""
+        source, flag = self._source, self._source.code(node.test).strip()
+        both = ((node.body, node.orelse, flag), (node.orelse, node.body, _negated(flag)))
+        for chosen, other, when in both:
+            if isinstance(chosen, cst.Call) and (self._old.setup(chosen) or self._old.loop(chosen)) and chosen.args:
+                if source.code(chosen.args[0].value).split() == source.code(other).split():
+                    self._flags.setdefault(when, node)
+                    self.edits.expression(node, source.code(chosen))
+                return
+
+    # -- flags ---------------------------------------------------------------------------------------------------
+
+    def check_flags(self) -> None:
+        """Refuse flags that cannot be one and the same."""
+        if len(self._starts) > 1:
+            second = list(self._starts.values())[1]
+            what = f"AMP is turned on under different flags: {', '.join(self._starts)}"
+            self._refuse(second, what, "make one session")
+        for flag, node in self._flags.items():
+            for start in self._starts:
+                if not _same(flag, start):
+                    what = f"this depends on {flag}, and AMP is turned on under {start}"
+                    self._refuse(node, what, "let one flag decide, in the session's policy")
+
+    def _refuse(self, node: cst.CSTNode, what: str, write: str) -> None:
+        self.refused.append(Finding(self._source.line(node), " ".join(what.split()), write, blocks=True))
+
+
+def _else(node: cst.If) -> Sequence[cst.CSTNode]:
+    return node.orelse.body.body if isinstance(node.orelse, cst.Else) else ()
+
+
+def _negated(flag: str) -> str:
+    return flag.removeprefix("not ").strip() if flag.startswith("not ") else f"not {flag}"
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other or one.split(".")[-1] == other.split(".")[-1]:
+        return True
+    return one.startswith("not ") == other.startswith("not ") and all(map(_AMP_WORDS.search, (one, other)))
+
+
+def _is_quiet(source: Source, statement: cst.BaseStatement) -> bool:
+    return bool(_QUIET.match(source.code(statement).strip()))
+
+
+def statements(block: cst.CSTNode) -> Iterator[Statement]:
+    """Yield the statements in a node, inner ones too."""
+    for node in walk(block):
+        if isinstance(node, cst.BaseStatement):
+            yield node
+
+
+def backward_only(source: Source, other: Sequence[cst.BaseStatement]) -> bool:
+    """Whether statements do nothing but ``backward``."""
+    simple = [s for o in other for s in statements(o) if isinstance(s, cst.SimpleStatementLine)]
+    return bool(simple) and all("backward(" in source.code(s) for s in simple)
+
+
+def name_of(call: cst.Call) -> str:
+    """Return the last part of what is called."""
+    return dotted(call.func).rpartition(".")[2]

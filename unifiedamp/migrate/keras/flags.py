@@ -1,0 +1,69 @@
+"""Keras mixed precision behind a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+from ..flags import Old, fold, name_of
+from ..nodes import literal, targets, walk
+from ..source import Source
+from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
+
+_LOOP = ("get_scaled_loss", "get_unscaled_gradients")
+
+
+def without_flags(source: Source) -> bytes:
+    """Return the text with one branch left where a flag chose between mixed precision and none.
+
+    Raises:
+        CannotMigrate: the branches are not understood.
+    """
+    policies, rewrites = calls_of(source, POLICY), calls_of(source, REWRITE)
+    off = {call for call in policies if is_float32(source, call)}
+    starts = {*policies, *rewrites} - off
+    wrappers, values = {*calls_of(source, WRAPPER)}, {*calls_of(source, VALUE)}
+
+    def is_off(statement: cst.BaseStatement) -> bool:
+        calls = [n for n in walk(statement) if isinstance(n, cst.Call)]
+        return any(call in off for call in calls) or any(call in values for call in calls)
+
+    return fold(
+        source,
+        Old(
+            start=lambda call: call in starts,
+            setup=lambda call: call in wrappers or call in values,
+            loop=lambda call: name_of(call) in _LOOP,
+            plain=lambda body, other: _plain(body, other),
+            off=is_off,
+        ),
+    )
+
+
+def is_float32(source: Source, call: cst.Call) -> bool:
+    """Whether a call sets a policy that mixes nothing."""
+    given = call.args[0].value if call.args else None
+    inner = given.args[0].value if isinstance(given, cst.Call) and given.args else given
+    if isinstance(inner, cst.Name):
+        block = source.block(source.statement(call))
+        values = [a.value for a in source.assigns(inner.value) if source.block(source.statement(a)) is block]
+        made = values[0] if len(values) == 1 else None
+        inner = made.args[0].value if isinstance(made, cst.Call) and made.args else made
+    return literal(inner) in ("float32", "float64")
+
+
+def _plain(body: Sequence[cst.BaseStatement], other: Sequence[cst.BaseStatement]) -> bool:
+    """Whether the other branch takes the same gradients, unscaled."""
+    made = {name for each in body for name in targets(each)}
+    for each in other:
+        if not isinstance(each, cst.SimpleStatementLine) or len(each.body) != 1:
+            return False
+        (small,) = each.body
+        takes = isinstance(small, cst.Assign) and (
+            isinstance(small.value, cst.Name)
+            or (isinstance(small.value, cst.Call) and name_of(small.value) in ("gradient", "apply_gradients"))
+        )
+        if not (isinstance(small, cst.Pass) or (takes and targets(each) <= made)):
+            return False
+    return True

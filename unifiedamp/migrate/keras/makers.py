@@ -1,0 +1,143 @@
+"""Where a Keras model comes from: the lines that make it, through parameters, and whether it has variables then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import libcst as cst
+
+from ..nodes import argument, dotted, keywords, parameters, walk
+from ..source import Source
+from ..work import Work
+
+Scope = cst.FunctionDef | cst.Module
+_SHAPES = {"input_shape", "input_dim", "batch_input_shape", "batch_shape", "shape"}
+_INPUTS = ("Input", "InputLayer")
+
+
+def makers_of(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Assign]:
+    """Return the assignments of a model that its use in ``scope`` can see."""
+    assigns = [a for a in source.assigns(model) if not _is_prepared(a)] + _unpacked(source, model)
+    if model.startswith("self."):
+        return assigns
+    here = [a for a in assigns if source.scope(a) is scope]
+    if here or (isinstance(scope, cst.FunctionDef) and model in parameters(scope)):
+        return here
+    outer = [a for a in assigns if source.inside(scope, source.scope(a))]
+    return outer or [a for a in assigns if source.scope(a) is source.module]
+
+
+def handed_in(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[str, Scope, cst.CSTNode]]:
+    """Return (name, function, use) of what callers in this file pass as a model that is a parameter."""
+    if not isinstance(scope, cst.FunctionDef) or model not in parameters(scope):
+        return []
+    names = parameters(scope)
+    found: list[tuple[str, Scope, cst.CSTNode]] = []
+    for call in source.of(cst.Call):
+        if dotted(call.func).rpartition(".")[2] == scope.name.value:
+            position = names.index(model) - (1 if names[0] == "self" else 0)
+            given = argument(call, model, position)
+            if given is not None and dotted(given):
+                found.append((dotted(given), source.scope(call), call))
+    return found
+
+
+def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> None:
+    """Refuse a model that has no variables when it is prepared; point at one of which this cannot be seen.
+
+    Raises:
+        CannotMigrate: a Sequential without an input shape, or a subclassed model, that nothing builds.
+    """
+    source = work.source
+    if _built_later(source, model):
+        return
+    returned = _returned(source, value)
+    if any(_has_variables(source, each, model) is False for each in returned):
+        what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
+        write = f"give its first layer an input shape, or call {model}.build(...) before compile"
+        raise work.stop(assign, what, write)
+    if not returned and source.meaning(value.func).rpartition(".")[2] not in source.functions():
+        name = source.meaning(value.func)
+        if "keras" not in name and not name.endswith(("Model", "load_model")):
+            note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
+            work.note(assign, f"{model} is made by {dotted(value.func) or 'an expression'}, outside this file", note)
+
+
+def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:
+    """Refuse models without variables where nothing else is asked of how they are made.
+
+    Raises:
+        CannotMigrate: see :func:`check_built`.
+    """
+    for model, use in models.items():
+        for assign in makers_of(work.source, model, work.source.scope(use)):
+            if isinstance(assign.value, cst.Call):
+                check_built(work, model, assign, assign.value)
+
+
+def _is_prepared(assign: cst.Assign) -> bool:
+    return isinstance(assign.value, cst.Call) and dotted(assign.value.func).endswith(".prepare")
+
+
+def _unpacked(source: Source, model: str) -> list[cst.Assign]:
+    found = []
+    for assign in source.of(cst.Assign):
+        target = assign.targets[0].target
+        if isinstance(target, cst.Tuple | cst.List) and model in [dotted(e.value) for e in target.elements]:
+            found.append(assign)
+    return found
+
+
+def _built_later(source: Source, model: str) -> bool:
+    builds = [c for c in source.methods("build") if dotted(c.func) == f"{model}.build"]
+    calls = [c for c in source.of(cst.Call) if dotted(c.func) == model]
+    return bool(builds or calls)
+
+
+def _returned(source: Source, value: cst.Call, depth: int = 3) -> list[cst.Call]:
+    """Return the calls that make what a call returns, through functions of this file."""
+    name = source.meaning(value.func).rpartition(".")[2]
+    function = source.functions().get(name)
+    if function is None or function.name.value == "__init__" or not depth:
+        return [value]
+    found: list[cst.Call] = []
+    for node in walk(function):
+        if isinstance(node, cst.Return) and node.value is not None and source.scope(node) is function:
+            given: cst.BaseExpression = node.value
+            values = [a.value for a in source.assigns(dotted(given)) if source.scope(a) is function]
+            for each in values or [given]:
+                found += _returned(source, each, depth - 1) if isinstance(each, cst.Call) else []
+    return found
+
+
+def _has_variables(source: Source, value: cst.Call, model: str) -> bool | None:
+    """Whether a made model has variables; None where this cannot be seen."""
+    name = source.meaning(value.func).rpartition(".")[2]
+    if name == "Sequential":
+        first = _first_layer(source, value, model)
+        return None if first is None else _has_shape(source, first)
+    classes = [c for c in source.of(cst.ClassDef) if c.name.value == name]
+    return not (classes and any("Model" in dotted(base.value) for base in classes[0].bases))
+
+
+def _first_layer(source: Source, value: cst.Call, model: str) -> cst.BaseExpression | None:
+    layers = argument(value, "layers", 0)
+    if isinstance(layers, cst.List | cst.Tuple) and layers.elements:
+        return layers.elements[0].value
+    if layers is not None:
+        return None
+    made = source.assignment(value)
+    name = dotted(made.targets[0].target) if made is not None else model
+    adds = [c for c in source.methods("add") if dotted(c.func) == f"{name}.add" and c.args]
+    adds = [c for c in adds if source.scope(c) is source.scope(value) and source.order[c] > source.order[value]]
+    return adds[0].args[0].value if adds else None
+
+
+def _has_shape(source: Source, layer: cst.BaseExpression) -> bool | None:
+    if not isinstance(layer, cst.Call):
+        return None
+    name = source.meaning(layer.func)
+    if name.rpartition(".")[2] in _INPUTS or "applications" in name or name.rpartition(".")[2] in source.functions():
+        return True
+    calls = [n for n in walk(layer) if isinstance(n, cst.Call)]
+    return any(keywords(call) & _SHAPES for call in calls) or ("layers" not in name.split(".") and None)
