@@ -30,6 +30,7 @@ class Work:
         names: what the migrated code calls things.
         edits: the changes to the file.
         findings: what is left to a person.
+        completed: ``if`` statements whose other branches make a session too by now.
         blockers: why the API's calls must stay as they are, all reasons that were found.
     """
 
@@ -38,6 +39,7 @@ class Work:
     edits: Edits = field(default_factory=Edits)
     findings: list[Finding] = field(default_factory=list)
     blockers: list[Finding] = field(default_factory=list)
+    completed: set[cst.CSTNode] = field(default_factory=set)
 
     def note(self, node: cst.CSTNode, what: str, write: str) -> None:
         """Leave something at ``node`` to a person."""

@@ -12,6 +12,7 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..training.names import free_name
 from ..work import Work
+from .available import answer
 from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .words import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
@@ -36,6 +37,7 @@ def plan(work: Work) -> None:
         return
     work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     aliases = Aliases(work.source)
+    answer(work)
     _refuse_unknown(work)
     made: list[Start] = []
     for call in starts:

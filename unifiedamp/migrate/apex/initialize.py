@@ -10,7 +10,7 @@ import libcst as cst
 from ..nodes import argument, dotted, keywords
 from ..sessions import prepare_line, session_line
 from ..source import Source, Statement
-from ..training.flags import condition, empty, guards, lift, otherwise
+from ..training.flags import Guard, condition, empty, guards, lift, otherwise
 from ..work import Work
 from .settings import settings
 
@@ -59,15 +59,13 @@ def _put(work: Work, call: cst.Call, starts: Sequence[cst.Call], optimizers: Seq
     chain = guards(source, statement, optimizers)
     if prepare.startswith("return"):
         chain = []
-    gone = _imports(source)
+    gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
     alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
     place = lift(work, statement, chain, gone) if chain and alone else None
     if place is None:
         line = session_line(names, names.amp, "torch", **told)
         work.edits.statement(statement, line, prepare)
-        if chain:
-            plain = session_line(names, names.amp, "torch", policy='"float32"')
-            otherwise(work, chain, starts, plain, prepare)
+        _otherwise(work, statement, chain, starts, optimizers, prepare)
         return
     lines = (session_line(names, names.amp, "torch", **_switched(told, condition(chain))), prepare)
     outer = chain[-1].node
@@ -77,6 +75,24 @@ def _put(work: Work, call: cst.Call, starts: Sequence[cst.Call], optimizers: Seq
     work.edits.statement(statement)
     for line in lines:
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
+
+
+def _otherwise(
+    work: Work,
+    statement: Statement,
+    chain: Sequence[Guard],
+    starts: Sequence[cst.Call],
+    optimizers: Sequence[str],
+    prepare: str,
+) -> None:
+    """Make a session in the branches beside a line that makes one."""
+    outer = [] if prepare.startswith("return") else guards(work.source, statement, ())[len(chain) :]
+    plain = session_line(work.names, work.names.amp, "torch", policy='"float32"')
+    made = [work.source.parents[start] for start in starts]
+    for guard in (*chain, *(guard for guard in outer if guard.elsewhere(optimizers))):
+        if guard.node not in work.completed:
+            work.completed.add(guard.node)
+            otherwise(work, [guard], made, plain, prepare)
 
 
 def _switched(told: dict[str, str | None], test: str) -> dict[str, str | None]:

@@ -60,7 +60,8 @@ def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
     if item.asname is not None:
         _handle(work, with_, dotted(item.asname.name))
     work.edits.expression(call, f"{work.names.amp}.scale_loss({source.code(loss)}, {listed(codes)})")
-    return Site(call, loss, with_, codes)
+    handle = dotted(item.asname.name) if item.asname is not None else ""
+    return Site(call, loss, with_, codes, handle or "scaled_loss")
 
 
 def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:

@@ -24,7 +24,7 @@ def leftovers(facts: Facts) -> Iterator[Problem]:
         meaning = facts.source.meaning(node)
         named = isinstance(node, cst.Name) and not facts.source.is_reference(node)
         if (meaning.startswith("apex.amp") or meaning in SCALERS) and not named and not _imported(facts, node):
-            yield node, f"{facts.source.code(node)} is left", "write the session's call, or remove it"
+            yield node, f"{facts.source.code(node)} is left", "the session's call, or remove it"
         if isinstance(node, cst.Attribute) and node.attr.value == "unscale_":
             yield node, f"{facts.source.code(node)} is left", "`amp.unscale(optimizer)`"
 
@@ -51,7 +51,9 @@ def bare_steps(facts: Facts) -> Iterator[Problem]:
         receiver = call.func.value
         if facts.aliases.of(receiver) in facts.sessions or facts.aliases.of(receiver) in facts.handles:
             continue
-        known = facts.aliases.of(receiver) in facts.optimizers or dotted(receiver).rpartition(".")[2] in names
+        known = facts.aliases.of(receiver) in facts.optimizers or (
+            dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver)
+        )
         if known and not call.args and not facts.aliases.functions(call):
             yield call, f"{facts.source.code(call)} would apply scaled gradients", "`amp.step(optimizer)`"
 
@@ -98,6 +100,13 @@ def prepared(facts: Facts) -> Iterator[Problem]:
 
 
 RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared)
+
+
+def _fresh(facts: Facts, node: cst.BaseExpression) -> bool:
+    """Whether a function makes its own object of this name."""
+    key, scope = facts.aliases.key(node), facts.source.scope(node)
+    assigns = facts.source.assigns(dotted(node))
+    return key is not None and any(facts.source.scope(a) is scope and isinstance(a.value, cst.Call) for a in assigns)
 
 
 def _imported(facts: Facts, node: cst.CSTNode) -> bool:

@@ -30,6 +30,7 @@ class Clips:
         self._loops, self._work, self._source = loops, loops.work, loops.work.source
         self._aliases = loops.aliases
         self._unscaled: set[Statement] = set()
+        self._moved: set[tuple[Statement, str]] = set()
 
     def rewrite(self) -> None:
         """Rewrite all clipping that nothing else has, and give other looks at gradients true ones."""
@@ -72,7 +73,9 @@ class Clips:
                                   f"clip once, before the step: `{code}`")  # fmt: skip
         self._work.note(call, _MOVED, f"`{code}` stands before the step; look whether that is wanted")
         self._work.edits.statement(self._source.statement(call))
-        self._work.edits.before(step, code)
+        if (step, code) not in self._moved:
+            self._moved.add((step, code))
+            self._work.edits.before(step, code)
 
     def _masters(self, call: cst.Call) -> str | None:
         """Return the optimizer of Apex's ``amp.master_params(optimizer)`` that is clipped."""
@@ -119,6 +122,9 @@ class Clips:
         if not value.args:
             return False
         first = argument(value, "params", 0) or value.args[0].value
+        if isinstance(first, cst.Name):
+            assigns = self._source.assigns(first.value)
+            first = assigns[0].value if len(assigns) == 1 else first
         over = parameters_of(first)
         return over is not None and self._aliases.of(over) == self._aliases.of(model) is not None
 
@@ -201,11 +207,12 @@ class Clips:
         return self._source.in_block(node, self._source.block(self._source.statement(step))) is not None
 
     def _unscaled_before(self, node: cst.CSTNode) -> bool:
-        """Whether the old code itself unscales before a place."""
-        return any(
-            self._source.scope(call) is self._source.scope(node) and self._source.order[call] < self._source.order[node]
-            for call in self._source.methods("unscale_")
-        )
+        """Whether the old code itself unscales between the last backward pass and a place."""
+        source, scope = self._source, self._source.scope(node)
+        order = source.order[node]
+        sites = (*self._loops.sites, *self._loops.plain)
+        last = max((source.order[s.call] for s in sites if source.order[s.call] < order), default=-1)
+        return any(source.scope(c) is scope and last < source.order[c] < order for c in source.methods("unscale_"))
 
     def _is_harmless(self, node: cst.Attribute) -> bool:
         """Whether gradients are only emptied, or no tensor's are meant."""
@@ -223,6 +230,11 @@ class Clips:
 
 def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return the model of ``model.parameters()``, also in ``filter(lambda p: p.requires_grad, ...)`` and lists."""
+    if isinstance(node, cst.ListComp) and isinstance(node.elt, cst.Name):
+        over = node.for_in
+        wanted = [cst.Module([]).code_for_node(one.test) for one in over.ifs]
+        all_trained = all(test == f"{node.elt.value}.requires_grad" for test in wanted)
+        return parameters_of(over.iter) if all_trained and dotted(over.target) == node.elt.value else None
     if not isinstance(node, cst.Call):
         return None
     if isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters" and not node.args:

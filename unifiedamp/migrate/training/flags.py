@@ -21,6 +21,11 @@ class Guard(NamedTuple):
     node: cst.If
     test: str
 
+    def elsewhere(self, names: Collection[str]) -> bool:
+        """Whether another branch binds one of these names too."""
+        orelse = self.node.orelse
+        return isinstance(orelse, cst.Else) and bool(targets(orelse) & set(names) and targets(self.node.body) & set(names))
+
 
 def guards(source: Source, statement: Statement, bound: Collection[str]) -> list[Guard]:
     """Return the ``if`` statements around ``statement``, from the inside out, whose branches bind none of ``bound``."""

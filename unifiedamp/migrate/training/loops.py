@@ -26,14 +26,14 @@ class Site:
         loss: the loss.
         place: the statement that the loss is scaled in.
         optimizers: the code of those that it trains.
-        needs_region: no region of the old code holds its forward pass.
+        handle: what the scaled loss is called.
     """
 
     call: cst.Call
     loss: cst.BaseExpression
     place: Statement
     optimizers: list[str] = field(default_factory=list)
-    needs_region: bool = True
+    handle: str = "scaled_loss"
 
 
 @dataclass
@@ -150,9 +150,11 @@ class Loops:
         amp = self.session_at(call)
         if not source.is_alone(call) or keywords(call) - {"retain_graph"} or dotted(call.func) == "torch.autograd.backward":
             raise self.work.stop(call, source.code(call), SCALED)
+        beside = self._beside(site)
+        handle = site.handle if beside is None else beside.handle
         kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
-        header = f"with {amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as scaled_loss:"
-        self.work.edits.statement(site.place, f"{header}\n    scaled_loss.backward({kept})")
+        header = f"with {amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as {handle}:"
+        self.work.edits.statement(site.place, f"{header}\n    {handle}.backward({kept})")
 
     def _step(self, call: cst.Call) -> None:
         source = self.work.source

@@ -138,6 +138,8 @@ class Regions:
         for text in sorted(one for one in needed if one.startswith("self.")):
             for assign in self._source.assigns(text):
                 other = self._source.scope(assign)
+                if self._aliases.of(assign.targets[0].target) in self._models:
+                    continue
                 init = isinstance(other, cst.FunctionDef) and other.name.value == "__init__"
                 if other is scope or init or not self.computes(assign.value):
                     continue
