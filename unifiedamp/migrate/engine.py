@@ -18,9 +18,11 @@ from .edits import Edits
 from .imports import tidy
 from .report import CannotMigrate, Finding, Migration
 from .source import Source
+from .training.merge import merge
 from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
+TORCH = (apex.NAME, torch_amp.NAME)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
 _NESTED = 4  # flags, one under the other
@@ -93,10 +95,14 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
             apis.append(api.NAME)
             old += api.OLD_IMPORTS
             needs += getattr(api, "NEEDS", ())
+    torch = any(name in TORCH for name in apis)
+    if torch and any(found.blocks for found in findings):
+        edits, apis = Edits(), []  # half of a training loop would not run
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     tidy(source, edits, old, _ua(source), needs)
-    after = edits.apply(source.module).bytes
+    module = edits.apply(source.module)
+    after = (merge(module) if torch else module).bytes
     _check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -28,12 +30,16 @@ class Work:
         names: what the migrated code calls things.
         edits: the changes to the file.
         findings: what is left to a person.
+        completed: ``if`` statements whose other branches make a session too by now.
+        blockers: why the API's calls must stay as they are, all reasons that were found.
     """
 
     source: Source
     names: Names
     edits: Edits = field(default_factory=Edits)
     findings: list[Finding] = field(default_factory=list)
+    blockers: list[Finding] = field(default_factory=list)
+    completed: set[cst.CSTNode] = field(default_factory=set)
 
     def note(self, node: cst.CSTNode, what: str, write: str) -> None:
         """Leave something at ``node`` to a person."""
@@ -52,3 +58,24 @@ class Work:
         if not self.source.is_alone(call):
             raise self.stop(call, self.source.code(call) if what is None else what, write)
         return self.source.statement(call)
+
+    def block(self, node: cst.CSTNode, what: str, write: str) -> None:
+        """Note a reason to leave the API's calls as they are, and go on looking for others."""
+        self.blockers += self.stop(node, what, write).findings
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Turn a ``CannotMigrate`` inside into a blocker, so that all of a file's are found."""
+        try:
+            yield
+        except CannotMigrate as error:
+            self.blockers += error.findings
+
+    def decide(self) -> None:
+        """Refuse if anything blocks.
+
+        Raises:
+            CannotMigrate: with all blockers.
+        """
+        if self.blockers:
+            raise CannotMigrate(*sorted(set(self.blockers)))

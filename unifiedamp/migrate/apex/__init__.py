@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from ..nodes import dotted
 from ..sessions import share
 from ..source import Source
+from ..training.aliases import Aliases
+from ..training.names import free_name
 from ..work import Work
-from .initialize import initialize
+from .available import answer
+from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .words import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
 
@@ -30,16 +35,29 @@ def plan(work: Work) -> None:
     if not starts:
         _without_start(work)
         return
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
+    aliases = Aliases(work.source)
+    answer(work)
     _refuse_unknown(work)
-    models: list[str] = []
+    made: list[Start] = []
     for call in starts:
-        models += initialize(work, call)
-    rewrite_loops(work, list(dict.fromkeys(models)))
+        with work.blocking():
+            made.append(initialize(work, call, starts))
+    rewrite_loops(work, aliases, made)
     for name in SAME:
         for call in calls_of(work.source, name):
             work.edits.expression(call.func, f"{work.names.amp}.{name}")
-    for call in starts:
+    _drop_globals(work)
+    work.decide()
+    for call in starts[:1]:
         share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
+
+
+def _drop_globals(work: Work) -> None:
+    """``global amp`` in the old code named the module."""
+    for node in work.source.nodes:
+        if isinstance(node, cst.Global) and [item.name.value for item in node.names] == [work.names.amp]:
+            work.edits.statement(work.source.statement(node))
 
 
 def _without_start(work: Work) -> None:
@@ -59,7 +77,7 @@ def _refuse_unknown(work: Work) -> None:
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue
         if name not in ("initialize", *IN_LOOPS):
-            raise work.stop(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
+            work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
 __all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]

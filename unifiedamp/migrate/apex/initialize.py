@@ -1,45 +1,137 @@
-"""``amp.initialize`` becomes the session's line and ``prepare``."""
+"""``amp.initialize`` becomes the session's line and ``prepare``, in float32 where a flag kept it out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import libcst as cst
 
-from ..nodes import argument, dotted, walk
+from ..nodes import argument, dotted, keywords
 from ..sessions import prepare_line, session_line
+from ..source import Source, Statement
+from ..training.flags import Guard, condition, empty, guards, lift, otherwise
 from ..work import Work
 from .settings import settings
 
 _LISTS = ("models", "optimizers", "nets", "networks", "opts")
 
 
-def initialize(work: Work, call: cst.Call) -> list[str]:
-    """Rewrite a call of ``initialize``; return the models' names, before it and after it.
+class Start(NamedTuple):
+    """A call of ``initialize``: the expressions of its models and optimizers, those that it gives included."""
+
+    call: cst.Call
+    models: Sequence[cst.BaseExpression]
+    optimizers: Sequence[cst.BaseExpression]
+
+
+def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call]) -> Start:
+    """Rewrite a call of ``initialize``, one of a file's ``starts``.
 
     Raises:
         CannotMigrate: its models or optimizers have no names, or its result is used otherwise.
     """
     source, amp = work.source, work.names.amp
+    if "*" in keywords(call):
+        raise work.stop(call, "amp.initialize with *arguments", "name the arguments")
     models = _objects(work, call, argument(call, "models", 0))
     optimizers = _objects(work, call, argument(call, "optimizers", 1))
-    line = session_line(work.names, amp, "torch", **settings(work, call))
-    statement, simple = source.statement(call), source.simple(call)
-    assign = source.assignment(call)
+    codes = ([source.code(m) for m in models], [source.code(o) for o in optimizers])
+    simple, assign = source.simple(call), source.assignment(call)
     if assign is not None and len(assign.targets) == 1:
         given = _given(assign)
         if len(given) != len(models) + len(optimizers):
             raise work.stop(call, "amp.initialize with other results than it has arguments", "call amp.prepare")
-        work.edits.statement(statement, line, _prepare(amp, given, models, optimizers))
-        return [*models, *given[: len(models)]]
+        prepare = _prepare(amp, [source.code(one) for one in given], *codes)
+        _put(work, call, starts, [dotted(one) for one in optimizers], prepare)
+        return Start(call, [*models, *given[: len(models)]], [*optimizers, *given[len(models) :]])
     if not isinstance(simple, cst.Return) or simple.value is not call:
         raise work.stop(call, "amp.initialize inside an expression", "assign its result in a line of its own")
-    work.edits.statement(statement, line, f"return {amp}.prepare({', '.join([*models, *optimizers])})")
-    return models
+    _put(work, call, starts, [], f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})")
+    return Start(call, models, optimizers)
 
 
-def _given(assign: cst.Assign) -> list[str]:
-    """Return the names that an assignment gives."""
-    names = [name for name in map(dotted, walk(assign.targets[0].target)) if name]
-    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+def _put(work: Work, call: cst.Call, starts: Sequence[cst.Call], optimizers: Sequence[str], prepare: str) -> None:
+    """Write the session's lines: outside the flag that guards them, or one for each branch."""
+    source, names = work.source, work.names
+    statement = source.statement(call)
+    told = settings(work, call)
+    chain = guards(source, statement, optimizers)
+    if prepare.startswith("return"):
+        chain = []
+    gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
+    alone = not any(source.inside(one, chain[-1].node) for one in starts if one is not call) if chain else True
+    place = lift(work, statement, chain, gone) if chain and alone else None
+    if place is None:
+        line = session_line(names, names.amp, "torch", **told)
+        work.edits.statement(statement, line, prepare)
+        _otherwise(work, statement, chain, starts, optimizers, prepare)
+        return
+    lines = (session_line(names, names.amp, "torch", **_switched(told, condition(chain))), prepare)
+    outer = chain[-1].node
+    if empty(source, statement, chain, gone):
+        work.edits.statement(outer, *lines)
+        return
+    work.edits.statement(statement)
+    for line in lines:
+        (work.edits.after if place == "after" else work.edits.before)(outer, line)
+
+
+def _otherwise(
+    work: Work,
+    statement: Statement,
+    chain: Sequence[Guard],
+    starts: Sequence[cst.Call],
+    optimizers: Sequence[str],
+    prepare: str,
+) -> None:
+    """Make a session in the branches beside a line that makes one."""
+    outer = [] if prepare.startswith("return") else guards(work.source, statement, ())[len(chain) :]
+    plain = session_line(work.names, work.names.amp, "torch", policy='"float32"')
+    made = [work.source.parents[start] for start in starts]
+    for guard in (*chain, *(guard for guard in outer if guard.elsewhere(optimizers))):
+        if guard.node not in work.completed:
+            work.completed.add(guard.node)
+            otherwise(work, [guard], made, plain, prepare)
+
+
+def _switched(told: dict[str, str | None], test: str) -> dict[str, str | None]:
+    """Return a session's arguments under a flag."""
+    policy, scale = told["policy"], told["loss_scale"]
+    return {
+        "policy": f'{_bracketed(policy or "")} if {test} else "float32"',
+        "loss_scale": None if scale is None else f'{_bracketed(scale)} if {test} else "none"',
+    }
+
+
+def _bracketed(code: str) -> str:
+    return f"({code})" if " if " in code else code
+
+
+def _imports(source: Source) -> set[Statement]:
+    """Return the statements that do nothing but import amp."""
+    return {
+        source.statement(node)
+        for node in source.nodes
+        if isinstance(node, cst.ImportFrom)
+        and not isinstance(node.names, cst.ImportStar)
+        and node.module is not None
+        and dotted(node.module) == "apex"
+        and [alias.evaluated_name for alias in node.names] == ["amp"]
+    }
+
+
+def _given(assign: cst.Assign) -> list[cst.BaseExpression]:
+    """Return the expressions that an assignment gives, lists and tuples taken apart."""
+    goals: list[cst.BaseExpression] = [assign.targets[0].target]
+    found: list[cst.BaseExpression] = []
+    while goals:
+        goal = goals.pop(0)
+        if isinstance(goal, cst.Tuple | cst.List):
+            goals[:0] = [element.value for element in goal.elements]
+        else:
+            found.append(goal)
+    return found
 
 
 def _prepare(amp: str, given: list[str], models: list[str], optimizers: list[str]) -> str:
@@ -48,8 +140,8 @@ def _prepare(amp: str, given: list[str], models: list[str], optimizers: list[str
     return f"{', '.join(given)} = {amp}.prepare({', '.join([*models, *optimizers])})"
 
 
-def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> list[str]:
-    """Return the names of the models or optimizers that ``initialize`` was given."""
+def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> list[cst.BaseExpression]:
+    """Return the models or optimizers that ``initialize`` was given."""
     if given is None or dotted(given) == "None":
         return []
     parts = [given]
@@ -60,10 +152,12 @@ def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> li
             call, f"amp.initialize of a list in {dotted(given)}",
             "make the session with `ua.Amp(...)` and call `amp.prepare(*models, *optimizers)`",
         )  # fmt: skip
-    names = [dotted(part) for part in parts]
-    if not all(names):
+    if not all(dotted(part) or isinstance(part, cst.Subscript) for part in parts):
         raise work.stop(
             call, "amp.initialize of an expression",
             "assign models and optimizers to names before, and run migrate again",
         )  # fmt: skip
-    return names
+    return parts
+
+
+

@@ -3,60 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import libcst as cst
 
-from ..forward import calls_one, wrap_forward
 from ..nodes import argument, dotted, keywords, walk
+from ..training.aliases import Aliases
+from ..training.loops import Loops, Site, listed
 from ..work import Work
-from .words import CLIP, calls_of
+from .initialize import Start
+from .words import calls_of
 
 
-class Scaled(NamedTuple):
-    """``with amp.scale_loss(loss, optimizers)``: the statement, its item and the call in that."""
-
-    with_: cst.With
-    item: cst.WithItem
-    call: cst.Call
-
-
-def rewrite_loops(work: Work, models: Sequence[str]) -> None:
-    """Rewrite all loops of the file.
+def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None:
+    """Rewrite all loops of the file; what stands in the way is in ``work.blockers``.
 
     Args:
         work: takes the changes.
-        models: the names of what ``initialize`` made ready.
+        aliases: who is who in the file.
+        starts: the calls of ``initialize``.
+    """
+    amp = work.names.amp
+    models = {aliases.of(one) for start in starts for one in start.models}
+    optimizers = {aliases.of(one): work.source.code(one) for start in starts for one in start.optimizers}
+    loops = Loops(work, aliases, models - {None}, {k: v for k, v in optimizers.items() if k}, lambda node: amp)
+    for call in calls_of(work.source, "scale_loss"):
+        with work.blocking():
+            loops.sites.append(_site(work, loops, call))
+    loops.find_plain()
+    _master_params(work, loops)
+    loops.rewrite(lambda site: f"with {amp}.autocast():")
+
+
+def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
+    """Rewrite ``with amp.scale_loss(...)``.
 
     Raises:
-        CannotMigrate: a loss is scaled outside a ``with``, or computed elsewhere.
+        CannotMigrate: it is no ``with`` statement, or names no prepared optimizer.
     """
-    scaled = [_scaled(work, call) for call in calls_of(work.source, "scale_loss")]
-    ends = [each.with_ for each in scaled]
-    for each in scaled:
-        _scale_loss(work, each, models, ends)
-    _clip(work)
-    _steps(work, scaled)
-
-
-def _scaled(work: Work, call: cst.Call) -> Scaled:
-    item = work.source.parents[call]
-    with_ = work.source.parents.get(item)
+    source = work.source
+    item = source.parents[call]
+    with_ = source.parents.get(item)
     if not isinstance(item, cst.WithItem) or not isinstance(with_, cst.With):
         raise work.stop(call, "amp.scale_loss outside a with statement",
                         "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`")  # fmt: skip
-    return Scaled(with_, item, call)
-
-
-def _scale_loss(work: Work, scaled: Scaled, models: Sequence[str], ends: Sequence[cst.With]) -> None:
-    source, call = work.source, scaled.call
     loss, optimizers = argument(call, "loss", 0), argument(call, "optimizers", 1)
     if loss is None or optimizers is None or keywords(call) & {"*"}:
         raise work.stop(call, source.code(call), "`amp.scale_loss(loss, optimizer)`")
-    work.edits.expression(call, f"{work.names.amp}.scale_loss({source.code(loss)}, {source.code(optimizers)})")
-    if scaled.item.asname is not None:
-        _handle(work, scaled.with_, dotted(scaled.item.asname.name))
-    _forward(work, call, loss, models, ends)
+    many = optimizers.elements if isinstance(optimizers, cst.List | cst.Tuple) else ()
+    named = [one.value for one in many] or [optimizers]
+    for one in named:
+        if not loops.is_optimizer(one):
+            work.block(call, f"{source.code(one)} cannot be told to be an optimizer that amp.initialize was given",
+                       "scale the loss for the optimizers that `amp.prepare` returned")  # fmt: skip
+    codes = [source.code(one) for one in named]
+    _close_early(work, loops, with_)
+    if item.asname is not None:
+        _handle(work, with_, dotted(item.asname.name))
+    work.edits.expression(call, f"{work.names.amp}.scale_loss({source.code(loss)}, {listed(codes)})")
+    handle = dotted(item.asname.name) if item.asname is not None else ""
+    return Site(call, loss, with_, codes, handle or "scaled_loss")
+
+
+def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
+    """Refuse steps and clipping inside: there the gradients are scaled still."""
+    for node in walk(with_.body):
+        if not isinstance(node, cst.Call):
+            continue
+        step = isinstance(node.func, cst.Attribute) and node.func.attr.value == "step"
+        if (step and loops.is_optimizer(node.func.value)) or "clip_grad" in dotted(node.func):  # type: ignore[attr-defined]
+            work.block(node, f"{work.source.code(node)} inside amp.scale_loss, where gradients are still scaled",
+                       "move it behind the with statement")  # fmt: skip
 
 
 def _handle(work: Work, with_: cst.With, name: str) -> None:
@@ -70,51 +86,15 @@ def _handle(work: Work, with_: cst.With, name: str) -> None:
         work.edits.expression(use, f"{name}.value")
 
 
-def _forward(
-    work: Work, call: cst.Call, loss: cst.BaseExpression, models: Sequence[str], ends: Sequence[cst.With]
-) -> None:
-    """Put what computes the loss in a region; the next loss's ends there."""
+def _master_params(work: Work, loops: Loops) -> None:
+    """``amp.master_params(optimizer)``: in torch's clipping, and elsewhere, the optimizer's parameters."""
     source = work.source
-    names = [n.value for n in walk(loss) if isinstance(n, cst.Name) and source.is_reference(n)]
-    header = f"with {work.names.amp}.autocast():"
-    wrapped = [wrap_forward(source, work.edits, name, call, models, header, ends) for name in dict.fromkeys(names)]
-    if not any(wrapped) or calls_one(loss, models):
-        raise work.stop(call, f"the loss {source.code(loss)} is not assigned in this function",
-                        f"compute it in `{header}`")  # fmt: skip
-
-
-def _clip(work: Work) -> None:
-    """``amp.master_params(optimizer)``: in torch's clipping, and elsewhere."""
-    source, amp = work.source, work.names.amp
     for call in calls_of(source, "master_params"):
         if not call.args:
-            raise work.stop(call, source.code(call), "name the optimizer whose parameters are wanted")
-        optimizer = source.code(call.args[0].value)
-        clip = source.parents.get(source.parents[call])
-        clips = isinstance(clip, cst.Call) and source.meaning(clip.func) == CLIP and clip.args[0].value is call
-        if isinstance(clip, cst.Call) and clips and len(clip.args) == 2:
-            limit = source.code(clip.args[1].value)
-            work.edits.expression(clip, f"{amp}.clip_grad_norm({optimizer}, {limit})")
-        else:
-            work.edits.before(source.statement(call), f"{amp}.unscale({optimizer})")
-            group = f'for group in {optimizer}.param_groups for param in group["params"]'
-            work.edits.expression(call, f"[param {group}]")
-
-
-def _steps(work: Work, scaled: Sequence[Scaled]) -> None:
-    """``optimizer.step()`` where its losses are scaled."""
-    source = work.source
-    for call in source.methods("step"):
-        assert isinstance(call.func, cst.Attribute)
-        optimizer = dotted(call.func.value)
-        if not optimizer or not any(_trains(work, each, optimizer, call) for each in scaled):
+            work.block(call, source.code(call), "name the optimizer whose parameters are wanted")
             continue
-        if call.args or not source.is_alone(call):
-            raise work.stop(call, source.code(call), "`amp.step(optimizer)`, which takes no closure")
-        work.edits.statement(source.statement(call), f"{work.names.amp}.step({optimizer})")
-
-
-def _trains(work: Work, scaled: Scaled, optimizer: str, step: cst.Call) -> bool:
-    named = argument(scaled.call, "optimizers", 1)
-    same = work.source.scope(scaled.with_) is work.source.scope(step)
-    return same and named is not None and any(dotted(part) == optimizer for part in walk(named))
+        optimizer = source.code(call.args[0].value)
+        group = f'for group in {optimizer}.param_groups for param in group["params"]'
+        clip = source.parents.get(source.parents[call])
+        if not (isinstance(clip, cst.Call) and "clip_grad" in dotted(clip.func)):
+            work.edits.expression(call, f"[param {group}]")

@@ -27,6 +27,8 @@ def _loss_scale(work: Work, call: cst.Call) -> str | None:
     source = work.source
     bounds = {"min_scale": argument(call, "min_loss_scale"), "max_scale": argument(call, "max_loss_scale")}
     known = {key: source.code(value) for key, value in bounds.items() if value is not None}
+    if "max_scale" in known:  # where Apex begins: 2**16, or below
+        known = {"initial_scale": f"min(2.0**16, {known['max_scale']})"} | known
     if known:
         return dynamic(work.names, **known)
     given = argument(call, "loss_scale")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import libcst as cst
 
 from ..nodes import dotted
 from ..source import Source
+from ..training.aliases import Aliases
+from ..training.loops import Loops
+from ..training.names import free_name
 from ..work import Work
 from .calls import rewrite_calls
-from .prepare import prepare
-from .regions import leave, seen_regions
-from .scaler import Scaler, find_scaler
-from .session import make_session
+from .prepare import model_groups, prepare
+from .regions import leave, rewrite_regions, seen_regions
+from .scaler import Scaler, find_scalers
+from .session import Session, common_flag
 from .uses import find_uses
 from .words import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 
@@ -31,18 +36,58 @@ def plan(work: Work) -> None:
         CannotMigrate: the calls must stay as they are.
     """
     _note_custom(work)
-    scalers = work.source.calls(*SCALERS)
-    if not scalers:
+    calls = work.source.calls(*SCALERS)
+    if not calls:
         for call in work.source.calls(*AUTOCAST):
             leave(work, call, "autocast without a GradScaler made in this file")
         return
-    scaler = find_scaler(work, scalers)
-    regions = seen_regions(work, scaler)
-    uses = find_uses(work, scaler)
-    rewrite_calls(work, uses)
-    prepare(work, scaler, uses)
-    make_session(work, scaler, regions)
-    _rename(work, scaler)
+    if work.source.calls("apex.amp.initialize"):
+        raise work.stop(calls[0], "a GradScaler beside apex.amp.initialize", "keep one of the two, and run migrate again")
+    work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
+    aliases = Aliases(work.source)
+    scalers = find_scalers(work, aliases, calls)
+    if scalers:
+        _refuse_references(work)
+        regions = seen_regions(work, scalers)
+        for scaler in scalers:
+            _plan_one(work, aliases, scaler, {c: p for c, p in regions.items() if scaler.seen_from(c) is not None})
+    work.decide()
+
+
+def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Call, str]) -> None:
+    """Work out the changes for one session."""
+    uses = find_uses(work, aliases, scaler)
+    flag = common_flag(work, scaler, uses.of("scale"))
+    session = Session(work, aliases, scaler, regions, flag)
+    optimizers = {aliases.of(one): work.source.code(one) for one in uses.optimizers}
+    models = model_groups(work.source, aliases)
+    loops = Loops(work, aliases, set(models), {k: v for k, v in optimizers.items() if k}, scaler.seen_from)
+    rewrite_calls(work, uses, loops)
+    with work.blocking():
+        prepare(work, aliases, scaler, session, uses)
+    plain = f"autocast({'' if session.switched else 'enabled=False'})"
+    scaled = set(uses.of("scale"))
+    entered = [work.source.parents[work.source.parents[c]] for c in regions if c in regions]
+    loops.regions = {one for node in entered for one in (node, *work.source.above(node)) if isinstance(one, cst.With)}
+    loops.rewrite(lambda site: None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:")
+    rewrite_regions(work, scaler, regions, session)
+    scaler.rename()
+
+
+def _refuse_references(work: Work) -> None:
+    """Refuse ``region = torch.autocast``: what is called by another name is not followed."""
+    for node in work.source.nodes:
+        if not isinstance(node, cst.Attribute | cst.Name) or work.source.meaning(node) not in (*AUTOCAST, *SCALERS):
+            continue
+        parent = work.source.parents[node]
+        if isinstance(parent, cst.Call | cst.Decorator | cst.Attribute | cst.ImportAlias | cst.ImportFrom):
+            if not isinstance(parent, cst.Attribute) or parent.value is not node:
+                continue
+        if isinstance(node, cst.Name) and not work.source.is_reference(node):
+            continue
+        if isinstance(parent, cst.Annotation | cst.Subscript | cst.SubscriptElement | cst.Index | cst.BinaryOperation):
+            continue
+        work.block(node, f"{work.source.code(node)} under another name", "call it where it is used")
 
 
 def _note_custom(work: Work) -> None:
@@ -52,17 +97,6 @@ def _note_custom(work: Work) -> None:
             if work.source.meaning(called) in CUSTOM:
                 write = "it works as it is; for every framework, decorate the function with `ua.amp_function`"
                 work.note(node, dotted(called), write)
-
-
-def _rename(work: Work, scaler: Scaler) -> None:
-    """Call the session by its name wherever the scaler is still named."""
-    for old, new in scaler.names.items():
-        for use in work.source.uses(old):
-            if not work.edits.covers(work.source, use):
-                work.edits.expression(use, new)
-        for node in work.source.nodes:
-            if isinstance(node, cst.Param) and node.name.value == old:
-                work.edits.change(node, lambda param: param.with_changes(name=cst.Name(work.names.amp)))
 
 
 __all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]

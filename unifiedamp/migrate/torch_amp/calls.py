@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import libcst as cst
+
+from ..training.loops import Loops
 from ..work import Work
-from .scale import rewrite_scale
+from .scale import Scaled, find_scaled, rewrite_scale
 from .unscale import rewrite_unscale
 from .uses import Use, Uses, optimizer_of, statement_of
 from .words import GETTERS
 
 
-def rewrite_calls(work: Work, uses: Uses) -> None:
-    """Rewrite all calls on the scaler.
+def rewrite_calls(work: Work, uses: Uses, loops: Loops) -> None:
+    """Rewrite all calls on the scaler; what the session has nothing for blocks.
 
-    Raises:
-        CannotMigrate: the session has nothing for one of them.
+    Args:
+        work: takes the changes.
+        uses: the calls.
+        loops: the file's loops, which are told of the scaled losses and steps.
     """
+    loops.steps += uses.of("step")
+    sites = {}
     for use in uses.all:
-        match use.method:
-            case "scale":
-                rewrite_scale(work, uses, use)
-            case "unscale_":
-                rewrite_unscale(work, uses, use)
-            case "step":
-                work.edits.statement(statement_of(work, use.call), f"{use.amp}.step({optimizer_of(work, use.call)})")
-            case "update":
-                _update(work, use)
-            case "get_scale":
-                _get_scale(work, uses, use)
-            case "state_dict" | "load_state_dict":
-                pass  # the session's have the same names
-            case method if method in GETTERS:
-                work.edits.expression(use.call, f"{use.amp}.loss_scale_settings.{GETTERS[method]}")
-            case method:
-                raise work.stop(use.call, f"scaler.{method}()", "the session has no such call; see docs/migrate.md")
+        if use.method == "scale":
+            with work.blocking():
+                sites[use.call] = find_scaled(work, use)
+    loops.sites += [scaled.site for scaled in sites.values()]
+    loops.find_plain()
+    for use in uses.all:
+        with work.blocking():
+            _rewrite(work, uses, loops, use, sites)
+
+
+def _rewrite(work: Work, uses: Uses, loops: Loops, use: Use, sites: dict[cst.Call, Scaled]) -> None:
+    match use.method:
+        case "scale":
+            if use.call in sites:
+                rewrite_scale(work, loops, use, sites[use.call])
+        case "unscale_":
+            rewrite_unscale(work, loops, uses, use)
+        case "step":
+            work.edits.statement(statement_of(work, use.call), f"{use.amp}.step({optimizer_of(work, use.call)})")
+        case "update":
+            _update(work, use)
+        case "get_scale":
+            _get_scale(work, uses, use)
+        case "state_dict" | "load_state_dict":
+            pass  # the session's have the same names
+        case method if method in GETTERS:
+            work.edits.expression(use.call, f"{use.amp}.loss_scale_settings.{GETTERS[method]}")
+        case method:
+            raise work.stop(use.call, f"scaler.{method}()", "the session has no such call; see docs/migrate.md")
 
 
 def _update(work: Work, use: Use) -> None:

@@ -1,4 +1,4 @@
-"""``amp.prepare`` behind the optimizers, in each function that makes some."""
+"""``amp.prepare`` behind the session and the optimizers, where both can be seen."""
 
 from __future__ import annotations
 
@@ -7,61 +7,161 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import behind, models_of, prepare_line
+from ..sessions import LONGEST, behind, models_of, prepare_line
 from ..source import Source, Statement
+from ..training.aliases import Aliases, Key, peeled
 from ..work import Work
 from .scaler import Scaler
+from .session import Session
 from .uses import Uses
 
 _MODELS = ("model", "net", "network", "module")
+_MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
-def prepare(work: Work, scaler: Scaler, uses: Uses) -> None:
+def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses: Uses) -> None:
     """Add the calls of ``prepare`` for what the scaler steps.
 
     Raises:
-        CannotMigrate: no line makes an optimizer of a model, or one does where the session cannot be seen.
+        CannotMigrate: session, models and optimizer can nowhere be seen together.
     """
-    source = work.source
-    makers: dict[cst.CSTNode, list[cst.Assign]] = {}
-    for optimizer in uses.optimizers:
-        for assign in source.assigns(optimizer):
-            if isinstance(assign.value, cst.Call) and _models(source, assign):
-                makers.setdefault(source.scope(assign), []).append(assign)
-    if not makers:
-        raise work.stop(scaler.made, f"no line that makes {' or '.join(uses.optimizers)} from a model's parameters",
+    groups = {aliases.of(one): one for one in uses.optimizers}
+    makers = [
+        node
+        for node in work.source.nodes
+        if isinstance(node, cst.Assign)
+        and any(aliases.of(target.target) in groups for target in node.targets)
+        and not all(dotted(value) for value in peeled(node.value))
+    ]
+    scopes: dict[cst.CSTNode, list[cst.Assign]] = {}
+    for assign in makers:
+        scopes.setdefault(work.source.scope(assign), []).append(assign)
+    home = work.source.scope(scaler.first.assign)
+    codes = [work.source.code(one) for one in groups.values()]
+    seen = [scope for scope, assigns in scopes.items() if scope is home or scaler.seen_from(assigns[-1]) is not None]
+    if not seen and _bound(aliases, home, groups):
+        _in_home(work, aliases, scaler, session, home, groups)
+        return
+    if not seen:
+        raise work.stop(scaler.call, f"no line that makes {' or '.join(codes)} where the GradScaler can be seen",
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
-    for scope, assigns in makers.items():
-        _prepare_in(work, scaler, uses, scope, assigns)
+    for scope in seen:
+        _in_scope(work, aliases, scaler, session, scope, scopes[scope])
 
 
-def _models(source: Source, assign: cst.Assign) -> list[str]:
-    """Return the models that an optimizer is made of; where no ``parameters()`` says, those with a model's name."""
-    models = models_of(source, assign.value, source.scope(assign))
-    if models or not isinstance(assign.value, cst.Call):
-        return models
-    given = [dotted(arg.value) for arg in assign.value.args]
-    return [name for name in given if name and name.rpartition(".")[2] in _MODELS]
-
-
-def _prepare_in(work: Work, scaler: Scaler, uses: Uses, scope: cst.CSTNode, assigns: Sequence[cst.Assign]) -> None:
+def _in_scope(
+    work: Work, aliases: Aliases, scaler: Scaler, session: Session, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+) -> None:
+    """Prepare where the optimizers are made."""
     source = work.source
-    models = list(dict.fromkeys(name for assign in assigns for name in _models(source, assign)))
-    optimizers = list(dict.fromkeys(dotted(assign.targets[0].target) for assign in assigns))
-    place, amp = _place(work, scaler, scope, assigns)
-    made_before = [a for model in models for a in source.assigns(model) if source.scope(a) is scope]
-    used = min((source.order[use.call] for use in uses.all), default=0)
-    others = [a for a in (*assigns, *made_before) if source.order[a] < used or source.scope(a) is not scope]
-    work.edits.after(behind(source, place, others), prepare_line(amp, models, optimizers))
+    models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
+    optimizers = list(dict.fromkeys(dotted(t.target) for assign in assigns for t in assign.targets if dotted(t.target)))
+    if not models:
+        raise work.stop(assigns[0], f"which models {' and '.join(optimizers)} trains cannot be told",
+                        "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
+    home = source.scope(scaler.first.assign) is scope
+    amp = scaler.session if home else scaler.seen_from(assigns[-1])
+    place = session.place if home else source.statement(assigns[-1])
+    assert amp is not None
+    block = _common_block(source, scope, [place, *assigns])
+    place = source.in_block(place, block) or place
+    wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
+    used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)
+    others = [*assigns, *(a for a in wrapped if source.order[a] < used or not home)]
+    _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
 
-def _place(work: Work, scaler: Scaler, scope: cst.CSTNode, assigns: Sequence[cst.Assign]) -> tuple[Statement, str]:
-    """Return the statement in ``scope`` that must come before ``prepare``, and what the session is called there."""
-    if work.source.scope(scaler.made) is scope:
-        return work.source.statement(scaler.made), scaler.session
-    amp = scaler.seen_from(assigns[-1])
-    if amp is None:
-        raise work.stop(assigns[0], "the optimizer is made where the GradScaler cannot be seen",
-                        "make the session there and call `amp.prepare(model, optimizer)`")  # fmt: skip
-    return work.source.statement(assigns[-1]), amp
+def _in_home(
+    work: Work, aliases: Aliases, scaler: Scaler, session: Session, home: cst.CSTNode, groups: dict[Key | None, cst.BaseExpression]
+) -> None:
+    """Prepare behind the session's line, in a function that is given model and optimizer."""
+    optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
+    models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
+    if not models:
+        raise work.stop(scaler.call, f"which models {' and '.join(optimizers)} trains cannot be told",
+                        "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
+    _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
+
+
+def _write(
+    work: Work, aliases: Aliases, place: Statement, scope: cst.CSTNode, amp: str, models: list[str], optimizers: list[str]
+) -> None:
+    """Add the line; what the function does not bind itself is prepared without a new value."""
+    objects = [*models, *optimizers]
+    if all("." in name or aliases.binds(scope, name) for name in objects):
+        line = prepare_line(amp, models, optimizers)
+    else:
+        line = f"{amp}.prepare({', '.join(objects)})"
+    assert len(line) <= LONGEST or "\n" in line or line
+    work.edits.after(place, line)
+
+
+def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
+    """Return the models that an optimizer is made of; where no ``parameters()`` says, those that it is given."""
+    scope = source.scope(assign)
+    models = models_of(source, assign.value, scope) or _of_parts(source, scope, assign)
+    known = model_groups(source, aliases)
+    if not models and isinstance(assign.value, cst.Call):
+        given = [arg.value for arg in assign.value.args if dotted(arg.value)]
+        models = [dotted(g) for g in given if aliases.of(g) in known or dotted(g).rpartition(".")[2] in _MODELS]
+    if not models:
+        models = [name for group in known for name in _seen_as(aliases, scope, group)[:1]]
+    return [name.removesuffix(".module") for name in models]
+
+
+def _of_parts(source: Source, scope: cst.CSTNode, assign: cst.Assign) -> list[str]:
+    """Return the models whose parameters were collected in lists before."""
+    return [
+        dotted(node.func.value)
+        for node in source.nodes
+        if isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in ("parameters", "named_parameters")
+        and source.scope(node) is scope
+        and source.order[node] < source.order[assign]
+        and dotted(node.func.value).count(".") <= dotted(node.func.value).startswith("self.")
+        and dotted(node.func.value)
+    ]
+
+
+def model_groups(source: Source, aliases: Aliases) -> list[Key | None]:
+    """Return the groups of what is treated as a model."""
+    found = [
+        aliases.of(node.func.value)
+        for node in source.nodes
+        if isinstance(node, cst.Call)
+        and isinstance(node.func, cst.Attribute)
+        and node.func.attr.value in _MODEL_CALLS[:4]
+    ]
+    optimizers = {aliases.of(c.func.value) for c in source.methods("zero_grad") if isinstance(c.func, cst.Attribute)}
+    stepped = {aliases.of(c.func.value) for c in source.methods("step") if isinstance(c.func, cst.Attribute)}
+    return [group for group in dict.fromkeys(found) if group is not None and group not in optimizers & stepped]
+
+
+def _seen_as(aliases: Aliases, scope: cst.CSTNode, group: Key | None) -> list[str]:
+    """Return the names that a function itself has for a group."""
+    owner = aliases.class_of(scope) if isinstance(scope, cst.FunctionDef) else None
+    keys = [key for key in aliases.keys if aliases.group(key) == group and key[0] in (scope, owner)]
+    return [key[1] for key in keys]
+
+
+def _bound(aliases: Aliases, scope: cst.CSTNode, groups: dict[Key | None, cst.BaseExpression]) -> bool:
+    return all(_seen_as(aliases, scope, group) for group in groups)
+
+
+def _common_block(source: Source, scope: cst.CSTNode, nodes: Sequence[cst.CSTNode]) -> cst.IndentedBlock | cst.Module:
+    """Return the innermost block that holds all nodes."""
+    for above in source.above(nodes[0]):
+        block = isinstance(above, cst.IndentedBlock | cst.Module)
+        if block and all(source.in_block(node, above) is not None for node in nodes):  # type: ignore[arg-type]
+            return above  # type: ignore[return-value]
+        if above is scope:
+            break
+    return source.block(source.statement(nodes[0]))
+
+
+def _makes(source: Source, use: cst.BaseExpression) -> bool:
+    return isinstance(source.parents[use], cst.AssignTarget | cst.AnnAssign)
+
+

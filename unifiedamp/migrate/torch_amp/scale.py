@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import libcst as cst
 
 from ..nodes import dotted, keywords, literal
-from ..source import Statement
+from ..training.loops import Loops, Site, listed
 from ..work import Work
-from .uses import Use, Uses, optimizer_of
+from .uses import Use
 
 
-def rewrite_scale(work: Work, uses: Uses, use: Use) -> None:
-    """Rewrite a call of ``scale`` and the backward pass that it is made for.
+class Scaled(NamedTuple):
+    """A scaled loss: its backward pass, that call, and what the handle is called."""
+
+    site: Site
+    backward: cst.Call
+    name: str
+
+
+def find_scaled(work: Work, use: Use) -> Scaled:
+    """Return the backward pass that a call of ``scale`` is made for.
 
     Raises:
-        CannotMigrate: it is made for something else, or no optimizer steps behind it.
+        CannotMigrate: it is made for something else.
     """
     source, call = work.source, use.call
     if len(call.args) != 1 or literal(call.args[0].value) is not None:
         raise work.stop(call, source.code(call), "`amp.scale_loss(loss, optimizer)` takes one scalar loss")
-    loss = source.code(call.args[0].value)
     backward, name = _backward(work, call)
     if not source.is_alone(backward) or keywords(backward) - {"retain_graph"}:
         raise work.stop(call, source.code(source.simple(backward) or backward),
                         "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`")  # fmt: skip
+    site = Site(backward, call.args[0].value, source.statement(backward))
+    return Scaled(site, backward, name)
+
+
+def rewrite_scale(work: Work, loops: Loops, use: Use, scaled: Scaled) -> None:
+    """Rewrite a scaled backward pass.
+
+    Raises:
+        CannotMigrate: no optimizer steps behind it.
+    """
+    source = work.source
+    site, backward, name = scaled
+    site.optimizers = loops.trained_by(site)
+    if not site.optimizers and not loops.steps:
+        return  # said of the scaler
+    if not site.optimizers:
+        write = "name the optimizers that the loss trains: `amp.scale_loss(loss, [first, second])`"
+        raise work.stop(use.call, "a backward pass with no scaler.step behind it", write)
     kept = ", ".join(source.code(arg).rstrip(", ") for arg in backward.args)
-    statement = source.statement(backward)
-    header = f"with {use.amp}.scale_loss({loss}, {_trained_by(work, uses, statement)}) as {name}:"
-    work.edits.statement(statement, f"{header}\n    {name}.backward({kept})")
+    header = f"with {use.amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as {name}:"
+    work.edits.statement(site.place, f"{header}\n    {name}.backward({kept})")
 
 
 def _backward(work: Work, call: cst.Call) -> tuple[cst.Call, str]:
@@ -52,33 +78,3 @@ def _scaled_apart(work: Work, call: cst.Call) -> tuple[cst.Call, str]:
         raise work.stop(call, f"{name} is used for more than backward()", "use `scaled_loss.value`")
     work.edits.statement(source.statement(call))
     return backward, name
-
-
-def _trained_by(work: Work, uses: Uses, statement: Statement) -> str:
-    """Return the code of the optimizers whose steps come next after a backward pass."""
-    if len(uses.optimizers) == 1:
-        return uses.optimizers[0]
-    found: list[str] = []
-    place: Statement | None = statement
-    while place is not None and not found:
-        found = _steps_behind(work, uses, place)
-        above = work.source.parents[work.source.block(place)]
-        place = work.source.statement(above) if isinstance(above, Statement) else None
-        if isinstance(above, cst.FunctionDef):
-            break
-    found = list(dict.fromkeys(found))
-    if not found:
-        write = "name the optimizers that the loss trains: `amp.scale_loss(loss, [first, second])`"
-        raise work.stop(statement, "a backward pass with no scaler.step behind it", write)
-    return found[0] if len(found) == 1 else f"[{', '.join(found)}]"
-
-
-def _steps_behind(work: Work, uses: Uses, place: Statement) -> list[str]:
-    """Return the optimizers that step behind ``place`` in its block, until another loss is scaled."""
-    inside = work.source.inside
-    found: list[str] = []
-    for later in work.source.after(place):
-        if found and any(inside(call, later) for call in uses.of("scale")):
-            break
-        found += [optimizer_of(work, call) for call in uses.of("step") if inside(call, later)]
-    return found

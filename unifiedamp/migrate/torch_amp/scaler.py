@@ -1,113 +1,173 @@
-"""The file's one ``GradScaler``: where it is made, and the names that it goes by."""
+"""A file's ``GradScaler``: where it is made, behind which flag, and the names that it goes by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import libcst as cst
 
-from ..nodes import dotted, parameters
+from ..nodes import dotted
+from ..source import Statement
+from ..training.aliases import Aliases, Key
 from ..work import Work
+from .words import SCALERS
+
+
+@dataclass(frozen=True)
+class Made:
+    """A line that gives a scaler its value.
+
+    Attributes:
+        assign: the assignment.
+        call: the call that makes the scaler; None where the line says ``None``.
+        switch: the code of the condition of ``GradScaler() if condition else None``.
+    """
+
+    assign: cst.Assign | cst.AnnAssign
+    call: cst.Call | None
+    switch: str | None = None
 
 
 class Scaler:
-    """A GradScaler that is made once and followed through the file.
+    """One or more GradScalers that become one session, followed through the file.
+
+    Args:
+        work: the file.
+        aliases: who is who in it.
+        made: the lines that make them.
 
     Attributes:
-        call: the call that makes it.
-        made: the assignment of that call to a name.
-        name: that name.
-        names: each name of the scaler → what the session is called there.
-
-    Raises:
-        CannotMigrate: it is handed to code that is not in the file.
+        made: those lines, in order.
+        call: the first call that makes one.
     """
 
-    def __init__(self, work: Work, call: cst.Call, made: cst.Assign) -> None:
-        self._work, self._source = work, work.source
-        self.call, self.made = call, made
-        self.name = dotted(made.targets[0].target)
-        self.names: dict[str, str] = {}
-        self._follow(self.name)
+    def __init__(self, work: Work, aliases: Aliases, made: Sequence[Made]) -> None:
+        self._work, self._source, self._aliases = work, work.source, aliases
+        self.made = made
+        self.call = next(one.call for one in made if one.call is not None)
+        self.groups = {aliases.of(target_of(one.assign)) for one in made} - {None}
+        self.uses = list(aliases.uses(self.groups))
+        self._names = {key: self._renamed(key[1]) for key in map(aliases.key, self.uses) if key is not None}
+
+    @property
+    def first(self) -> Made:
+        """The first line that makes a scaler."""
+        return next(one for one in self.made if one.call is not None)
 
     @property
     def session(self) -> str:
         """What the session is called where it is made."""
-        return self.names[self.name]
+        return self.name(target_of(self.first.assign))
+
+    def name(self, use: cst.BaseExpression) -> str:
+        """Return what the session is called in place of a use of the scaler."""
+        return self._renamed(dotted(use))
 
     def seen_from(self, node: cst.CSTNode) -> str | None:
         """Return what the session is called where ``node`` stands, or None."""
-        scopes = [one for one in self._source.above(node) if isinstance(one, cst.FunctionDef | cst.Module)]
-        order = self._source.order
-        for old, new in self.names.items():
-            root = old.partition(".")[0]
-            if not any(self._source.bound_in(root, scope) for scope in scopes):
+        order, module = self._source.order, self._source.module
+        scopes: list[cst.CSTNode] = [one for one in self._source.above(node) if isinstance(one, cst.FunctionDef)]
+        owners: list[cst.CSTNode] = [owner for owner in map(self._aliases.class_of, scopes) if owner is not None]
+        found: dict[cst.CSTNode, str] = {key[0]: name for key, name in self._names.items()}
+        for scope in [*scopes, *owners, module]:
+            if scope not in found:
                 continue
-            early = self._source.scope(self.made) is scopes[0] and order[node] < order[self.made]
-            if not early or self.name != old:
-                return new
+            assigns = [one.assign for one in self.made if self._source.scope(one.assign) is scope]
+            if assigns and scopes[:1] == [scope] and order[node] < min(order[a] for a in assigns):
+                continue
+            if assigns and not scopes and order[node] < min(order[a] for a in assigns):
+                continue
+            return found[scope]
         return None
 
-    def _follow(self, text: str) -> None:
-        """Find the names that the scaler goes by: parameters it is passed as, attributes it is kept in."""
-        if text in self.names:
-            return
-        amp = self._work.names.amp
-        self.names[text] = f"self.{amp}" if text.startswith("self.") else amp
-        for use in self._source.uses(text):
-            parent = self._source.parents[use]
-            if isinstance(parent, cst.Assign) and _plain(parent.targets[0].target) and parent.value is use:
-                self._follow(dotted(parent.targets[0].target))
-            elif isinstance(parent, cst.Arg):
-                self._follow(self._parameter(parent))
+    def rename(self) -> None:
+        """Call the session by its name wherever the scaler is still named."""
+        edits = self._work.edits
+        for use in self.uses:
+            if not edits.covers(self._source, use):
+                edits.expression(use, self.name(use))
+        keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
+        for node in self._source.nodes:
+            if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
+                edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
+            elif isinstance(node, cst.Call):
+                self._rename_keywords(node, keys)
 
-    def _parameter(self, arg: cst.Arg) -> str:
-        """Return the name that a function of this file has for what is passed to it."""
-        call = self._source.parents[arg]
-        assert isinstance(call, cst.Call)
-        name = dotted(call.func)
-        function = self._source.functions().get(name.removeprefix("self."))
-        if function is None:
-            raise self._work.stop(
-                call, f"the scaler is passed to {name or 'code'}, which this file does not define",
-                "give it the session and migrate it too, or pass `amp.backend.scaler`, which is a GradScaler",
-            )  # fmt: skip
-        if arg.keyword is not None:
-            self._work.edits.change(arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp)))
-            return arg.keyword.value
-        named = parameters(function)
-        named = named[1:] if named[:1] in (["self"], ["cls"]) else named
-        position = [a for a in call.args if a.keyword is None].index(arg)
-        if position >= len(named):
-            raise self._work.stop(call, f"the scaler is passed to {name} in *args", "name the argument")
-        return named[position]
+    def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
+        for arg, function, name in self._aliases.arguments(call):
+            if arg.keyword is not None and (function, name) in keys:
+                self._work.edits.change(
+                    arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp))
+                )
+
+    def _renamed(self, text: str) -> str:
+        root = text.rpartition(".")[0]
+        return f"{root}.{self._work.names.amp}" if root else self._work.names.amp
 
 
-def find_scaler(work: Work, calls: Sequence[cst.Call]) -> Scaler:
-    """Return the scaler that ``calls``, one or more, make.
-
-    Raises:
-        CannotMigrate: they make several, or none that has a name.
-    """
-    source, call = work.source, calls[0]
-    if len(calls) > 1:
-        where = ", ".join(str(source.line(each)) for each in calls)
-        raise work.stop(
-            calls[1], f"{len(calls)} GradScalers (lines {where})",
-            "a session has one scale for all its optimizers: make one session (or one for each scaler) by hand",
-        )  # fmt: skip
-    assign = source.parents[call]
-    if not isinstance(assign, cst.Assign) or len(assign.targets) != 1 or not _plain(assign.targets[0].target):
-        raise work.stop(
-            call, "a GradScaler that is not simply assigned to a name",
-            "write `scaler = GradScaler(enabled=...)` and run migrate again",
-        )  # fmt: skip
-    others = [a for a in source.assigns(dotted(assign.targets[0].target)) if a is not assign]
-    if others:
-        raise work.stop(others[0], "the scaler's name is assigned twice", "make one session for both cases")
-    return Scaler(work, call, assign)
+def target_of(assign: cst.Assign | cst.AnnAssign) -> cst.BaseExpression:
+    """Return what an assignment of one target assigns."""
+    return assign.targets[0].target if isinstance(assign, cst.Assign) else assign.target
 
 
-def _plain(node: cst.CSTNode) -> bool:
-    name = dotted(node)
-    return bool(name) and ("." not in name or (name.startswith("self.") and name.count(".") == 1))
+def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> list[Scaler]:
+    """Return the scalers that ``calls`` make: those of one function or class together, others apart."""
+    by_place: dict[cst.CSTNode, list[Made]] = {}
+    for call in calls:
+        made = _made(work, call)
+        if made is None or aliases.key(target_of(made.assign)) is None:
+            work.block(call, "a GradScaler that is not simply assigned to a name",
+                       "write `scaler = GradScaler(enabled=...)` and run migrate again")  # fmt: skip
+            continue
+        key = aliases.key(target_of(made.assign))
+        assert key is not None
+        by_place.setdefault(key[0], []).append(made)
+    found: list[Scaler] = []
+    for made_here in by_place.values():
+        groups = {aliases.of(target_of(one.assign)) for one in made_here}
+        if len(groups) > 1:
+            work.note(made_here[1].call or made_here[1].assign, f"{len(groups)} GradScalers become one session",
+                      "all losses of a session share one scale")  # fmt: skip
+        if any(one.call in {m.call for m in other.made} for other in found for one in made_here):
+            continue
+        others = [*made_here, *_nones(work, aliases, groups)]
+        found.append(Scaler(work, aliases, sorted(others, key=lambda one: work.source.order[one.assign])))
+    return found
+
+
+def _made(work: Work, call: cst.Call) -> Made | None:
+    source = work.source
+    parent: cst.CSTNode = source.parents[call]
+    switch = None
+    if isinstance(parent, cst.IfExp):
+        switch = source.code(parent.test)
+        other = parent.orelse if parent.body is call else parent.body
+        if parent.body is not call:
+            switch = f"not ({switch})"
+        if dotted(other) != "None" and not (isinstance(other, cst.Call) and source.meaning(other.func) in SCALERS):
+            return None
+        parent = source.parents[parent]
+    if isinstance(parent, cst.Assign) and len(parent.targets) == 1 and dotted(parent.targets[0].target):
+        return Made(parent, call, switch)
+    if isinstance(parent, cst.AnnAssign) and dotted(parent.target):
+        return Made(parent, call, switch)
+    return None
+
+
+def _nones(work: Work, aliases: Aliases, groups: set[Key | None]) -> list[Made]:
+    """Return the lines that say that there is no scaler."""
+    return [
+        Made(node, None)
+        for node in work.source.nodes
+        if isinstance(node, cst.Assign | cst.AnnAssign)
+        and node.value is not None
+        and dotted(node.value) == "None"
+        and (isinstance(node, cst.AnnAssign) or len(node.targets) == 1)
+        and aliases.of(target_of(node)) in groups
+    ]
+
+
+def statement_in(work: Work, made: Made) -> Statement:
+    """Return the statement of a line that makes a scaler."""
+    return work.source.statement(made.assign)

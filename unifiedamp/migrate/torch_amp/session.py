@@ -6,58 +6,162 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, literal
+from ..nodes import argument, dotted, literal
 from ..sessions import dynamic, session_line
+from ..source import Statement
+from ..training.aliases import Aliases
+from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
 from .arguments import device_of, enabled_of
-from .regions import rewrite_regions
-from .scaler import Scaler
+from .scaler import Made, Scaler, statement_in, target_of
 from .words import SETTINGS
 
 
-def make_session(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str]) -> None:
-    """Replace the scaler's line by the session's, and make the regions the session's."""
+class Session:
+    """The session that replaces a scaler.
+
+    Args:
+        work: takes the changes.
+        aliases: who is who.
+        scaler: what is replaced.
+        regions: the autocast calls that see it, with their policies.
+        flag: the code of a condition that all uses of the scaler are under, or None.
+
+    Attributes:
+        policy: the policy's name, where it is on.
+        switch: the code of the condition under which it is on; None: always.
+        switched: the policy itself depends on ``switch``: elsewhere it is ``float32``.
+        place: the last statement that makes it, in the outermost block.
+    """
+
+    def __init__(
+        self, work: Work, aliases: Aliases, scaler: Scaler, regions: Mapping[cst.Call, str], flag: str | None
+    ) -> None:
+        self._work, self._source, self._scaler, self._aliases = work, work.source, scaler, aliases
+        self._regions = regions
+        self.policy = next(iter(regions.values()), "mixed_float16")
+        self._first = scaler.first
+        own = enabled_of(self._source, scaler.call)
+        self.switch = self._first.switch or own or flag
+        self.switched = self._first.switch is not None or (own is None and flag is not None) or self._alike(own)
+        self.place = self._write()
+
+    def _alike(self, own: str | None) -> bool:
+        return own is not None and all(enabled_of(self._source, call) == own for call in self._regions)
+
+    def _write(self) -> Statement:
+        """Write the session's lines; return where the session surely exists."""
+        work, source = self._work, self._source
+        scope = source.scope(self._first.assign)
+        for made in self._scaler.made:
+            if made.call is None and source.scope(made.assign) is not scope:
+                work.edits.statement(statement_in(work, made))  # "no scaler", in __init__ for one
+        here = [made for made in self._scaler.made if source.scope(made.assign) is scope]
+        calls = [made for made in here if made.call is not None]
+        groups = {self._aliases.of(target_of(made.assign)) for made in calls}
+        if len(groups) > 1:
+            for made in calls[1:]:
+                work.edits.statement(statement_in(work, made))
+            here = [made for made in here if made not in calls[1:]]
+            calls = calls[:1]
+        return self._guarded(here, calls)
+
+    def _guarded(self, here: list[Made], calls: list[Made]) -> Statement:
+        work, source = self._work, self._source
+        first = calls[0]
+        statement = statement_in(work, first)
+        chain = guards(source, statement, ())
+        nones = [statement_in(work, made) for made in here if made.call is None]
+        if not chain:
+            for made in here:
+                work.edits.statement(statement_in(work, made), *([] if made.call is None else [self._line()]))
+            return statement
+        gone = set(nones)
+        place = lift(work, statement, chain, gone) if len(calls) == 1 else None
+        outer = chain[-1].node
+        if place is not None:
+            for none in nones:
+                work.edits.statement(none)
+            line = self._line(condition(chain))
+            if empty(source, statement, chain, gone) or self._only_nones(outer, statement, gone):
+                work.edits.statement(outer, line)
+            else:
+                work.edits.statement(statement)
+                (work.edits.after if place == "after" else work.edits.before)(outer, line)
+            return outer
+        plain = session_line(work.names, self._scaler.session, "torch", policy='"float32"')
+        for made in here:
+            work.edits.statement(statement_in(work, made), plain if made.call is None else self._line())
+        if not nones:
+            otherwise(work, chain, [made.assign for made in calls], plain)
+        return outer
+
+    def _only_nones(self, outer: cst.If, statement: Statement, gone: set[Statement]) -> bool:
+        """Whether the ``if`` says nothing but whether there is a scaler."""
+        blocks = [outer.body, *([outer.orelse.body] if isinstance(outer.orelse, cst.Else) else [])]
+        body = [one for block in blocks for one in block.body]
+        return all(one is statement or one in gone for one in body)
+
+    def _line(self, test: str | None = None) -> str:
+        if test is not None:
+            same = self.switch in (None, test)
+            self.switch = test if same else f"({self.switch}) and ({test})"
+            self.switched = True
+        scale = self._loss_scale()
+        default = scale == '"dynamic"' and self.policy == "mixed_float16"
+        code = f'"{self.policy}"'
+        if self.switched and self.switch:
+            code = f'{code} if {self.switch} else "float32"'
+        if self.switch and not (self.switched and default):
+            scale, default = f'{scale} if {self.switch} else "none"', False
+        told = {"policy": code, "loss_scale": None if default else scale, "device": self._device()}
+        return session_line(self._work.names, self._scaler.session, "torch", **told)
+
+    def _device(self) -> str | None:
+        """Return the session's device; a GPU is what it takes by itself."""
+        call = self._scaler.call
+        calls = [call, *self._regions]
+        if "torch.cuda.amp" in self._source.meaning(call.func) or argument(call, "device", 0) is None:
+            calls = [*self._regions]
+        first = next(filter(None, (device_of(self._source, each) for each in calls)), "'cuda'")
+        if first == "'cuda'":
+            return None
+        return f'"{first[1:-1]}"' if first.startswith("'") else self._visible(first)
+
+    def _visible(self, code: str) -> str | None:
+        """Return a variable's code where the session's line can see it."""
+        root = code.partition(".")[0]
+        scope = self._source.scope(self._first.assign)
+        return code if root.isidentifier() and self._source.bound_in(root, scope) else None
+
+    def _loss_scale(self) -> str:
+        source, call = self._source, self._scaler.call
+        first = 0 if ".cuda." in source.meaning(call.func) else 1
+        settings: dict[str, str | None] = {}
+        for position, (old, new) in enumerate(SETTINGS.items(), first):
+            given = argument(call, old, position)
+            settings[new] = None if given is None else source.code(given)
+        start = literal(argument(call, "init_scale", first))
+        if isinstance(start, int | float) and start > 2.0**24:
+            settings["max_scale"] = settings["initial_scale"]
+        return dynamic(self._work.names, **settings)
+
+
+def common_flag(work: Work, scaler: Scaler, calls: list[cst.Call]) -> str | None:
+    """Return the condition that all these calls are under, where the scaler's line can look at it too."""
     source = work.source
-    enabled = enabled_of(source, scaler.call)
-    policy = next(iter(regions.values()))
-    alike = enabled is not None and all(enabled_of(source, call) == enabled for call in regions)
-    scale = _loss_scale(work, scaler.call)
-    default = scale == '"dynamic"' and policy == "mixed_float16"
-    code = f'"{policy}"'
-    if alike:
-        code = f'{code} if {enabled} else "float32"'
-    if enabled is not None and not (alike and default):
-        scale, default = f'{scale} if {enabled} else "none"', False
-    arguments = {"policy": code, "loss_scale": None if default else scale, "device": _device(work, scaler, regions)}
-    work.edits.statement(source.statement(scaler.made), session_line(work.names, scaler.session, "torch", **arguments))
-    rewrite_regions(work, scaler, regions, policy, enabled if alike else None)
-
-
-def _device(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str]) -> str | None:
-    """Return the session's device; a GPU is what it takes by itself."""
-    calls = [scaler.call, *regions]
-    if "torch.cuda.amp" in work.source.meaning(scaler.call.func) or argument(scaler.call, "device", 0) is None:
-        calls = [*regions]
-    first = next(filter(None, (device_of(work.source, call) for call in calls)), "'cuda'")
-    if first == "'cuda'":
-        return None
-    return f'"{first[1:-1]}"' if first.startswith("'") else _visible(work, scaler, first)
-
-
-def _visible(work: Work, scaler: Scaler, code: str) -> str | None:
-    """Return a variable's code where the session's line can see it."""
-    root = code.partition(".")[0]
-    scope = work.source.scope(scaler.made)
-    return code if root.isidentifier() and work.source.bound_in(root, scope) else None
-
-
-def _loss_scale(work: Work, call: cst.Call) -> str:
-    first = 0 if ".cuda." in work.source.meaning(call.func) else 1
-    settings: dict[str, str | None] = {}
-    for position, (old, new) in enumerate(SETTINGS.items(), first):
-        given = argument(call, old, position)
-        settings[new] = None if given is None else work.source.code(given)
-    start = literal(argument(call, "init_scale", first))
-    if isinstance(start, int | float) and start > 2.0**24:
-        settings["max_scale"] = settings["initial_scale"]
-    return dynamic(work.names, **settings)
+    flags: list[set[str]] = []
+    for call in calls:
+        tests = set()
+        node: cst.CSTNode = call
+        for above in source.above(call):
+            if isinstance(above, cst.If) and source.inside(node, above.body) and dotted(above.test):
+                tests.add(dotted(above.test))
+            node = above
+        flags.append(tests)
+    for code in sorted(set.intersection(*flags)) if flags else ():
+        root = code.partition(".")[0]
+        scope = source.scope(scaler.first.assign)
+        if source.bound_in(root, scope) or (source.bound_in(root, source.module) and "." not in code):
+            return code
+    return None

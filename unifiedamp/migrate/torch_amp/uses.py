@@ -1,4 +1,4 @@
-"""The calls on a ``GradScaler``, and the optimizers that it steps."""
+"""What is done with a ``GradScaler``: the calls on it, and the questions whether there is one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import libcst as cst
 
+from ..nodes import dotted
 from ..source import Statement
+from ..training.aliases import Aliases
 from ..work import Work
-from .scaler import Scaler
+from .scaler import Made, Scaler, target_of
 
 
 class Use(NamedTuple):
@@ -26,30 +28,29 @@ class Uses:
     """All calls on a scaler.
 
     Attributes:
-        all: name by name.
-        optimizers: the code of those it steps, each once.
+        all: in the order of the text.
+        optimizers: the expressions that it steps.
     """
 
     all: Sequence[Use]
-    optimizers: Sequence[str]
+    optimizers: Sequence[cst.BaseExpression]
 
     def of(self, *methods: str) -> list[cst.Call]:
         """Return the calls of these methods."""
         return [use.call for use in self.all if use.method in methods]
 
 
-def find_uses(work: Work, scaler: Scaler) -> Uses:
-    """Return the calls on a scaler.
-
-    Raises:
-        CannotMigrate: something else is done with it, or it never steps.
-    """
-    found = list(_uses(work, scaler))
-    optimizers = [optimizer_of(work, use.call) for use in found if use.method == "step"]
-    if not optimizers:
-        raise work.stop(scaler.made, "a GradScaler whose step is never called",
-                        "migrate the file that calls scaler.step together with this one, by hand")  # fmt: skip
-    return Uses(found, list(dict.fromkeys(optimizers)))
+def find_uses(work: Work, aliases: Aliases, scaler: Scaler) -> Uses:
+    """Return the calls on a scaler; everything else that is done with it is rewritten, or blocks."""
+    found: list[Use] = []
+    for use in scaler.uses:
+        with work.blocking():
+            found += _use(work, aliases, scaler, use)
+    steps = [use.call for use in found if use.method == "step" and use.call.args]
+    if not steps:
+        work.block(scaler.call, "a GradScaler whose step is never called",
+                   "migrate the file that calls scaler.step together with this one, by hand")  # fmt: skip
+    return Uses(found, [call.args[0].value for call in steps])
 
 
 def optimizer_of(work: Work, call: cst.Call) -> str:
@@ -74,14 +75,86 @@ def statement_of(work: Work, call: cst.Call) -> Statement:
     return work.alone(call, write, f"the result of {work.source.code(call)} is used")
 
 
-def _uses(work: Work, scaler: Scaler) -> Iterator[Use]:
+def _use(work: Work, aliases: Aliases, scaler: Scaler, use: cst.BaseExpression) -> Iterator[Use]:
     source = work.source
-    for old, new in scaler.names.items():
-        for use in source.uses(old):
-            attribute = source.parents[use]
-            call = source.parents.get(attribute)
-            if not isinstance(attribute, cst.Attribute):
-                continue
-            if not isinstance(call, cst.Call) or call.func is not attribute:
-                raise work.stop(use, f"{source.code(attribute)}", "the session has no such attribute")
-            yield Use(call, attribute.attr.value, new)
+    parent = source.parents[use]
+    if isinstance(parent, cst.Attribute):
+        call = source.parents[parent]
+        if not isinstance(call, cst.Call) or call.func is not parent:
+            raise work.stop(use, source.code(parent), "the session has no such attribute")
+        yield Use(call, parent.attr.value, scaler.name(use))
+    elif isinstance(parent, cst.Arg):
+        _passed(work, aliases, parent)
+    elif _is_question(source.parents[parent] if isinstance(parent, cst.ComparisonTarget) else parent, use):
+        _answer(work, scaler, use, parent)
+    elif isinstance(parent, cst.AssignTarget):
+        _given(work, scaler, source.parents[parent], use)
+    elif not isinstance(parent, cst.Assign | cst.Return | cst.AnnAssign | cst.Element):
+        code = source.code(source.statement(use)).strip().splitlines()[0]
+        raise work.stop(use, f"the scaler is kept or used in `{code}`",
+                        "give that code the session, and write it by hand")  # fmt: skip
+
+
+def _given(work: Work, scaler: Scaler, assign: cst.CSTNode, use: cst.BaseExpression) -> None:
+    """Refuse values of the scaler's name that are no scaler."""
+    made = [one for one in scaler.made if one.assign is assign]
+    order = work.source.order
+    late = [one for one in made if one.call is None and order[assign] > order[scaler.call]]
+    late = [one for one in late if work.source.scope(assign) is work.source.scope(scaler.call) and not _other_branch(work, scaler, one)]
+    if late and isinstance(assign, cst.Assign):
+        raise work.stop(use, f"the scaler's name is assigned twice, also in `{work.source.code(assign)}`",
+                        "make one session for both cases")  # fmt: skip
+    if made or not isinstance(assign, cst.Assign):
+        return
+    value = assign.value
+    if dotted(value) or isinstance(value, cst.Tuple) or isinstance(target_of(assign), cst.Tuple):
+        return
+    code = " ".join(work.source.code(assign).split())
+    raise work.stop(use, f"the scaler's name is assigned twice, also in `{code}`", "make one session for both cases")
+
+
+def _other_branch(work: Work, scaler: Scaler, made: Made) -> bool:
+    """Whether ``scaler = None`` is the ``else`` of the ``if`` that makes the scaler."""
+    source = work.source
+    owners = [one for one in source.above(made.assign) if isinstance(one, cst.If)]
+    return any(source.inside(scaler.call, one) for one in owners)
+
+
+def _passed(work: Work, aliases: Aliases, arg: cst.Arg) -> None:
+    """Refuse to hand the session to code of other files, which wants a scaler."""
+    call = work.source.parents[arg]
+    if not isinstance(call, cst.Call):
+        return
+    if dotted(call.func) in ("print", "bool"):
+        return
+    if not aliases.functions(call):
+        raise work.stop(
+            call, f"the scaler is passed to {dotted(call.func) or 'code'}, which this file does not define",
+            "give it the session and migrate it too, or pass `amp.backend.scaler`, which is a GradScaler",
+        )  # fmt: skip
+    if not any(one is arg for one, _, _ in aliases.arguments(call)):
+        raise work.stop(call, f"the scaler is passed to {dotted(call.func)} in *args", "name the argument")
+
+
+# -- whether there is a scaler ----------------------------------------------------------------------------------------
+
+
+def _is_question(node: cst.CSTNode, use: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.Comparison):
+        one = node.comparisons[0]
+        return len(node.comparisons) == 1 and isinstance(one.operator, cst.Is | cst.IsNot | cst.Equal | cst.NotEqual)
+    if isinstance(node, cst.If | cst.IfExp):
+        return node.test is use
+    return isinstance(node, cst.BooleanOperation | cst.UnaryOperation)
+
+
+def _answer(work: Work, scaler: Scaler, use: cst.BaseExpression, parent: cst.CSTNode) -> None:
+    """``scaler is not None`` becomes whether the session scales losses."""
+    enabled = f"{scaler.name(use)}.loss_scale_settings.enabled"
+    if not isinstance(parent, cst.Comparison):
+        work.edits.expression(use, enabled)
+        return
+    none = isinstance(parent.comparisons[0].operator, cst.Is | cst.Equal)
+    if dotted(parent.comparisons[0].comparator) != "None":
+        raise work.stop(use, f"`{work.source.code(parent)}`", "the session has no counterpart")
+    work.edits.expression(parent, f"not {enabled}" if none else enabled)

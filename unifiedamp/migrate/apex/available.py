@@ -1,0 +1,66 @@
+"""Whether Apex is there: what old code asks at import is answered, since the session needs no Apex."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..nodes import dotted
+from ..source import Statement
+from ..work import Work
+
+
+def answer(work: Work) -> None:
+    """Answer ``amp is None`` and the flags that an import of amp sets."""
+    for node in work.source.nodes:
+        if isinstance(node, cst.Try):
+            _import(work, node)
+        elif isinstance(node, cst.Comparison) and work.source.meaning(node.left) == "apex.amp":
+            _question(work, node)
+
+
+def _import(work: Work, node: cst.Try) -> None:
+    """``try: from apex import amp; HAS = True`` and ``except ImportError: HAS = False``."""
+    body = [s for s in node.body.body if isinstance(s, cst.SimpleStatementLine)]
+    small = [one for statement in body for one in statement.body]
+    flags = [one for one in small if isinstance(one, cst.Assign) and dotted(one.value) == "True"]
+    imports = [one for one in small if isinstance(one, cst.Import | cst.ImportFrom)]
+    if not any(_is_amp(one) for one in imports):
+        return
+    nones = [one for h in node.handlers for one in _assigned_none(h)]
+    names = [dotted(flag.targets[0].target) for flag in flags]
+    if all(_is_amp(one) for one in imports) and len(flags) + len(imports) == len(small) == len(node.body.body):
+        if flags or nones:
+            work.edits.statement(node, *(f"{name} = True" for name in names))
+    elif flags:
+        what = f"{' and '.join(names)} says whether Apex is installed, also for what is still imported from it"
+        work.note(node, what, "the session needs no Apex: set the flag to True where only amp depends on it")
+
+
+def _question(work: Work, node: cst.Comparison) -> None:
+    """``amp is None`` is never so."""
+    one = node.comparisons[0]
+    if dotted(one.comparator) != "None" or not isinstance(one.operator, cst.Is | cst.IsNot | cst.Equal | cst.NotEqual):
+        return
+    none = isinstance(one.operator, cst.Is | cst.Equal)
+    around = work.source.parents[node]
+    if none and isinstance(around, cst.If) and around.orelse is None and isinstance(_statement(work, around), cst.If):
+        if isinstance(work.source.parents.get(around), cst.IndentedBlock | cst.Module):
+            work.edits.statement(around)
+            return
+    work.edits.expression(node, "False" if none else "True")
+
+
+def _statement(work: Work, node: cst.CSTNode) -> Statement:
+    return work.source.statement(node)
+
+
+def _is_amp(node: cst.CSTNode) -> bool:
+    """Whether an import imports ``apex.amp`` alone."""
+    if isinstance(node, cst.ImportFrom) and node.module is not None and not isinstance(node.names, cst.ImportStar):
+        return dotted(node.module) == "apex" and [alias.evaluated_name for alias in node.names] == ["amp"]
+    return isinstance(node, cst.Import) and [alias.evaluated_name for alias in node.names] == ["apex.amp"]
+
+
+def _assigned_none(handler: cst.ExceptHandler) -> list[cst.Assign]:
+    lines = [s for s in handler.body.body if isinstance(s, cst.SimpleStatementLine)]
+    return [s for line in lines for s in line.body if isinstance(s, cst.Assign)]

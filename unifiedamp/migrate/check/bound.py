@@ -1,0 +1,108 @@
+"""Whether a session exists on every path to its uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from ..nodes import dotted, targets, walk
+from .facts import Facts
+
+_WRITE = 'a line on each other path that makes the session, with policy="float32"'
+_LEAVE = ("sys.exit", "exit", "quit", "os._exit")
+
+
+def unbound(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield the uses of a session that some path reaches without one."""
+    names = {dotted(one) for one in facts.made if "." not in dotted(one)}
+    for scope in [facts.source.module, *(n for n in facts.source.nodes if isinstance(n, cst.FunctionDef))]:
+        local = {name for name in names if _assigned(facts, scope, name)}
+        if local:
+            walker = _Paths(facts, local)
+            walker.block(_body(scope), set(_parameters(scope)))
+            for node in walker.found:
+                yield node, f"{facts.source.code(node)} may not exist here", _WRITE
+
+
+def _assigned(facts: Facts, scope: cst.CSTNode, name: str) -> bool:
+    return any(facts.source.scope(one) is scope for one in facts.made if dotted(one) == name)
+
+
+def _parameters(scope: cst.CSTNode) -> list[str]:
+    return [p.name.value for p in walk(scope.params) if isinstance(p, cst.Param)] if isinstance(scope, cst.FunctionDef) else []
+
+
+def _body(scope: cst.CSTNode) -> Sequence[cst.CSTNode]:
+    return scope.body if isinstance(scope, cst.Module) else scope.body.body  # type: ignore[attr-defined,no-any-return]
+
+
+class _Paths:
+    """Follows the paths of one function, and notes uses of names that are not surely assigned."""
+
+    def __init__(self, facts: Facts, names: set[str]) -> None:
+        self._facts, self._names = facts, names
+        self.found: list[cst.CSTNode] = []
+
+    def block(self, body: Sequence[cst.CSTNode], bound: set[str] | None) -> set[str] | None:
+        """Return what is surely bound behind a block; None where nothing comes behind it."""
+        for statement in body:
+            if bound is None:
+                return None
+            bound = self._statement(statement, bound)
+        return bound
+
+    def _statement(self, node: cst.CSTNode, bound: set[str]) -> set[str] | None:
+        if isinstance(node, cst.FunctionDef | cst.ClassDef):
+            return bound
+        if isinstance(node, cst.If):
+            self._look(node.test, bound)
+            other = self._orelse(node.orelse, bound)
+            return _both(self.block(node.body.body, set(bound)), other)
+        if isinstance(node, cst.For | cst.While):
+            self._look(node.iter if isinstance(node, cst.For) else node.test, bound)
+            self.block(node.body.body, set(bound))
+            return self._orelse(node.orelse, bound)
+        if isinstance(node, cst.With):
+            for item in node.items:
+                self._look(item, bound)
+            return self.block(node.body.body, set(bound))
+        if isinstance(node, cst.Try):
+            return self._try(node, bound)
+        self._look(node, bound)
+        if isinstance(node, cst.SimpleStatementLine) and any(map(_leaves, node.body)):
+            return None
+        return bound | (targets(node) & self._names)
+
+    def _try(self, node: cst.Try, bound: set[str]) -> set[str] | None:
+        done = self.block(node.body.body, set(bound))
+        if node.orelse is not None and done is not None:
+            done = self.block(node.orelse.body.body, done)
+        for handler in node.handlers:
+            done = _both(done, self.block(handler.body.body, set(bound)))
+        if node.finalbody is not None:
+            self.block(node.finalbody.body.body, set(bound))
+        return done
+
+    def _orelse(self, orelse: cst.CSTNode | None, bound: set[str]) -> set[str] | None:
+        if isinstance(orelse, cst.If):
+            return self._statement(orelse, set(bound))
+        return self.block(orelse.body.body, set(bound)) if isinstance(orelse, cst.Else) else set(bound)
+
+    def _look(self, node: cst.CSTNode, bound: set[str]) -> None:
+        for one in walk(node):
+            if isinstance(one, cst.Name) and one.value in self._names - bound and self._facts.source.is_reference(one):
+                if not isinstance(self._facts.source.parents[one], cst.AssignTarget | cst.NameItem | cst.Param):
+                    self.found.append(one)
+
+
+def _both(one: set[str] | None, other: set[str] | None) -> set[str] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _leaves(small: cst.CSTNode) -> bool:
+    if isinstance(small, cst.Return | cst.Raise | cst.Continue | cst.Break):
+        return True
+    return isinstance(small, cst.Expr) and isinstance(small.value, cst.Call) and dotted(small.value.func) in _LEAVE

@@ -1,0 +1,161 @@
+"""What must hold in a migrated training script; each rule yields the node, what is wrong, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..nodes import dotted, walk
+from ..torch_amp.words import SCALERS
+from ..training.clips import CLIPS
+from .facts import Facts, scaled_for
+
+Problem = tuple[cst.CSTNode, str, str]
+_SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
+_ORDER = ("scale_loss", "step", "prepare", "unscale", "clip_grad_norm", "clip_grad_value")
+
+
+def leftovers(facts: Facts) -> Iterator[Problem]:
+    """Nothing of the old API is used any more."""
+    for node in facts.source.nodes:
+        if not isinstance(node, cst.Attribute | cst.Name):
+            continue
+        meaning = facts.source.meaning(node)
+        named = isinstance(node, cst.Name) and not facts.source.is_reference(node)
+        if (meaning.startswith("apex.amp") or meaning in SCALERS) and not named and not _imported(facts, node):
+            yield node, f"{facts.source.code(node)} is left", "the session's call, or remove it"
+        if isinstance(node, cst.Attribute) and node.attr.value == "unscale_":
+            yield node, f"{facts.source.code(node)} is left", "`amp.unscale(optimizer)`"
+
+
+def bare_backwards(facts: Facts) -> Iterator[Problem]:
+    """Every loss that prepared optimizers train goes through the session."""
+    for call in facts.source.methods("backward"):
+        assert isinstance(call.func, cst.Attribute)
+        receiver = call.func.value
+        text = dotted(receiver) or facts.source.code(receiver)
+        if facts.is_handle(receiver) or any(arg.keyword is None for arg in call.args):
+            continue
+        if isinstance(receiver, cst.Call) and dotted(receiver.func).endswith(".scale"):
+            yield call, f"{facts.source.code(call)} is left", _SCALED
+        elif ("loss" in text.lower() or "err" in text.lower()) and not _steps_others(facts, call):
+            yield call, f"{facts.source.code(call)} passes the session by", _SCALED
+
+
+def bare_steps(facts: Facts) -> Iterator[Problem]:
+    """Every step of a prepared optimizer is the session's: its gradients are scaled."""
+    names = {code.rpartition(".")[2] for code in facts.optimizers.values()}
+    for call in facts.source.methods("step"):
+        assert isinstance(call.func, cst.Attribute)
+        receiver = call.func.value
+        if facts.aliases.of(receiver) in facts.sessions or facts.aliases.of(receiver) in facts.handles:
+            continue
+        known = facts.aliases.of(receiver) in facts.optimizers or (
+            dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver)
+        )
+        if known and not call.args and not facts.aliases.functions(call):
+            yield call, f"{facts.source.code(call)} would apply scaled gradients", "`amp.step(optimizer)`"
+
+
+def clipping(facts: Facts) -> Iterator[Problem]:
+    """Gradients are clipped by the session, or behind ``amp.unscale``."""
+    for node in facts.source.nodes:
+        if isinstance(node, cst.Call) and dotted(node.func).rpartition(".")[2] in CLIPS:
+            if facts.aliases.of(getattr(node.func, "value", node.func)) in facts.sessions:
+                continue
+            for place in _places(facts, node):
+                if not _is_unscaled(facts, place):
+                    yield node, f"{facts.source.code(node)} clips gradients that are still scaled", \
+                        "`amp.clip_grad_norm(optimizer, max_norm)`, or `amp.unscale(optimizer)` before it"
+
+
+def regions(facts: Facts) -> Iterator[Problem]:
+    """Regions hold forward passes alone, and each scaled loss has one."""
+    for with_ in facts.regions():
+        inside = {*walk(with_.body)}
+        for call in facts.calls(*_ORDER):
+            if call in inside:
+                yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
+        for call in facts.source.methods("backward"):
+            if call in inside and isinstance(call.func, cst.Attribute) and "loss" in dotted(call.func.value):
+                yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
+    around = [facts.source.scope(one) for one in facts.calls("autocast")]
+    for call in facts.calls("scale_loss"):
+        if not _near(facts, facts.source.scope(call), around):
+            yield call, "no region computes this loss", "compute it in `with amp.autocast():`"
+
+
+def prepared(facts: Facts) -> Iterator[Problem]:
+    """What losses are scaled for is prepared, and steps."""
+    groups = {facts.aliases.of(arg.value) for call in facts.calls("prepare") for arg in call.args}
+    stepped = {facts.aliases.of(arg.value) for call in facts.calls("step") for arg in call.args[:1]}
+    for call in facts.calls("scale_loss"):
+        for one in scaled_for(call):
+            code = facts.source.code(one)
+            if facts.aliases.of(one) not in groups:
+                yield call, f"{code} cannot be told to be prepared", "`model, optimizer = amp.prepare(model, optimizer)`"
+            elif facts.aliases.of(one) not in stepped:
+                yield call, f"no step of {code} was found", "`amp.step(optimizer)` where its gradients are complete"
+
+
+RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared)
+
+
+def _fresh(facts: Facts, node: cst.BaseExpression) -> bool:
+    """Whether a function makes its own object of this name."""
+    key, scope = facts.aliases.key(node), facts.source.scope(node)
+    assigns = facts.source.assigns(dotted(node))
+    return key is not None and any(facts.source.scope(a) is scope and isinstance(a.value, cst.Call) for a in assigns)
+
+
+def _imported(facts: Facts, node: cst.CSTNode) -> bool:
+    return any(isinstance(above, cst.Import | cst.ImportFrom) for above in facts.source.above(node)) or isinstance(
+        facts.source.parents.get(node), cst.Attribute
+    )
+
+
+def _steps_others(facts: Facts, call: cst.Call) -> bool:
+    """Whether the function steps optimizers that no session has, and these alone."""
+    scope = facts.source.scope(call)
+    if facts.in_scope(facts.calls("step", "scale_loss"), scope):
+        later = [c for c in facts.source.methods("step") if facts.source.order[c] > facts.source.order[call]]
+        later = [c for c in later if facts.source.scope(c) is scope and "sched" not in dotted(c.func)]
+        return bool(later) and facts.aliases.of(later[0].func.value) not in facts.sessions  # type: ignore[attr-defined]
+    return any(
+        facts.source.scope(c) is scope and "opt" in dotted(c.func).lower() for c in facts.source.methods("step")
+    )
+
+
+def _places(facts: Facts, call: cst.Call, depth: int = 2) -> list[cst.Call]:
+    """Return where a clipping happens: in its own function if that trains, else where that is called."""
+    scope = facts.source.scope(call)
+    if facts.in_scope(facts.calls("step", "scale_loss"), scope) or not isinstance(scope, cst.FunctionDef) or not depth:
+        return [call]
+    callers = facts.aliases.calls(scope)
+    return [place for caller in callers for place in _places(facts, caller, depth - 1)]
+
+
+def _is_unscaled(facts: Facts, place: cst.Call) -> bool:
+    """Whether a place stands outside training, or behind ``amp.unscale`` of the loss before it."""
+    scope, order = facts.source.scope(place), facts.source.order
+    trains = facts.in_scope(facts.calls("step", "scale_loss"), scope)
+    if not trains:
+        return True
+    done = [order[c] for c in facts.in_scope(facts.calls("unscale", "clip_grad_norm", "clip_grad_value"), scope)]
+    scaled = [order[c] for c in facts.in_scope(facts.calls("scale_loss"), scope) if order[c] < order[place]]
+    before = [one for one in done if one < order[place]]
+    return bool(before) and (not scaled or max(before) > max(scaled))
+
+
+def _near(facts: Facts, scope: cst.CSTNode, around: list[cst.CSTNode], depth: int = 4) -> bool:
+    """Whether a function, one it calls, or one that calls it, enters a region."""
+    if any(one is scope for one in around):
+        return True
+    if not depth:
+        return False
+    called = [f for n in walk(scope) if isinstance(n, cst.Call) for f in facts.aliases.functions(n)]
+    if any(one is f for one in around for f in called):
+        return True
+    callers = [facts.source.scope(call) for call in facts.aliases.calls(scope)] if isinstance(scope, cst.FunctionDef) else []
+    return any(_near(facts, caller, around, depth - 1) for caller in callers)

@@ -1,0 +1,300 @@
+"""Which expressions of a file stand for the same object: assignments, arguments, attributes, wrappers and returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import libcst as cst
+
+from ..nodes import dotted, walk
+from ..source import Source
+
+Key = tuple[Any, str]
+WRAPPERS = (
+    "DDP", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDP", "ApexDDP", "NativeDDP",
+    "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
+)  # fmt: skip
+_CONSTANTS = ("None", "True", "False")
+_EVERYWHERE = ("step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log")
+_MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
+
+
+class Aliases:
+    """Groups of expressions that stand for one object.
+
+    Args:
+        source: the file.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._root: dict[Key, Key] = {}
+        self._scopes: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._bound: dict[cst.CSTNode, set[str]] = {}
+        self._attributes: dict[str, list[Key]] = {}
+        self._functions: dict[str, list[cst.FunctionDef]] = {}
+        self._find_scopes()
+        self._join()
+
+    def key(self, node: cst.CSTNode) -> Key | None:
+        """Return what names the object of an expression: where its name is bound, and its text."""
+        text = dotted(node)
+        if not text or text in _CONSTANTS:
+            return None
+        root = text.partition(".")[0]
+        scope = self._binding(node, root)
+        if root == "self" and "." in text and isinstance(scope, cst.FunctionDef):
+            return self.class_of(scope) or scope, text
+        return scope, text
+
+    def group(self, key: Key | None) -> Key | None:
+        """Return the one key that stands for a key's group."""
+        if key is None:
+            return None
+        while key in self._root and self._root[key] != key:
+            key = self._root[key]
+        return key
+
+    def of(self, node: cst.CSTNode) -> Key | None:
+        """Return the group of an expression."""
+        return self.group(self.key(node))
+
+    def uses(self, groups: set[Key | None]) -> Iterator[cst.BaseExpression]:
+        """Yield the expressions that stand for an object of these groups, in order."""
+        wanted = groups - {None}
+        for node in self._source.nodes:
+            if isinstance(node, cst.Name):
+                parent = self._source.parents[node]
+                named = isinstance(parent, cst.Param) and parent.name is node
+                if not named and self._source.is_reference(node) and self.of(node) in wanted:
+                    yield node
+            elif isinstance(node, cst.Attribute) and self.of(node) in wanted:
+                yield node
+
+    @functools.cached_property
+    def keys(self) -> list[Key]:
+        """Every key of the file, in order; the shorter of two names first."""
+        found: dict[Key, None] = {}
+        for node in self._source.nodes:
+            if isinstance(node, cst.Param):
+                found[(self.scope(node), node.name.value)] = None
+            elif isinstance(node, cst.Attribute) or (isinstance(node, cst.Name) and self._source.is_reference(node)):
+                key = self.key(node)
+                if key is not None:
+                    found[key] = None
+        return sorted(found, key=lambda key: key[1].count("."))
+
+    def functions(self, call: cst.Call) -> list[cst.FunctionDef]:
+        """Return the functions of this file that a call may reach; of a class, its ``__init__``."""
+        name = dotted(call.func)
+        if not name:
+            return []
+        root, _, last = name.rpartition(".")
+        found = self._functions.get(last, [])
+        if not root:
+            return [f for f in found if self.class_of(f) is None or f.name.value == "__init__"]
+        owner = self._owner(call)
+        if root == "self" and owner is not None:
+            return [f for f in found if self.class_of(f) is owner] or [f for f in found if self.class_of(f) is not None]
+        if root in self._source.imports or last in _EVERYWHERE:
+            return []
+        return [f for f in found if self.class_of(f) is not None]
+
+    def _owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Return the class whose code a node is in."""
+        return next((above for above in self._source.above(node) if isinstance(above, cst.ClassDef)), None)
+
+    def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
+        """Yield each argument that a function of this file takes, with the function and its parameter's name."""
+        for function in self.functions(call):
+            names = self.positional(function)
+            position = 0
+            for arg in call.args:
+                if arg.keyword is not None:
+                    yield arg, function, arg.keyword.value
+                elif arg.star:
+                    position = len(names)
+                else:
+                    if position < len(names):
+                        yield arg, function, names[position]
+                    position += 1
+
+    def positional(self, function: cst.FunctionDef) -> list[str]:
+        """Return the names that a function's arguments fill by position, without ``self``."""
+        names = [p.name.value for p in (*function.params.posonly_params, *function.params.params)]
+        return names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
+
+    def calls(self, function: cst.FunctionDef) -> list[cst.Call]:
+        """Return the calls of this file that may reach a function."""
+        return [n for n in self._source.nodes if isinstance(n, cst.Call) and function in self.functions(n)]
+
+    def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
+        """Return the class that a method is one of."""
+        for above in self._source.above(node):
+            if isinstance(above, cst.ClassDef):
+                return above
+            if isinstance(above, cst.FunctionDef):
+                return None
+        return None
+
+    # -- who is bound where --------------------------------------------------------------------------------------
+
+    def scope(self, node: cst.CSTNode) -> cst.CSTNode:
+        """Return the function around a node, or the module."""
+        return self._scopes.get(node, self._source.module)
+
+    def binds(self, scope: cst.CSTNode, name: str) -> bool:
+        """Whether a function, or the module, gives a name its value."""
+        return name in self._bound.get(scope, ())
+
+    def _binding(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
+        scope = self.scope(node)
+        while scope is not self._source.module:
+            if name in self._bound.get(scope, ()):
+                return scope
+            scope = self.scope(scope)
+        return scope
+
+    def _find_scopes(self) -> None:
+        module = self._source.module
+        declared: dict[cst.CSTNode, set[str]] = {}
+        for node in self._source.nodes:
+            parent = self._source.parents.get(node)
+            if parent is not None:
+                inside = isinstance(parent, cst.FunctionDef) and node is not parent.name
+                self._scopes[node] = parent if inside else self._scopes.get(parent, module)
+            scope = self.scope(node)
+            if isinstance(node, cst.FunctionDef):
+                self._functions.setdefault(node.name.value, []).append(node)
+                owner = self.class_of(node)
+                if owner is not None and node.name.value == "__init__":
+                    self._functions.setdefault(owner.name.value, []).append(node)
+            if isinstance(node, cst.Param):
+                self._bound.setdefault(scope, set()).add(node.name.value)
+            elif isinstance(node, cst.Global | cst.Nonlocal):
+                declared.setdefault(scope, set()).update(item.name.value for item in node.names)
+            else:
+                self._bound.setdefault(scope, set()).update(_bindings(node))
+        for scope, names in declared.items():
+            self._bound[scope] -= names
+
+    # -- who is the same -----------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        for node in self._source.nodes:
+            if isinstance(node, cst.Assign):
+                for target in node.targets:
+                    self._assign(target.target, node.value)
+            elif isinstance(node, cst.AnnAssign) and node.value is not None:
+                self._assign(node.target, node.value)
+            elif isinstance(node, cst.Call):
+                for arg, function, name in self.arguments(node):
+                    for value in peeled(arg.value):
+                        self._same(self.key(value), (function, name))
+            elif isinstance(node, cst.Attribute):
+                self._attribute(node)
+
+    def _assign(self, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
+        if isinstance(target, cst.Tuple | cst.List):
+            self._given_back(target, value)
+            for place, one in enumerate(target.elements):
+                for given in _elements(value, len(target.elements), place):
+                    self._assign(one.value, given)
+                if isinstance(value, cst.Call):
+                    self._returned(value, one.value, place, len(target.elements))
+            return
+        for one in peeled(value):
+            self._same(self.key(target), self.key(one))
+            if isinstance(one, cst.Call):
+                self._returned(one, target, None, 0)
+
+    def _given_back(self, target: cst.Tuple | cst.List, value: cst.BaseExpression) -> None:
+        """``[a, b], c = amp.initialize([d, e], f)``: lists in lists."""
+        parts = _parts(value)
+        if len(parts) == len(target.elements):
+            for one, given in zip(target.elements, parts, strict=True):
+                if isinstance(one.value, cst.Tuple | cst.List):
+                    self._assign(one.value, given)
+
+    def _returned(self, call: cst.Call, target: cst.BaseExpression, place: int | None, many: int) -> None:
+        for function in self.functions(call):
+            if function.name.value == "__init__":
+                continue
+            for node in walk(function.body):
+                if isinstance(node, cst.Return) and node.value is not None and self.scope(node) is function:
+                    values = peeled(node.value) if place is None else _elements(node.value, many, place)
+                    for value in values:
+                        self._same(self.key(target), self.key(value))
+
+    def _attribute(self, node: cst.Attribute) -> None:
+        """``trainer.optimizer`` is ``self.optimizer`` of the one class that has it."""
+        text = dotted(node)
+        root, _, name = text.rpartition(".")
+        if not root or "." in root:
+            return
+        key = self.key(node)
+        known = self._attributes.setdefault(name, [])
+        if root == "self" and key is not None and key not in known and isinstance(key[0], cst.ClassDef):
+            known.append(key)
+        elif root != "self" and len(known) == 1 and root in self._bound.get(self._binding(node, root), ()):
+            self._same(key, known[0])
+
+    def _same(self, one: Key | None, other: Key | None) -> None:
+        first, second = self.group(one), self.group(other)
+        if first is not None and second is not None and first != second:
+            self._root[first] = second
+
+
+def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the expressions that a value is, without wrappers, moves to a device, and choices between them."""
+    if isinstance(value, cst.IfExp):
+        return [*peeled(value.body), *peeled(value.orelse)]
+    if isinstance(value, cst.Attribute) and value.attr.value == "module":
+        return peeled(value.value)
+    if isinstance(value, cst.Call):
+        if isinstance(value.func, cst.Attribute) and value.func.attr.value in _MOVES:
+            return peeled(value.func.value)
+        last = dotted(value.func).rpartition(".")[2]
+        if last in WRAPPERS and value.args:
+            return peeled(value.args[0].value)
+    return [value]
+
+
+def _elements(value: cst.BaseExpression, many: int, place: int) -> Sequence[cst.BaseExpression]:
+    parts = _parts(value)
+    return peeled(parts[place]) if len(parts) == many else ()
+
+
+def _parts(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return a tuple's elements, or the objects that ``initialize`` and ``prepare`` give back."""
+    if isinstance(value, cst.Tuple | cst.List):
+        return [element.value for element in value.elements]
+    if isinstance(value, cst.Call) and dotted(value.func).rpartition(".")[2] in ("initialize", "prepare"):
+        named = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
+        given = [arg.value for arg in value.args if arg.keyword is None]
+        given += [named[key] for key in ("models", "optimizers")[len(given) :] if key in named]
+        return given
+    return []
+
+
+def _bindings(node: cst.CSTNode) -> Iterator[str]:
+    """Yield the plain names that a node itself binds."""
+    goals: list[cst.CSTNode] = []
+    if isinstance(node, cst.AssignTarget | cst.AugAssign | cst.AnnAssign | cst.NamedExpr | cst.For):
+        goals = [node.target]
+    elif isinstance(node, cst.AsName):
+        goals = [node.name]
+    elif isinstance(node, cst.ImportAlias):
+        yield node.evaluated_alias or node.evaluated_name.partition(".")[0]
+    elif isinstance(node, cst.FunctionDef | cst.ClassDef):
+        yield node.name.value
+    while goals:
+        goal = goals.pop()
+        if isinstance(goal, cst.Name):
+            yield goal.value
+        elif isinstance(goal, cst.Tuple | cst.List):
+            goals += [element.value for element in goal.elements]
+        elif isinstance(goal, cst.StarredElement):
+            goals.append(goal.value)

@@ -1,0 +1,257 @@
+"""Gradients between a backward pass and a step: clipping becomes the session's, other looks get true gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from ..nodes import argument, dotted, walk
+from ..source import Statement
+from .regions import enclosing
+
+if TYPE_CHECKING:
+    from .loops import Loops
+
+CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
+CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
+_MOVED = "gradients are clipped once, before the step, and no longer after each micro-batch"
+_EMPTIES = ("zero_", "detach_", "requires_grad_")
+
+
+class Clips:
+    """The clipping of a file's training loops.
+
+    Args:
+        loops: the loops.
+    """
+
+    def __init__(self, loops: Loops) -> None:
+        self._loops, self._work, self._source = loops, loops.work, loops.work.source
+        self._aliases = loops.aliases
+        self._unscaled: set[Statement] = set()
+        self._moved: set[tuple[Statement, str]] = set()
+
+    def rewrite(self) -> None:
+        """Rewrite all clipping that nothing else has, and give other looks at gradients true ones."""
+        for call in [n for n in self._source.nodes if isinstance(n, cst.Call)]:
+            if self._work.edits.covers(self._source, call):
+                continue
+            with self._work.blocking():
+                if dotted(call.func).rpartition(".")[2] in CLIPS and call.args:
+                    self._clip(call)
+                elif _edits_gradients(call):
+                    self._look(call)
+        for node in self._source.nodes:
+            if isinstance(node, cst.Attribute) and node.attr.value == "grad" and not self._is_harmless(node):
+                with self._work.blocking():
+                    self._look(node)
+
+    # -- one clipping --------------------------------------------------------------------------------------------
+
+    def _clip(self, call: cst.Call) -> None:
+        masters = self._masters(call)
+        optimizers = [masters] if masters else self._stepped_after(call)
+        if not optimizers or self._unscaled_before(call):
+            return
+        limit = self._whole(call, optimizers, masters is not None or self._beside_masters(call))
+        amp = self._loops.session_at(call)
+        if limit is None:
+            if masters is not None:
+                group = f'for group in {masters}.param_groups for param in group["params"]'
+                self._work.edits.expression(call.args[0].value, f"[param {group}]")
+            self._unscale(call, optimizers)
+            return
+        name = CLIPS[dotted(call.func).rpartition(".")[2]][0]
+        code = f"{amp}.{name}({optimizers[0]}, {limit})"
+        step = self._gated_step(call, optimizers[0])
+        if step is None:
+            self._work.edits.expression(call, code)
+            return
+        if not self._source.is_alone(call):
+            raise self._work.stop(call, f"{self._source.code(call)} after each micro-batch",
+                                  f"clip once, before the step: `{code}`")  # fmt: skip
+        self._work.note(call, _MOVED, f"`{code}` stands before the step; look whether that is wanted")
+        self._work.edits.statement(self._source.statement(call))
+        if (step, code) not in self._moved:
+            self._moved.add((step, code))
+            self._work.edits.before(step, code)
+
+    def _masters(self, call: cst.Call) -> str | None:
+        """Return the optimizer of Apex's ``amp.master_params(optimizer)`` that is clipped."""
+        over = argument(call, "parameters", 0)
+        if not isinstance(over, cst.Call) or dotted(over.func).rpartition(".")[2] != "master_params" or not over.args:
+            return None
+        return self._source.code(over.args[0].value)
+
+    def _beside_masters(self, call: cst.Call) -> bool:
+        """Whether the other branch of the ``if`` around clips all that the optimizer trains."""
+        around = next((one for one in self._source.above(call) if isinstance(one, cst.If)), None)
+        return around is not None and any(
+            isinstance(one, cst.Call) and dotted(one.func).rpartition(".")[2] in CLIPS and self._masters(one) is not None
+            for one in walk(around)
+        )
+
+    def _whole(self, call: cst.Call, optimizers: list[str], sure: bool) -> str | None:
+        """Return the code of the limit where the call clips, by the 2-norm, all that one optimizer trains."""
+        key = CLIPS[dotted(call.func).rpartition(".")[2]][1]
+        limit, over = argument(call, key, 1), argument(call, "parameters", 0)
+        if limit is None or over is None or len(call.args) != 2 or len(optimizers) != 1:
+            return None
+        model = parameters_of(over)
+        if not sure and (model is None or not self.trains_all(optimizers[0], model)):
+            return None
+        return self._source.code(limit)
+
+    def trains_all(self, optimizer: str, model: cst.BaseExpression) -> bool:
+        """Whether an optimizer is made of all of a model's parameters."""
+        made = [
+            assign.value
+            for node in self._source.nodes
+            if isinstance(node, cst.Assign)
+            for assign in (node,)
+            if any(self._loops.optimizers.get(self._aliases.of(t.target)) == optimizer for t in node.targets)
+            and isinstance(node.value, cst.Call)
+            and "prepare" not in dotted(node.value.func)
+            and not dotted(node.value.func).endswith("initialize")
+        ]
+        return bool(made) and all(self._made_of(value, model) for value in made)
+
+    def _made_of(self, value: cst.BaseExpression, model: cst.BaseExpression) -> bool:
+        assert isinstance(value, cst.Call)
+        if not value.args:
+            return False
+        first = argument(value, "params", 0) or value.args[0].value
+        if isinstance(first, cst.Name):
+            assigns = self._source.assigns(first.value)
+            first = assigns[0].value if len(assigns) == 1 else first
+        over = parameters_of(first)
+        return over is not None and self._aliases.of(over) == self._aliases.of(model) is not None
+
+    def _gated_step(self, call: cst.Call, optimizer: str) -> Statement | None:
+        """Return the step's statement where it is taken after several micro-batches and the clipping after each."""
+        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
+        for step in (*self._loops.steps, *self._loops.plain_steps):
+            statement = self._source.statement(step)
+            if self._source.scope(statement) is not self._source.scope(call):
+                continue
+            block = self._source.block(statement)
+            gate = enclosing(self._source, statement)
+            if isinstance(gate, cst.If) and self._source.in_block(call, block) is None and block not in places:
+                outer = self._source.in_block(call, self._source.block(gate))
+                if outer is not None and self._counts(gate.test) and not self._same_gate(outer, gate):
+                    return statement
+        return None
+
+    def _counts(self, test: cst.BaseExpression) -> bool:
+        """Whether a condition counts micro-batches."""
+        return any(isinstance(one, cst.Modulo) for one in walk(test))
+
+    def _same_gate(self, outer: Statement, gate: cst.If) -> bool:
+        return isinstance(outer, cst.If) and self._source.code(outer.test) == self._source.code(gate.test)
+
+    # -- other looks ---------------------------------------------------------------------------------------------
+
+    def _look(self, node: cst.CSTNode) -> None:
+        """Code that reads or edits gradients sees true ones after ``amp.unscale``."""
+        optimizers = self._stepped_after(node)
+        if optimizers and not self._unscaled_before(node):
+            self._unscale(node, optimizers)
+
+    def _unscale(self, node: cst.CSTNode, optimizers: list[str]) -> None:
+        statement = self._source.statement(node)
+        for above in (statement, *self._source.above(statement)):
+            if isinstance(above, cst.For | cst.While) and not self._holds_step(above):
+                statement = above
+        gated = self._gated_step(statement, optimizers[0])
+        if gated is not None:
+            raise self._work.stop(
+                node, "gradients are read or edited after each micro-batch, before the step",
+                "do it once, before the step, behind `amp.unscale(optimizer)`",
+            )  # fmt: skip
+        if statement in self._unscaled:
+            return
+        self._unscaled.add(statement)
+        amp = self._loops.session_at(node)
+        for optimizer in optimizers:
+            self._work.edits.before(statement, f"{amp}.unscale({optimizer})")
+
+    def _holds_step(self, node: cst.CSTNode) -> bool:
+        steps = (*self._loops.steps, *self._loops.plain_steps)
+        sites = (*self._loops.sites, *self._loops.plain)
+        return any(self._source.inside(step, node) for step in steps) or any(
+            self._source.inside(site.call, node) for site in sites
+        )
+
+    def _stepped_after(self, node: cst.CSTNode) -> list[str]:
+        """Return the optimizers that step behind a place between a backward pass and a step; none elsewhere."""
+        source, scope = self._source, self._source.scope(node)
+        order = source.order[node]
+        sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is scope]
+        before = [s for s in sites if source.order[s.call] < order]
+        steps = [s for s in (*self._loops.steps, *self._loops.plain_steps) if source.scope(s) is scope]
+        later = [s for s in steps if source.order[s] > order]
+        if not later or not (before or not sites):
+            return []
+        last = max((source.order[s.call] for s in before), default=-1)
+        if any(last < source.order[s] < order and self._straight(s, node) for s in steps):
+            return []
+        found = [self._loops.code_of_step(step) for step in later]
+        if before:
+            wanted = [code for site in before[-1:] for code in site.optimizers]
+            found = [code for code in found if code in wanted] or wanted
+        return list(dict.fromkeys(found))
+
+    def _straight(self, step: cst.Call, node: cst.CSTNode) -> bool:
+        """Whether a step is always taken before ``node`` is reached."""
+        return self._source.in_block(node, self._source.block(self._source.statement(step))) is not None
+
+    def _unscaled_before(self, node: cst.CSTNode) -> bool:
+        """Whether the old code itself unscales between the last backward pass and a place."""
+        source, scope = self._source, self._source.scope(node)
+        order = source.order[node]
+        sites = (*self._loops.sites, *self._loops.plain)
+        last = max((source.order[s.call] for s in sites if source.order[s.call] < order), default=-1)
+        return any(source.scope(c) is scope and last < source.order[c] < order for c in source.methods("unscale_"))
+
+    def _is_harmless(self, node: cst.Attribute) -> bool:
+        """Whether gradients are only emptied, or no tensor's are meant."""
+        around = self._source.parents.get(node)
+        if isinstance(around, cst.AssignTarget):
+            assign = self._source.parents[around]
+            return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
+        if isinstance(around, cst.Attribute) and around.attr.value in _EMPTIES:
+            return True
+        if dotted(node) == "torch.autograd.grad" or dotted(node).endswith("autograd.grad"):
+            return True
+        statement = self._source.statement(node)
+        return isinstance(statement, cst.If) and not _reads(statement.body)
+
+
+def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model of ``model.parameters()``, also in ``filter(lambda p: p.requires_grad, ...)`` and lists."""
+    if isinstance(node, cst.ListComp) and isinstance(node.elt, cst.Name):
+        over = node.for_in
+        wanted = [cst.Module([]).code_for_node(one.test) for one in over.ifs]
+        all_trained = all(test == f"{node.elt.value}.requires_grad" for test in wanted)
+        return parameters_of(over.iter) if all_trained and dotted(over.target) == node.elt.value else None
+    if not isinstance(node, cst.Call):
+        return None
+    if isinstance(node.func, cst.Attribute) and node.func.attr.value == "parameters" and not node.args:
+        return node.func.value
+    name = dotted(node.func)
+    if name == "filter" and len(node.args) == 2 and "requires_grad" in cst.Module([]).code_for_node(node.args[0].value):
+        return parameters_of(node.args[1].value)
+    return parameters_of(node.args[0].value) if name in ("list", "tuple") and len(node.args) == 1 else None
+
+
+def _edits_gradients(call: cst.Call) -> bool:
+    """Whether a function's name says that it clips or reads gradients."""
+    last = dotted(call.func).rpartition(".")[2].lower()
+    return last not in CLIPS and ("clip_grad" in last or "grad_norm" in last or "clip_gradient" in last)
+
+
+def _reads(node: cst.CSTNode) -> bool:
+    return any(isinstance(one, cst.Attribute) and one.attr.value == "grad" for one in walk(node)) and not all(
+        name in _EMPTIES for one in walk(node) if isinstance(one, cst.Call) for name in (dotted(one.func).rpartition(".")[2],)
+    )

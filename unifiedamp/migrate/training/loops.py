@@ -1,0 +1,257 @@
+"""The steps of a torch training loop: backward passes, optimizer steps and clipping become the session's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from ..nodes import dotted, keywords
+from ..source import Statement
+from ..work import Work
+from .aliases import Aliases, Key
+from .clips import Clips
+from .regions import Regions, enclosing
+
+SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
+
+
+@dataclass
+class Site:
+    """A backward pass.
+
+    Attributes:
+        call: the call that it is known by.
+        loss: the loss.
+        place: the statement that the loss is scaled in.
+        optimizers: the code of those that it trains.
+        handle: what the scaled loss is called.
+    """
+
+    call: cst.Call
+    loss: cst.BaseExpression
+    place: Statement
+    optimizers: list[str] = field(default_factory=list)
+    handle: str = "scaled_loss"
+
+
+@dataclass
+class Loops:
+    """A file's training loops, while they are rewritten.
+
+    Attributes:
+        work: takes the changes.
+        aliases: who is who.
+        models: the groups of the models.
+        optimizers: group → the code that ``prepare`` has for the optimizer.
+        session: node → what the session is called there; None where it cannot be seen.
+        sites: the backward passes that the old API scales.
+        steps: the steps that go through the old API.
+        plain: the backward passes that pass it by.
+        plain_steps: the steps that pass it by.
+        regions: the ``with`` statements that hold autocast regions of the old code.
+    """
+
+    work: Work
+    aliases: Aliases
+    models: set[Key | None]
+    optimizers: dict[Key | None, str]
+    session: Callable[[cst.CSTNode], str | None]
+    sites: list[Site] = field(default_factory=list)
+    steps: list[cst.Call] = field(default_factory=list)
+    plain: list[Site] = field(default_factory=list)
+    plain_steps: list[cst.Call] = field(default_factory=list)
+    regions: set[cst.CSTNode] = field(default_factory=set)
+
+    def find_plain(self) -> None:
+        """Find the backward passes and steps that pass the old API by: the branches without AMP."""
+        known = {site.call for site in self.sites}
+        old_steps = set(self.steps)
+        for call in self.work.source.methods("step"):
+            if call not in old_steps and self.is_optimizer(_receiver(call)):
+                self.plain_steps.append(call)
+        for call in self.work.source.methods("backward"):
+            if call not in known and self._is_plain(call):
+                self.plain.append(Site(call, _receiver(call), self.work.source.statement(call)))
+
+    def is_optimizer(self, node: cst.CSTNode) -> bool:
+        """Whether an expression is a prepared optimizer."""
+        return self.aliases.of(node) in self.optimizers
+
+    def rewrite(self, region: Callable[[Site], str | None]) -> None:
+        """Rewrite what passes the old API by, clipping, and the forward passes.
+
+        Args:
+            region: the header that a backward pass's forward pass goes under; None where it has one.
+        """
+        for site in self.plain:
+            with self.work.blocking():
+                self._scale(site)
+        self.plain = [site for site in self.plain if site.optimizers]
+        for call in self.plain_steps:
+            with self.work.blocking():
+                self._step(call)
+        Clips(self).rewrite()
+        self._regions(region)
+
+    def code_of_step(self, call: cst.Call) -> str:
+        """Return the code of the optimizer that a step is of."""
+        return self.work.source.code(stepped(call))
+
+    def session_at(self, node: cst.CSTNode) -> str:
+        """Return what the session is called at ``node``.
+
+        Raises:
+            CannotMigrate: it cannot be seen there.
+        """
+        amp = self.session(node)
+        if amp is None:
+            what = f"{self.work.source.code(node)}, where the session cannot be seen"
+            raise self.work.stop(node, what, "hand the session to this code, and write it by hand")
+        return amp
+
+    def trained_by(self, site: Site) -> list[str]:
+        """Return the optimizers that a backward pass trains: of the branch with AMP, or those that step next."""
+        beside = self._beside(site)
+        if beside is not None:
+            return beside.optimizers
+        stepped = self._next_steps(site.place)
+        only = set(self.optimizers.values())
+        if stepped or len(only) > 1 or self._other_steps(site.place):
+            return stepped
+        return list(only)
+
+    # -- what passes the old API by ------------------------------------------------------------------------------
+
+    def _is_plain(self, call: cst.Call) -> bool:
+        """Whether this is ``loss.backward()`` of a tensor, and no handle's or method's of that name."""
+        source = self.work.source
+        receiver = _receiver(call)
+        if dotted(receiver) == "self" or self.is_optimizer(receiver) or self.aliases.of(receiver) in self.models:
+            return False
+        if any(source.inside(call, site.place) and call is not site.call for site in self.sites):
+            return False
+        if source.meaning(call.func) == "torch.autograd.backward":
+            return True
+        if any(arg.keyword is None for arg in call.args):
+            return False
+        if "loss" in dotted(receiver).lower():
+            return True
+        return not any(self.aliases.class_of(f) for f in self.aliases.functions(call) if not _static(f))
+
+    def _scale(self, site: Site) -> None:
+        source, call = self.work.source, site.call
+        site.optimizers = self.trained_by(site)
+        if not site.optimizers:
+            if self._other_steps(site.place):
+                return  # trains an optimizer that never was under AMP
+            raise self.work.stop(call, f"{source.code(call)}: which optimizers it trains cannot be told", SCALED)
+        amp = self.session_at(call)
+        if not source.is_alone(call) or keywords(call) - {"retain_graph"} or dotted(call.func) == "torch.autograd.backward":
+            raise self.work.stop(call, source.code(call), SCALED)
+        beside = self._beside(site)
+        handle = site.handle if beside is None else beside.handle
+        kept = ", ".join(source.code(arg).rstrip(", ") for arg in call.args)
+        header = f"with {amp}.scale_loss({source.code(site.loss)}, {listed(site.optimizers)}) as {handle}:"
+        self.work.edits.statement(site.place, f"{header}\n    {handle}.backward({kept})")
+
+    def _step(self, call: cst.Call) -> None:
+        source = self.work.source
+        if call.args or not source.is_alone(call):
+            raise self.work.stop(call, source.code(call), "`amp.step(optimizer)`, which takes no closure")
+        optimizer = source.code(_receiver(call))
+        self.work.edits.statement(source.statement(call), f"{self.session_at(call)}.step({optimizer})")
+
+    def _beside(self, plain: Site) -> Site | None:
+        """Return the scaled loss in the other branch of an ``if`` around a backward pass that is not scaled."""
+        source = self.work.source
+        for above in source.above(plain.place):
+            if isinstance(above, cst.FunctionDef):
+                return None
+            if isinstance(above, cst.If):
+                inside = [s for s in self.sites if s is not plain and s.optimizers and source.inside(s.place, above)]
+                if len({tuple(site.optimizers) for site in inside}) == 1:
+                    return inside[0]
+        return None
+
+    def _next_steps(self, place: Statement) -> list[str]:
+        """Return the prepared optimizers whose steps come next, until another loss goes backward."""
+        return [
+            self.work.source.code(receiver)
+            for receiver in self._following(place)
+            if self.is_optimizer(receiver)
+        ]
+
+    def _other_steps(self, place: Statement) -> bool:
+        """Whether what steps next are optimizers that were never prepared."""
+        receivers = self._following(place)
+        return bool(receivers) and not any(self.is_optimizer(receiver) for receiver in receivers)
+
+    def _following(self, place: Statement) -> list[cst.BaseExpression]:
+        """Return what steps behind ``place``, each once, until another loss goes backward."""
+        source = self.work.source
+        backward = [site.call for site in (*self.sites, *self.plain)]
+        position: Statement | None = place
+        while position is not None:
+            found: list[cst.BaseExpression] = []
+            for later in source.after(position):
+                if found and any(source.inside(call, later) for call in backward):
+                    break
+                found += [stepped(call) for call in self._all_steps() if source.inside(call, later)]
+            if found:
+                seen = {source.code(one): one for one in reversed(found)}
+                return list(reversed(seen.values()))
+            position = enclosing(source, position)
+        return []
+
+    def _all_steps(self) -> list[cst.Call]:
+        return [
+            call
+            for call in self.work.source.methods("step")
+            if call in self.steps or _optimizer_like(dotted(_receiver(call))) or self.is_optimizer(_receiver(call))
+        ]
+
+    # -- forward passes ------------------------------------------------------------------------------------------
+
+    def _regions(self, region: Callable[[Site], str | None]) -> None:
+        source = self.work.source
+        ends = [site.place for site in (*self.sites, *self.plain)]
+        ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
+        regions = Regions(self.work, self.aliases, self.models, ends, self.regions)
+        for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
+            header = region(site)
+            if header is None:
+                continue
+            if regions.computes(site.loss):
+                what = f"the loss {source.code(site.loss)} is not assigned before it is scaled"
+                self.work.block(site.call, what, f"compute it in `{header}`, in a line before")
+            elif not regions.cover(site.loss, site.place, header):
+                what = f"no call of the model was found that computes the loss {source.code(site.loss)}"
+                self.work.block(site.call, what, f"compute the loss in `{header}`, beside the model's call")
+        regions.emit()
+
+
+def listed(optimizers: Sequence[str]) -> str:
+    """Return the code of one optimizer, or of a list."""
+    return optimizers[0] if len(optimizers) == 1 else f"[{', '.join(optimizers)}]"
+
+
+def _receiver(call: cst.Call) -> cst.BaseExpression:
+    assert isinstance(call.func, cst.Attribute)
+    return call.func.value
+
+
+def stepped(call: cst.Call) -> cst.BaseExpression:
+    """Return the optimizer of ``optimizer.step()`` or ``scaler.step(optimizer)``."""
+    return call.args[0].value if call.args and "optim" not in dotted(_receiver(call)) else _receiver(call)
+
+
+def _optimizer_like(name: str) -> bool:
+    last = name.rpartition(".")[2].lower()
+    return last.startswith(("opt", "optim")) or "optim" in last
+
+
+def _static(function: cst.FunctionDef) -> bool:
+    return any(dotted(one.decorator).endswith("staticmethod") for one in function.decorators)
+

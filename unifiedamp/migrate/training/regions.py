@@ -1,0 +1,218 @@
+"""Where a loss is computed: the statements, from the model's call to the loss, that go under ``amp.autocast()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import libcst as cst
+
+from ..nodes import dotted, targets, walk
+from ..source import Block, Source, Statement
+from ..work import Work
+from .aliases import WRAPPERS, Aliases, Key
+
+_NO_FORWARD = (
+    "train", "eval", "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "no_sync", "to",
+    "cuda", "cpu", "half", "float", "children", "modules", "named_modules", "apply", "register_buffer", "share_memory",
+    "require_grad", "requires_grad_", "backward", "step", "append", "update", "item", "save", "save_pretrained",
+)  # fmt: skip
+_NO_FORWARD_OF = ("len", "print", "isinstance", "id", "type", "hasattr", "getattr", "next", "iter", "list", "str")
+_DEPTH = 4
+
+
+class Range(NamedTuple):
+    """Statements of one block, by place, under one header."""
+
+    first: int
+    last: int
+    header: str
+
+
+class Regions:
+    """Collects regions of a file, and puts them in its edits.
+
+    Args:
+        work: takes the changes.
+        aliases: who is who in the file.
+        models: the groups of the models.
+        ends: statements at which one step ends and the next begins; no region holds one.
+        there: ``with`` statements that are regions already.
+    """
+
+    def __init__(self, work: Work, aliases: Aliases, models: set[Key | None], ends: Iterable[cst.CSTNode], there: Iterable[cst.CSTNode] = ()) -> None:
+        self._there = set(there)
+        self._work, self._source, self._aliases = work, work.source, aliases
+        self._models = models - {None}
+        self._ending = _around(work.source, ends)
+        self._ranges: dict[Block, list[Range]] = {}
+        self._computing: dict[cst.CSTNode, bool] = {}
+
+    def cover(self, loss: cst.CSTNode, place: Statement, header: str, depth: int = 0) -> bool:
+        """Put what computes ``loss`` before ``place`` in a region; return whether a model's call was found."""
+        needed = names_in(self._source, loss)
+        found, position = False, place
+        while not found:
+            block = self._source.block(position)
+            body = statements(block)
+            found = self._slice(block, body, body.index(position), needed, header)
+            above = enclosing(self._source, position)
+            if above is None:
+                break
+            position = above
+        scope = self._source.scope(place)
+        attributes = self._attributes(needed, scope, header) if depth < _DEPTH else False
+        if found or attributes or depth >= _DEPTH or not isinstance(scope, cst.FunctionDef):
+            return found or attributes
+        return self._callers(scope, needed, header, depth)
+
+    def emit(self) -> None:
+        """Put the regions in the file's edits; those that touch become one, and one inside another goes."""
+        whole = {s for block, found in self._ranges.items() for r in found for s in statements(block)[r.first : r.last + 1]}
+        for block, found in self._ranges.items():
+            if any(above in whole for above in self._source.above(block)):
+                continue
+            body = statements(block)
+            for first, last, header in self._joined(body, found):
+                self._work.edits.wrap(body[first], body[last], header)
+
+    def computes(self, node: cst.CSTNode) -> bool:
+        """Whether a model is called in a node, itself or in a function of this file, or handed to a function."""
+        if node not in self._computing:
+            self._computing[node] = False  # a function that calls itself
+            self._computing[node] = any(self._forwards(one) for one in walk(node) if isinstance(one, cst.Call))
+        return self._computing[node]
+
+    def _held(self, statement: Statement) -> bool:
+        """Whether each call of a model in a statement stands in a region of the old code."""
+        calls = [one for one in walk(statement) if isinstance(one, cst.Call) and self._forwards(one)]
+        return all(any(above in self._there for above in self._source.above(call)) for call in calls)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _forwards(self, call: cst.Call) -> bool:
+        func = call.func
+        last = dotted(func).rpartition(".")[2]
+        if last in WRAPPERS or last[:1].isupper() or last in ("initialize", "prepare"):
+            return False
+        if self._aliases.of(func) in self._models:
+            return True
+        if isinstance(func, cst.Subscript) and self._aliases.of(func.value) in self._models:
+            return True
+        if isinstance(func, cst.Attribute):
+            if func.attr.value in _NO_FORWARD:
+                return False
+            if any(self._aliases.of(part) in self._models for part in _prefixes(func.value)):
+                return True
+        if dotted(func) in _NO_FORWARD_OF or "clip_grad" in dotted(func) or "save" in dotted(func):
+            return False
+        if any(self._aliases.of(arg.value) in self._models for arg in call.args):
+            return True
+        return any(self.computes(function.body) for function in self._aliases.functions(call))
+
+    def _slice(self, block: Block, body: list[Statement], place: int, needed: set[str], header: str) -> bool:
+        """Find, backwards from ``place``, what computes ``needed``, which grows; return whether a model is called."""
+        found, flagged = False, []
+        for index in range(place - 1, -1, -1):
+            if body[index] in self._ending:
+                # An earlier step may have computed what this loss uses too, such as a GAN's generated batch.
+                found = self._keep(block, body, flagged, header) or found
+                flagged = []
+            elif targets(body[index]) & needed and not isinstance(body[index], cst.FunctionDef | cst.ClassDef):
+                flagged.append(index)
+                needed |= names_in(self._source, body[index])
+        return self._keep(block, body, flagged, header) or found
+
+    def _keep(self, block: Block, body: list[Statement], flagged: list[int], header: str) -> bool:
+        calling = [index for index in flagged if self.computes(body[index])]
+        if not calling:
+            return False
+        if all(self._held(body[index]) for index in calling):
+            return True
+        self._ranges.setdefault(block, []).append(Range(min(calling), max(flagged), header))
+        return True
+
+    def _attributes(self, needed: set[str], scope: cst.CSTNode, header: str) -> bool:
+        """Cover where other methods compute the attributes that the loss is computed from."""
+        found = False
+        for text in sorted(one for one in needed if one.startswith("self.")):
+            for assign in self._source.assigns(text):
+                other = self._source.scope(assign)
+                if self._aliases.of(assign.targets[0].target) in self._models:
+                    continue
+                init = isinstance(other, cst.FunctionDef) and other.name.value == "__init__"
+                if other is scope or init or not self.computes(assign.value):
+                    continue
+                statement = self._source.statement(assign)
+                block = self._source.block(statement)
+                body = statements(block)
+                if statement not in self._ending:
+                    found = self._keep(block, body, [body.index(statement)], header) or found
+        return found
+
+    def _callers(self, scope: cst.FunctionDef, needed: set[str], header: str, depth: int) -> bool:
+        """Cover the losses that callers hand to a function."""
+        given = [
+            self.cover(arg.value, self._source.statement(call), header, depth + 1)
+            or self.computes(arg.value) and self._own_line(call, arg, header)
+            for call in self._aliases.calls(scope)
+            for arg, function, name in self._aliases.arguments(call)
+            if function is scope and name in needed
+        ]
+        return bool(given) and all(given)
+
+    def _own_line(self, call: cst.Call, arg: cst.Arg, header: str) -> bool:
+        """A loss computed in the argument itself gets a line before the call."""
+        statement = self._source.statement(call)
+        if not isinstance(statement, cst.SimpleStatementLine):
+            return False
+        self._work.edits.before(statement, f"{header}\n    loss_to_scale = {self._source.code(arg.value)}")
+        self._work.edits.expression(arg.value, "loss_to_scale")
+        return True
+
+    def _joined(self, body: list[Statement], found: list[Range]) -> Iterator[Range]:
+        made: list[Range] = []
+        for one in sorted(set(found)):
+            if made and one.header == made[-1].header and self._touch(body, made[-1], one):
+                made[-1] = Range(made[-1].first, max(made[-1].last, one.last), one.header)
+            else:
+                made.append(one)
+        yield from made
+
+    def _touch(self, body: list[Statement], one: Range, other: Range) -> bool:
+        return other.first <= one.last + 1 and not any(s in self._ending for s in body[one.last + 1 : other.first])
+
+
+def statements(block: Block) -> list[Statement]:
+    """Return the statements of a block."""
+    return [s for s in block.body if isinstance(s, Statement)]
+
+
+def enclosing(source: Source, statement: cst.CSTNode) -> Statement | None:
+    """Return the statement of the next outer block that holds ``statement``; None at a function's or file's top."""
+    block = source.block(statement)
+    for one in source.above(block):
+        if isinstance(one, cst.FunctionDef | cst.ClassDef):
+            return None
+        if isinstance(one, Statement) and isinstance(source.parents.get(one), cst.IndentedBlock | cst.Module):
+            return one
+    return None
+
+
+def names_in(source: Source, node: cst.CSTNode) -> set[str]:
+    """Return the variables that a node uses, plain ones and attributes."""
+    used = {dotted(one) for one in walk(node) if isinstance(one, cst.Attribute)}
+    used |= {one.value for one in walk(node) if isinstance(one, cst.Name) and source.is_reference(one)}
+    return used - {"", "self"}
+
+
+def _prefixes(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield ``a.b.c``, ``a.b`` and ``a`` of the first."""
+    yield node
+    while isinstance(node, cst.Attribute):
+        node = node.value
+        yield node
+
+
+def _around(source: Source, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
+    return {one for node in nodes for one in (node, *source.above(node)) if isinstance(one, Statement)}
