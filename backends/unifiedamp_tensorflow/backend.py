@@ -21,7 +21,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import checkpointing, facts, late, modes, ops, prepare
+from . import arrays, checkpointing, facts, late, modes, ops, prepare
 from .autocast import Inference, Region
 from .bound import Bound
 from .checks import check_spec, not_in_trace, scalar_loss
@@ -264,7 +264,7 @@ class TensorFlowBackend(TensorFlowExtras):
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """See ``Backend.to_native``."""
         with tf.device(self.device.tf_name):
-            return ops.to_native(array, dtype)
+            return arrays.to_native(array, dtype)
 
     def to_numpy(self, tensor: Any) -> Any:
         """See ``Backend.to_numpy``."""

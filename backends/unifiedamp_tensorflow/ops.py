@@ -1,4 +1,4 @@
-"""The op vocabulary in TensorFlow's words, conversion of arrays, and custom operations."""
+"""The op vocabulary in TensorFlow's words, and custom operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from unifiedamp.backend import errors
@@ -79,22 +78,6 @@ def layer_op(layer: Any, overrides: Mapping[str, str]) -> str | None:
     """Return the choice for the operation that ``layer`` is, or None."""
     kinds = {base.__name__ for base in type(layer).__mro__}
     return next((choice for op, choice in overrides.items() if kinds & set(LAYER_OPS[op])), None)
-
-
-def to_native(array: Any, dtype: str | None) -> Any:
-    """Return a tensor; see ``Backend.to_native``."""
-    if not isinstance(array, (tf.Tensor, tf.Variable)):
-        array = _tensor(array)
-        if dtype is None and array.dtype.is_floating and array.dtype.size > 2:
-            dtype = "float32"
-    return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)
-
-
-def _tensor(array: Any) -> Any:
-    """Return a tensor of the array's dtype; DLPack without a copy, numpy with one at most."""
-    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    return tf.convert_to_tensor(array)
 
 
 def custom_function(target: Callable[..., Any], cast_inputs: str | None) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import Ahead, convert_batch
 
-from . import ops
+from . import arrays
 from .devices import Device
 
 
@@ -27,5 +27,5 @@ def ahead(batches: Iterable[Any], size: int, device: Device) -> Iterable[Any]:
 
 def _moved(value: Any, device: Device) -> Any:
     with tf.device(device.tf_name):
-        native = ops.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value, None)
+        native = arrays.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value, None)
         return native if device.is_cpu else tf.identity(native)

@@ -22,9 +22,19 @@ class Foreign:
         return self._array.__dlpack_device__()
 
 
+def aligned(values, offset):
+    """``values`` at ``offset`` bytes past a multiple of 64, which some frameworks want arrays to begin at."""
+    room = np.zeros(values.nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    array = room[start : start + values.nbytes].view(values.dtype)
+    array[:] = values
+    return array
+
+
 FORMS = {
     "array": np.asarray,
-    "DLPack": lambda values: Foreign(np.array(values)),
+    "DLPack": lambda values: Foreign(aligned(values, 0)),
+    "DLPack unaligned": lambda values: Foreign(aligned(values, 8)),
 }
 
 

@@ -1,0 +1,51 @@
+"""Arrays of numpy and of other frameworks as tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unifiedamp.backend import errors
+
+ALIGNMENT = 64
+"""Bytes. TensorFlow ends the process when a CPU tensor made from DLPack begins elsewhere (EIGEN_MAX_ALIGN_BYTES)."""
+
+_CPU = 1  # DLPack's kDLCPU
+_BYTE_OFFSET = 40  # of DLTensor::byte_offset; DLTensor::data comes first
+
+
+def to_native(array: Any, dtype: str | None) -> Any:
+    """Return a tensor; see ``Backend.to_native``."""
+    if not isinstance(array, (tf.Tensor, tf.Variable)):
+        array = _tensor(array)
+        if dtype is None and array.dtype.is_floating and array.dtype.size > 2:
+            dtype = "float32"
+    return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor of the array's dtype; DLPack without a copy where it is aligned, numpy with one at most."""
+    if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
+        return tf.convert_to_tensor(array)
+    capsule = array.__dlpack__()
+    if array.__dlpack_device__()[0] != _CPU or _address(capsule) % ALIGNMENT == 0:
+        return tf.experimental.dlpack.from_dlpack(capsule)
+    try:
+        return tf.convert_to_tensor(np.from_dlpack(array))
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise errors.WrongObjectError(
+            f"amp.to_native: this {type(array).__name__} does not begin at a multiple of {ALIGNMENT} bytes, as "
+            f"TensorFlow needs it, and numpy cannot read it ({error}); pass a copy of it"
+        ) from error
+
+
+def _address(capsule: Any) -> int:
+    """Return where the numbers of a DLPack capsule begin."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = pointer(capsule, b"dltensor")
+    start = ctypes.c_void_p.from_address(tensor).value or 0
+    return start + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value
