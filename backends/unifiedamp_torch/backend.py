@@ -46,7 +46,9 @@ class TorchBackend(TorchExtras):
     """One session on torch.
 
     ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region;
-    ``emulate`` (default false) runs the numerics of float8 on any device.
+    ``emulate`` (default false) runs the numerics of float8 on any device; ``scope_device`` (default true) makes
+    ``amp.scope()`` create tensors on the session's device, while false leaves them where torch creates them, and
+    ``amp.prepare`` moves the models.
     """
 
     name: ClassVar[str] = "torch"
@@ -89,7 +91,7 @@ class TorchBackend(TorchExtras):
 
     def scope(self) -> AbstractContextManager[None]:
         """See ``Backend``."""
-        return placement.creation_scope(self.device)
+        return placement.creation_scope(self.device, self.spec.options.get("scope_device", True))
 
     def is_model(self, obj: Any) -> bool:
         """See ``Backend``."""
@@ -105,6 +107,8 @@ class TorchBackend(TorchExtras):
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy, self.device.type) for model in new]
+        for model, chosen in zip(new, dtypes, strict=True):
+            layers.check_sharded(model, chosen, policy)
         again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]

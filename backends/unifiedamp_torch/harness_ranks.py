@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,25 @@ import torch.multiprocessing as mp
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
+SECONDS = 120
+"""How long the processes may take."""
+
 
 def run_on_ranks(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
     """Return each rank's parameter and skipped steps after a step with these gradients; see ``Harness.device_run``."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, (folder, list(gradients), loss_scale), len(gradients), start_method=_start_method())
+        args = (folder, list(gradients), loss_scale)
+        _join(mp.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
+
+
+def _join(ranks: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not ranks.join(timeout=1.0):
+        if time.monotonic() > deadline:
+            for process in ranks.processes:
+                process.kill()
+            raise TimeoutError(f"a step on {len(ranks.processes)} ranks did not end within {SECONDS} seconds")
 
 
 def _start_method() -> str:
@@ -33,6 +47,7 @@ def _rank(rank: int, folder: str, gradients: Sequence[float], loss_scale: LossSc
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
     try:
         torch.save(_step(gradients[rank], loss_scale), Path(folder, f"rank{rank}"))
+        dist.barrier()  # gloo's threads wait for ever for a peer that left first
     finally:
         dist.destroy_process_group()
 
