@@ -247,8 +247,10 @@ class TorchBackend(TorchExtras):
         masters.enter([optimizer])
         masters.carry(optimizer)
         self._native.check(optimizer, "step")
-        with masters.publishing(optimizer):
-            outcome = self._steps.step(optimizer, update)
+        masters.begin_update(optimizer)
+        outcome = self._steps.step(optimizer, update)
+        masters.republish()
+        self._mark.leave_regions()
         self._native.end(optimizer)
         if outcome is None:
             return self._no_gradients(optimizer)

@@ -6,7 +6,6 @@ backward pass, weights from the master to the parameter after each step. Nothing
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -148,17 +147,13 @@ class Masters:
         if more:
             torch._foreach_add_([total for total, _ in more], [grad.float() for _, grad in more])
 
-    @contextlib.contextmanager
-    def publishing(self, optimizer: Optimizer) -> Iterator[None]:
-        """Copy the masters that have gradients to the model's parameters after the step that is made inside; also
-        right after a skipped step, where it changes nothing.
-        """
-        self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
-        yield
-        self.republish()
+    def begin_update(self, optimizer: Optimizer) -> None:
+        """Note that the masters that have gradients are about to change."""
+        if self._pairs:
+            self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
 
     def republish(self) -> None:
-        """Copy masters to the model's parameters, where a step may have changed them since that was done."""
+        """Copy the masters that were about to change to the model's parameters; also right after a skipped step."""
         if self._changing:
             self._publish(self._changing)
             self._changing = []
