@@ -85,8 +85,9 @@ class Extras:
     # The first two are called where the capability ``float32_weights`` is declared.
 
     def read_weights(self, model: Any) -> dict[str, Any]:
-        """Return name → float32 numpy array of everything in a model that has a floating-point dtype, statistics of
-        normalization included: master weights where there are some, else the model's own values, cast.
+        """Return name → float32 numpy array of everything in a model that has a floating-point dtype (complex64 of what
+        is complex), statistics of normalization included: master weights where there are some, else the model's own
+        values, cast.
         """
         raise errors.UnsupportedError(f"backend {self.name!r} does not read weights")
 

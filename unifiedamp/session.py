@@ -324,7 +324,8 @@ class Amp(StepCalls):
     # -- whole models --------------------------------------------------------------------------------------------
 
     def master_weights(self, model: Any) -> dict[str, Any]:
-        """Return a model's true weights, for a checkpoint that loses no bits: name → float32 numpy array.
+        """Return a model's true weights, for a checkpoint that loses no bits: name → float32 numpy array; complex64 for
+        complex ones.
 
         The names are the framework's. Where there are float32 master weights these are returned, else the model's own
         values, cast; statistics of normalization layers are among them.

@@ -24,8 +24,9 @@ def load_master_weights(amp: Amp, model: Any, weights: Mapping[str, Any]) -> Non
 
     _check(amp, model, "float32_weights", "amp.load_master_weights")
     arrays = {name: np.asarray(value) for name, value in weights.items()}
-    _check_fits(arrays, amp.backend.read_weights(model))
-    amp.backend.write_weights(model, {name: array.astype(np.float32) for name, array in arrays.items()})
+    wanted = amp.backend.read_weights(model)
+    _check_fits(arrays, wanted)
+    amp.backend.write_weights(model, {name: array.astype(wanted[name].dtype) for name, array in arrays.items()})
 
 
 def convert_model(amp: Amp, model: Any, inputs: Sequence[Any], policy: str | Policy | None) -> Any:
@@ -59,7 +60,8 @@ def _check_fits(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
                 f"amp.load_master_weights: the model has no weights {name!r}{nearest(str(name), wanted)}; nothing was "
                 "loaded"
             )
-        if array.shape != wanted[name].shape or array.dtype.kind not in "fiu":
+        kinds = "fiuc" if wanted[name].dtype.kind == "c" else "fiu"
+        if array.shape != wanted[name].shape or array.dtype.kind not in kinds:
             raise CheckpointError(
                 f"amp.load_master_weights: {name!r} has shape {array.shape} and dtype {array.dtype}, the model wants "
                 f"numbers of shape {wanted[name].shape}; nothing was loaded"

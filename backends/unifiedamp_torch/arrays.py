@@ -54,11 +54,27 @@ def _plain(array: Any) -> Any:
     return native.copy() if not native.flags.writeable or any(stride < 0 for stride in native.strides) else native
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is sharded over processes, all of which must call this, in one piece; others as they are."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return ``values``, which every process has, sharded as ``tensor`` is."""
+    if not hasattr(tensor, "full_tensor"):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements)
+
+
 def to_numpy(tensor: Any) -> Any:
-    """Return ``tensor`` as a numpy array, sharing memory on the CPU; bfloat16, which numpy lacks, as float32."""
+    """Return ``tensor`` as a numpy array, sharing memory on the CPU; bfloat16, which numpy lacks, as float32, and what
+    is sharded over processes as a whole.
+    """
     if not isinstance(tensor, torch.Tensor):
         return np.asarray(tensor)
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = whole(tensor.detach()).resolve_conj().resolve_neg()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
     return (plain.float() if plain.dtype is torch.bfloat16 else plain).cpu().numpy()

@@ -47,7 +47,9 @@ class TorchBackend(TorchExtras):
 
     ``backend_options``: ``cache_enabled`` (default true) keeps autocast's casts of parameters within a region;
     ``emulate`` (default false) runs the numerics of float8 on any device; ``scale_on_device`` (default false) keeps the
-    loss scale as device scalars on a CPU too, as on a GPU, which is there to test that path.
+    loss scale as device scalars on a CPU too, as on a GPU, which is there to test that path; ``scope_device`` (default
+    true) makes ``amp.scope()`` create tensors on the session's device, while false leaves them where torch creates
+    them, and ``amp.prepare`` moves the models.
     """
 
     name: ClassVar[str] = "torch"
@@ -90,7 +92,7 @@ class TorchBackend(TorchExtras):
 
     def scope(self) -> AbstractContextManager[None]:
         """See ``Backend``."""
-        return placement.creation_scope(self.device)
+        return placement.creation_scope(self.device, self.spec.options.get("scope_device", True))
 
     def is_model(self, obj: Any) -> bool:
         """See ``Backend``."""
@@ -106,6 +108,8 @@ class TorchBackend(TorchExtras):
         names = self._names.with_models(new)
         binding.check_owned(optimizers, names, self._masters.low)
         dtypes = [layers.layer_dtypes(model, policy, self.device.type) for model in new]
+        for model, chosen in zip(new, dtypes, strict=True):
+            layers.check_sharded(model, chosen, policy)
         again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
@@ -244,8 +248,10 @@ class TorchBackend(TorchExtras):
         masters.enter([optimizer])
         masters.carry(optimizer)
         self._native.check(optimizer, "step")
-        with masters.publishing(optimizer):
-            outcome = self._steps.step(optimizer, update)
+        masters.begin_update(optimizer)
+        outcome = self._steps.step(optimizer, update)
+        masters.republish()
+        self._mark.leave_regions()
         self._native.end(optimizer)
         if outcome is None:
             return self._no_gradients(optimizer)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from unifiedamp.backend import errors
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NARROWED = frozenset(DTYPES.values())
 
@@ -52,8 +54,28 @@ def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
     return result
 
 
-class OutputCast:
-    """A forward hook that returns a model's outputs in the policy's output dtype. A plain object, so models pickle."""
+class NotScriptable(errors.UnsupportedError, AttributeError):
+    """TorchScript asked for a hook's source by its name; whatever else asks for the name finds none."""
+
+
+class Hook:
+    """A hook of a model: a plain object, so models pickle."""
+
+    @property
+    def __name__(self) -> str:
+        """TorchScript alone needs it.
+
+        Raises:
+            NotScriptable: always.
+        """
+        raise NotScriptable(
+            "torch.jit.script cannot compile the casts of a prepared or converted model: script the module before "
+            "amp.prepare or after amp.close(), or use torch.jit.trace or torch.export"
+        )
+
+
+class OutputCast(Hook):
+    """A forward hook that returns a model's outputs in the policy's output dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -65,7 +87,7 @@ class OutputCast:
         return cast(output, self.dtype)
 
 
-class InputCast:
+class InputCast(Hook):
     """A forward pre-hook that casts a model's inputs to the dtype of its parameters."""
 
     def __init__(self, dtype: torch.dtype) -> None:

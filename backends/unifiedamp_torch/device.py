@@ -25,6 +25,11 @@ def pick_device(wanted: str | None) -> torch.device:
         raise errors.ConfigError(f"device {wanted!r}: torch {torch.__version__} has no autocast for {device.type!r}")
     if device.type == "cuda":
         return _cuda_device(device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        first = str(error).partition("\n")[0]
+        raise errors.ConfigError(f"device {wanted!r} is not there: {first}; use device='cpu'") from None
     return device
 
 

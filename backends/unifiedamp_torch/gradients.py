@@ -31,6 +31,18 @@ def any_there(optimizer: Optimizer) -> bool:
     return any(param.grad is not None for param in parameters(optimizer))
 
 
+def real_values(param: torch.Tensor) -> torch.Tensor:
+    """Return what is there of a parameter's gradient, to write to: of a sparse one its values, of a complex one its
+    real and imaginary parts.
+    """
+    grad = param.grad
+    assert grad is not None
+    if grad.is_conj():
+        grad = param.grad = grad.resolve_conj()
+    values = grad._values() if grad.is_sparse else grad
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
 def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) -> bool:
     """Multiply gradients by ``inverse`` in place and set ``found`` to 1 when one is not finite, on the device.
 
@@ -45,9 +57,8 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
-            grad = param.grad
-            if grad is not None:
-                values = grad._values() if grad.is_sparse else grad
+            if param.grad is not None:
+                values = real_values(param)
                 groups.setdefault((values.device, values.dtype), []).append(values)
     for (device, _), grads in groups.items():
         if device == found.device:
@@ -107,9 +118,15 @@ def _norm_in(groups: list[list[torch.Tensor]], dtype: torch.dtype | None) -> tor
 
 
 def clip_value(optimizer: Optimizer, limit: float) -> None:
-    """Clamp each element in place."""
+    """Clamp each element in place; of a complex one its real and its imaginary part."""
     _refuse_sparse(optimizer, "clip_grad_value")
-    torch.nn.utils.clip_grad_value_(parameters(optimizer), limit)
+    plain = []
+    for param in parameters(optimizer):
+        if param.grad is not None and param.grad.is_complex():
+            real_values(param).clamp_(-limit, limit)
+        else:
+            plain.append(param)
+    torch.nn.utils.clip_grad_value_(plain, limit)
 
 
 def _refuse_sparse(optimizer: Optimizer, call: str) -> None:

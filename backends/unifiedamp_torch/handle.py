@@ -85,7 +85,7 @@ class Handle:
             retain_graph: keep the graph, for another loss that shares part of it.
         """
         self._use()
-        self._mark.set_with_regions()
+        self._mark.set()
         before = recomputing.overrides
         try:
             recomputing.overrides = self._overrides
@@ -96,7 +96,6 @@ class Handle:
             passes.running.discard(id(self))
             recomputing.overrides = before
         self._after()
-        self._mark.leave_regions()
 
 
 def checked_loss(loss: Any) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
+
+SECONDS = 120
+"""How long the processes may take."""
 
 
 def run_on_ranks(
@@ -25,10 +29,18 @@ def run_on_ranks(
         max_norm: clip the gradients to this norm; None leaves them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(
-            _rank, (folder, list(gradients), loss_scale, max_norm), len(gradients), start_method=_start_method()
-        )
+        args = (folder, list(gradients), loss_scale, max_norm)
+        _join(mp.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
+
+
+def _join(ranks: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not ranks.join(timeout=1.0):
+        if time.monotonic() > deadline:
+            for process in ranks.processes:
+                process.kill()
+            raise TimeoutError(f"a step on {len(ranks.processes)} ranks did not end within {SECONDS} seconds")
 
 
 def _start_method() -> str:
@@ -45,6 +57,7 @@ def _rank(
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
     try:
         torch.save(_step(gradients[rank], loss_scale, max_norm), Path(folder, f"rank{rank}"))
+        dist.barrier()  # gloo's threads wait for ever for a peer that left first
     finally:
         dist.destroy_process_group()
 

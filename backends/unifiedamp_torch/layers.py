@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Policy, match_layers
+from unifiedamp.backend import Policy, errors, match_layers
 
 from .autocast import Region
 from .casts import DTYPES, cast
@@ -129,6 +129,26 @@ def wrap_layers(
         )
         undo.append(layer.remove)
     return undo
+
+
+def check_sharded(model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy) -> None:
+    """Refuse to cast parameters that are sharded already: FSDP2 keeps those that it was given.
+
+    Raises:
+        PrepareError: naming the first ones.
+    """
+    sharded = [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, param in module._parameters.items()
+        if hasattr(param, "device_mesh") and param.dtype is not DTYPES[dtype_at(path, dtypes) or policy.param_dtype]
+    ]
+    if sharded and policy.param_dtype != "float32":
+        raise errors.PrepareError(
+            f"amp.prepare: policy {str(policy)!r} casts parameters, and {len(sharded)} are sharded already "
+            f"({errors.first_names(sharded)}): cast the model before fully_shard (model.to(torch.{policy.param_dtype}))"
+            f", or use policy 'mixed_{policy.param_dtype}'"
+        )
 
 
 def cast_parameters(model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy) -> bool:

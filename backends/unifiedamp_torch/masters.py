@@ -6,7 +6,6 @@ backward pass, weights from the master to the parameter after each step. Nothing
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -148,17 +147,13 @@ class Masters:
         if more:
             torch._foreach_add_([total for total, _ in more], [grad.float() for _, grad in more])
 
-    @contextlib.contextmanager
-    def publishing(self, optimizer: Optimizer) -> Iterator[None]:
-        """Copy the masters that have gradients to the model's parameters after the step that is made inside; also
-        right after a skipped step, where it changes nothing.
-        """
-        self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
-        yield
-        self.republish()
+    def begin_update(self, optimizer: Optimizer) -> None:
+        """Note that the masters that have gradients are about to change."""
+        if self._pairs:
+            self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
 
     def republish(self) -> None:
-        """Copy masters to the model's parameters, where a step may have changed them since that was done."""
+        """Copy the masters that were about to change to the model's parameters; also right after a skipped step."""
         if self._changing:
             self._publish(self._changing)
             self._changing = []
@@ -194,10 +189,10 @@ class Masters:
 
     @torch.no_grad()
     def read(self, param: torch.Tensor) -> torch.Tensor:
-        """Return a parameter's true weights in float32."""
+        """Return a parameter's true weights in float32, or complex64."""
         pair = self._pairs.get(id(param))
         if pair is None:
-            return param.detach().float()
+            return param.detach().to(torch.complex64 if param.is_complex() else torch.float32)
         pair.adopt()
         return pair.master.detach()
 
@@ -227,9 +222,17 @@ def _move_state(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> N
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy lists of tensors; those of one device and one pair of dtypes go in one call, which is one kernel."""
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
+    for whole_target, whole_source in zip(targets, sources, strict=True):
+        target, source = _local(whole_target, whole_source)
         into, out_of = kinds.setdefault((target.device, target.dtype, source.dtype), ([], []))
         into.append(target)
         out_of.append(source)
     for into, out_of in kinds.values():
         torch._foreach_copy_(into, out_of)
+
+
+def _local(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what lies on this process of two DTensors that are sharded alike; other tensors as they are."""
+    if getattr(target, "placements", None) is None or target.placements != source.placements:
+        return target, source
+    return target.to_local(), source.to_local()

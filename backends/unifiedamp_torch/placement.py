@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 
-def creation_scope(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which tensors and modules are made on ``device`` by default."""
+def creation_scope(device: torch.device, on_device: bool = True) -> AbstractContextManager[Any]:
+    """Return a context in which tensors and modules are made on ``device`` by default, if that is wanted."""
+    if not on_device:
+        return nullcontext()
     return nullcontext() if torch.get_default_device() == device else device
 
 

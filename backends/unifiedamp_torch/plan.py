@@ -12,7 +12,7 @@ from unifiedamp.backend import PRESETS, Capabilities, PlanRow, Policy, SessionSp
 from . import device as devices
 from . import ops, tuning
 
-OPTIONS = ("cache_enabled", "emulate", "scale_on_device")
+OPTIONS = ("cache_enabled", "emulate", "scale_on_device", "scope_device")
 
 
 def check_options(spec: SessionSpec) -> None:
@@ -158,7 +158,7 @@ def rows(
     runs = f"dtype=torch.{policy.region_dtype}, cache_enabled={cache}" if low else "enabled=False"
     helps = devices.dtype_support(device, policy.compute_dtype, spec.options.get("emulate", False))[1]
     plan = [
-        PlanRow("device", str(device), f"model.to({str(device)!r}), torch.device({str(device)!r}) in scope()"),
+        device_row(spec, device),
         PlanRow(
             "compute_dtype", policy.compute_dtype, f"torch.autocast({device.type!r}, {runs})",
             note=helps.reason if helps else f"runs but cannot help: {helps.reason}",
@@ -174,6 +174,20 @@ def rows(
     plan += _compile_rows(spec.compile_mode, device, shared)
     plan.append(_native_row())
     return plan
+
+
+def device_row(spec: SessionSpec, device: torch.device) -> PlanRow:
+    """Return the row on where models are made, and by which random generator."""
+    if not spec.options.get("scope_device", True):
+        return PlanRow(
+            "device", str(device), f"model.to({str(device)!r}) in prepare()", note="scope() changes no device"
+        )
+    note = "" if device.type == "cpu" else (
+        "models made in scope() are drawn from this device's random generator, so a seed gives other weights than "
+        "model.to(device); backend_options={'torch': {'scope_device': False}} draws on the CPU"
+    )  # fmt: skip
+    native = f"model.to({str(device)!r}), torch.device({str(device)!r}) in scope()"
+    return PlanRow("device", str(device), native, note=note)
 
 
 def _native_row() -> PlanRow:

@@ -40,6 +40,7 @@ def count(
 def largest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the largest absolute value, without dimensions: inf or nan where the tensor holds one."""
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         if tensor.device.type != "cpu":
             return torch.linalg.vector_norm(tensor, float("inf"))
         low, high = torch.aminmax(_in_memory_order(tensor))  # several times faster there; nan comes through as well
@@ -79,9 +80,12 @@ def _edges(device: torch.device) -> torch.Tensor:
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what is there of a gradient: of a sparse one its values, of a DTensor what lies on this rank."""
+    """Return what is there of a gradient: of a sparse one its values, of a DTensor what lies on this rank, of a complex
+    one its real and imaginary parts.
+    """
     values = gradient._values() if gradient.is_sparse else gradient
-    return getattr(values, "_local_tensor", values)
+    values = getattr(values, "_local_tensor", values)
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,6 @@ class ThreadMark:
     def set(self) -> None:
         """Mark whether gradients are recorded, in a call that enters no region."""
         self._grad = torch.is_grad_enabled()
-        self._regions = None
 
     def set_with_regions(self) -> None:
         """Mark also what regions the thread is in."""

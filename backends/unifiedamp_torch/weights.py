@@ -1,4 +1,4 @@
-"""A module's true weights as float32 arrays, by the names of its ``state_dict``."""
+"""A module's true weights as float32 arrays (complex ones as complex64), by the names of its ``state_dict``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 import torch
 
+from .arrays import like, whole
 from .binding import plain_name
 from .masters import Masters
 
 
 def read(model: torch.nn.Module, masters: Masters) -> dict[str, Any]:
-    """Return name → float32 array."""
-    return {name: masters.read(tensor).to("cpu", copy=True).numpy() for name, tensor in _tensors(model)}
+    """Return name → array; of what is sharded over processes (all of which must call this), the whole."""
+    return {name: whole(masters.read(tensor)).to("cpu", copy=True).numpy() for name, tensor in _tensors(model)}
 
 
 def write(model: torch.nn.Module, masters: Masters, weights: Mapping[str, Any]) -> None:
     """Set parameters, masters and buffers."""
     for name, tensor in _tensors(model):
-        masters.write(tensor, torch.from_numpy(weights[name]))
+        masters.write(tensor, like(tensor, torch.from_numpy(weights[name])))
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+        if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
             yield plain_name(name), tensor

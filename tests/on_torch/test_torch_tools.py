@@ -6,7 +6,7 @@ import torch
 from loops import mlp, session
 
 import unifiedamp as ua
-from unifiedamp_torch import arrays, device
+from unifiedamp_torch import arrays, device, placement, plan
 
 
 def test_a_function_class_runs_in_float32_without_autocast():
@@ -145,6 +145,54 @@ def test_scope_sets_the_default_device_and_puts_it_back():
             assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
             raise KeyError
         assert torch.empty(1).device.type == "meta"
+
+
+def test_scope_can_leave_creation_to_torch():
+    amp = session(backend_options={"torch": {"scope_device": False}})
+    with torch.device("meta"), amp.scope():
+        assert torch.nn.Linear(2, 2).weight.device.type == "meta"
+    assert amp.explain().row("device").native == "model.to('cpu') in prepare()"
+    meta = torch.device("meta")
+    with placement.creation_scope(meta):
+        assert torch.empty(1).device == meta
+    with placement.creation_scope(meta, on_device=False):
+        assert torch.empty(1).device.type == "cpu"
+
+
+def test_the_plan_says_whose_random_numbers_a_model_gets():
+    row = plan.device_row(session().backend.spec, torch.device("cuda:0"))
+    assert "this device's random generator" in row.note
+    assert "'scope_device': False" in row.note
+    assert not session().explain().row("device").note
+
+
+@pytest.mark.parametrize("name", [each for each in ("mps", "xpu") if not getattr(torch, each).is_available()])
+def test_a_device_that_is_not_there(name):
+    with pytest.raises(ua.ConfigError, match=f"device '{name}' is not there: .*use device='cpu'"):
+        ua.Amp("torch", "float32", device=name)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_prepared_model_cannot_be_scripted_and_says_so():
+    amp, model = session("mixed_bfloat16"), mlp()
+    amp.prepare(model)
+    with pytest.raises(ua.UnsupportedError, match=r"torch\.jit\.script .* after amp\.close\(\)"):
+        torch.jit.script(model)
+    hook = next(iter(model._forward_hooks.values()))
+    assert getattr(hook, "__name__", "none") == "none"
+    amp.close()
+    assert torch.jit.script(model)(torch.ones(1, 8)).shape == (1, 4)
+
+
+def test_a_scheduler_that_wants_a_metric_is_refused_before_the_step():
+    amp, model = session(loss_scale=4.0), mlp()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    amp.backward(lambda: model(torch.ones(1, 8)).sum(), optimizer)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ua.WrongObjectError, match="ReduceLROnPlateau.step needs metrics"):
+        amp.step(optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    assert torch.equal(model[0].weight, before)
+    assert amp.step(optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)).applied
 
 
 def test_tensors_come_to_the_sessions_device():

@@ -1,0 +1,46 @@
+"""Functions run by two gloo processes, within a time limit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+SECONDS = 180
+"""How long all processes together may take."""
+
+
+def run_ranks(function: Callable[..., Any], *args: Any, count: int = 2) -> list[Any]:
+    """Return what ``function(rank, *args)`` returned on each rank; a rank that failed returns its traceback."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unifiedamp_torch.backend"])
+    queue = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=_rank, args=(rank, count, folder, queue, function, args), daemon=True)
+            for rank in range(count)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            answers = dict(queue.get(timeout=SECONDS) for _ in ranks)
+        finally:
+            for process in ranks:
+                process.join(20)
+                if process.is_alive():
+                    process.kill()
+    return [answers[rank] for rank in range(count)]
+
+
+def _rank(rank: int, count: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
+        queue.put((rank, function(rank, *args)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        queue.put((rank, traceback.format_exc()))
