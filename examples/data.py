@@ -92,7 +92,7 @@ def _digits() -> Data:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError(
-            "data 'digits' comes with scikit-learn, which is not installed: pip install 'unifiedamp[examples]'"
+            "data 'digits' comes with scikit-learn, which is not installed: pip install scikit-learn"
         ) from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))

@@ -10,11 +10,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unifiedamp import ConfigError
-from unifiedamp.config import Arguments, read_arguments, read_file, validate
+from unifiedamp.config import Arguments, read_arguments, validate
+from unifiedamp.config_files import read_file
 from unifiedamp.errors import nearest
 
 TABLES = ("amp", "train", "evidence")
 """``[evidence]`` is what ``unifiedamp tune`` found its choices on; it is for people, and not read."""
+
+
+COUNT = 2**31 - 1
+"""The largest count or seed, which every framework takes."""
 
 
 class TrainTable(BaseModel):
@@ -22,19 +27,21 @@ class TrainTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: Literal["conv", "mlp", "resnet50"] = "conv"
-    width: int | None = Field(None, ge=1)  # of resnet50: channels inside its first bottlenecks; None takes its own, 64
+    width: int | None = Field(
+        None, ge=1, le=1024
+    )  # of resnet50: channels inside its first bottlenecks; None takes its own, 64
     data: Literal["digits", "fashion-mnist"] = "digits"
     data_folder: str | None = None
-    samples: int | None = Field(None, ge=1)  # train on the first so many images; None takes all
-    epochs: int = Field(10, ge=1)
-    batch_size: int = Field(64, ge=1)
-    learning_rate: float = Field(0.05, gt=0)
+    samples: int | None = Field(None, ge=1, le=COUNT)  # train on the first so many images; None takes all
+    epochs: int = Field(10, ge=1, le=COUNT)
+    batch_size: int = Field(64, ge=1, le=COUNT)
+    learning_rate: float = Field(0.05, gt=0, le=1e6)
     momentum: float = Field(0.9, ge=0, lt=1)
-    clip_norm: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0)
+    clip_norm: float | None = Field(None, gt=0, le=1e30)
+    seed: int = Field(0, ge=0, le=COUNT)
     compile: bool = True
-    checkpoint_every: int = Field(200, ge=1)
-    log_every: int = Field(20, ge=1)
+    checkpoint_every: int = Field(200, ge=1, le=COUNT)
+    log_every: int = Field(20, ge=1, le=COUNT)
 
     @model_validator(mode="after")
     def _width_is_of_resnet50(self) -> TrainTable:

@@ -145,7 +145,7 @@ def run(command: list[Any], popen: type[Popen] = Popen, timeout: float = 240, **
 
 def like_subprocess(popen: type[Popen]) -> types.SimpleNamespace:
     """What ``unifiedamp.workers`` uses of ``subprocess``."""
-    return types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
+    return types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 # -- the server's side -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import subprocess
 import sys
 import time
 import zipfile
@@ -178,6 +179,33 @@ def test_old_leftovers_of_a_killed_writer_are_removed(saved):
     save_checkpoint(saved, META, ARRAYS)
     assert not old.exists()
     assert young.exists()
+
+
+HALF = """
+import os, signal, sys, numpy as np
+from unifiedamp import checkpoint_file, outputs
+outputs.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGNAL)
+checkpoint_file.save_checkpoint(sys.argv[1], {}, {"x": np.zeros(1000)})
+"""
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(path):
+    """Half a file beside the checkpoint, known by the process in its name; another machine's is left alone."""
+    subprocess.run([sys.executable, "-c", HALF.replace("SIGNAL", "SIGKILL"), str(path)], timeout=60, check=False)
+    (half,) = path.parent.iterdir()
+    assert half.stat().st_size > 8000
+    elsewhere = half.with_name(".checkpoint.npz.elsewhere-1.0.tmp")
+    elsewhere.write_bytes(b"half")
+    save_checkpoint(path, META, ARRAYS)
+    assert sorted(path.parent.iterdir()) == sorted([path, elsewhere])
+
+
+def test_a_writer_that_is_terminated_leaves_nothing(path):
+    code = HALF.replace("SIGNAL", "SIGTERM").replace("checkpoint_file.save", "with terminable(): checkpoint_file.save")
+    line = [sys.executable, "-c", "from unifiedamp.signals import terminable" + code, str(path)]
+    done = subprocess.run(line, timeout=60, check=False, capture_output=True, text=True)
+    assert "Terminated" in done.stderr
+    assert list(path.parent.iterdir()) == []
 
 
 WRITER = """

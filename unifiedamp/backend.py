@@ -370,6 +370,8 @@ class BackendPlugin:
         modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
             the only one ("jaxlib").
         sharing: environment variables under which several processes can share a device.
+        aliases: other words that users write for it; an unknown name that is like one of them gets it suggested.
+        place: where it stands among the installed backends that a message suggests; small numbers first.
     """
 
     name: str
@@ -380,3 +382,5 @@ class BackendPlugin:
     harness: str = ""
     modules: tuple[str, ...] = ()
     sharing: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    place: int = 100

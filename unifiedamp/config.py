@@ -5,16 +5,16 @@ Imported only when a configuration is read, so that ``import unifiedamp`` stays 
 
 from __future__ import annotations
 
-import json
-import tomllib
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from . import environment
-from .errors import ConfigError, nearest
+from .config_files import read_file
+from .errors import ConfigError, nearest, shown
 from .loss_scale import parse_loss_scale
 from .policy import Policy
 
@@ -44,8 +44,8 @@ class AmpConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
     backend: StrictStr | None = None
     policy: StrictStr | PolicyTable | None = None
-    loss_scale: StrictStr | float | dict[StrictStr, Any] | None = None
-    accumulate_steps: StrictInt = 1
+    loss_scale: StrictStr | StrictInt | StrictFloat | dict[StrictStr, Any] | None = None
+    accumulate_steps: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 1
     device: StrictStr | None = None
     strict: StrictBool = False
     master_weights: StrictBool = False
@@ -101,6 +101,8 @@ def _shown(key: str, written: Any) -> str:
 
 def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of ``Amp`` that ``source`` describes, and nothing else does."""
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise ConfigError(f"a configuration is a file's path or a mapping of settings, got {shown(source)}")
     table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
     table = table.get("amp", table)
     config = validate(AmpConfig, table, where)
@@ -110,27 +112,6 @@ def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML (``.toml``) or JSON (``.json``) file into a mapping.
-
-    Raises:
-        ConfigError: it is missing, has another ending, or cannot be parsed.
-    """
-    readers = {".toml": tomllib.loads, ".json": json.loads}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigError(f"configuration {path}: write it as .toml or .json")
-    try:
-        table = reader(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration {path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"configuration {path} is not valid {path.suffix[1:].upper()}: {error}") from error
-    if not isinstance(table, dict):
-        raise ConfigError(f"configuration {path} must hold a table of settings, not {type(table).__name__}")
-    return table
-
-
 def validate(model: type[BaseModel], table: Any, where: str) -> Any:
     """Check ``table`` against ``model``.
 
@@ -138,7 +119,10 @@ def validate(model: type[BaseModel], table: Any, where: str) -> Any:
         ConfigError: names the first wrong key, the nearest right one, or the type that was wanted.
     """
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where}: expected a table of settings, got {table!r}")
+        raise ConfigError(f"{where}: expected a table of settings, got {shown(table)}")
+    for key in table:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: a setting's name must be text, got {shown(key)}")
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
@@ -148,9 +132,9 @@ def validate(model: type[BaseModel], table: Any, where: str) -> Any:
         if problem["type"] == "extra_forbidden":
             known = list(PolicyTable.model_fields if "PolicyTable" in problem["loc"] else model.model_fields)
             hint = nearest(str(problem["loc"][-1]), known)
-            raise ConfigError(f"{where}: unknown key {path!r}{hint} (known: {', '.join(known)})") from None
-        raise ConfigError(f"{where}: {path}: {problem['msg']} (got {problem['input']!r})") from None
+            raise ConfigError(f"{where}: unknown key {shown(path)}{hint} (known: {', '.join(known)})") from None
+        raise ConfigError(f"{where}: {path}: {problem['msg']} (got {shown(problem['input'])})") from None
 
 
 def _is_union_tag(part: str) -> bool:
-    return part in ("str", "float", "PolicyTable") or part.startswith("dict[")
+    return part in ("str", "int", "float", "PolicyTable") or part.startswith("dict[")

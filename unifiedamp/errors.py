@@ -127,6 +127,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def shown(value: object, limit: int = 200) -> str:
+    """Return a value as a message shows it: its ``repr``, cut off where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits, or an object that is broken itself
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def first_names(names: Iterable[str], limit: int = 5) -> str:
     """Return the first names quoted and joined, with a count of those left out."""
     all_names = list(names)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, nearest, shown
 
 FLOAT32_MAX = 3.4028234663852886e38
 
@@ -202,7 +202,7 @@ def _require_finite_positive(setting: LossScale, name: str) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= FLOAT32_MAX or float32(value) == 0:
         raise ConfigError(
-            f"{type(setting).__name__}: {name} must be a positive number that float32 can hold, got {value!r}"
+            f"{type(setting).__name__}: {name} must be a positive number that float32 can hold, got {shown(value)}"
         )
     object.__setattr__(setting, name, float(value))
 
@@ -210,7 +210,9 @@ def _require_finite_positive(setting: LossScale, name: str) -> None:
 def _require_count(setting: LossScale, name: str) -> None:
     value = getattr(setting, name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise ConfigError(f"{type(setting).__name__}: {name} must be a whole number from 1 to 2**31 - 1, got {value!r}")
+        raise ConfigError(
+            f"{type(setting).__name__}: {name} must be a whole number from 1 to 2**31 - 1, got {shown(value)}"
+        )
 
 
 KINDS: dict[str, type[LossScale]] = {cls.kind: cls for cls in (NoLossScale, StaticLossScale, DynamicLossScale)}
@@ -229,23 +231,24 @@ def parse_loss_scale(value: object) -> LossScale:
     if isinstance(value, LossScale):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return StaticLossScale(float(value))
+        return StaticLossScale(value)
     if isinstance(value, Mapping):
         return _from_mapping(value)
     if isinstance(value, str):
         return _from_text(value.strip())
-    raise ConfigError(f"loss_scale must be a number, a name, a mapping or a LossScale, got {value!r}")
+    raise ConfigError(f"loss_scale must be a number, a name, a mapping or a LossScale, got {shown(value)}")
 
 
 def _from_mapping(mapping: Mapping[Any, Any]) -> LossScale:
     options = dict(mapping)
     kind = options.pop("kind", "dynamic")
-    if kind not in KINDS:
-        raise ConfigError(f"unknown loss scale {kind!r}: one of {', '.join(sorted(KINDS))}{nearest(str(kind), KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        hint = nearest(kind, KINDS) if isinstance(kind, str) else ""
+        raise ConfigError(f"unknown loss scale {shown(kind)}: one of {', '.join(sorted(KINDS))}{hint}")
     known = [f.name for f in fields(KINDS[kind])]
     for key in options:
         if key not in known:
-            raise ConfigError(f"loss_scale ({kind}) has no setting {key!r}{nearest(str(key), known)}")
+            raise ConfigError(f"loss_scale ({kind}) has no setting {shown(key)}{nearest(shown(key), known)}")
     return KINDS[kind](**options)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
@@ -58,7 +61,8 @@ def add_observer(hooks: Any, observer: object) -> Any:
     """Register ``observer`` and return the hook caller (a new one when ``hooks`` is None).
 
     Raises:
-        ConfigError: the observer has no hook, or a name that starts with ``on_`` and is none.
+        ConfigError: the observer has no hook, a name that starts with ``on_`` and is none, or a hook that takes
+            arguments which it is not given.
     """
     known = [name for name in vars(ObserverHooks) if name.startswith("on_")]
     mine = [name for name in dir(observer) if name.startswith("on_")]
@@ -69,9 +73,29 @@ def add_observer(hooks: Any, observer: object) -> Any:
             )
     if not mine:
         raise ConfigError(f"observer {type(observer).__name__} has none of the hooks {', '.join(known)}")
+    for name in mine:
+        _check_arguments(observer, name)
     relay = hooks if hooks is not None else ObserverRelay()
     relay.manager.register(_Marked(observer, mine))
     return relay
+
+
+def _check_arguments(observer: object, name: str) -> None:
+    hook = getattr(observer, name)
+    if not callable(hook):
+        raise ConfigError(f"observer {type(observer).__name__}: {name} must be a method, got {hook!r}")
+    given = list(inspect.signature(vars(ObserverHooks)[name]).parameters)[1:]
+    needed = [
+        one.name
+        for one in inspect.signature(hook).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    for word in needed:
+        if word not in given:
+            raise ConfigError(
+                f"observer {type(observer).__name__}: {name} takes {word!r}, and is given {', '.join(given)}: "
+                "name those of them that it needs"
+            )
 
 
 class ObserverRelay:
@@ -189,24 +213,59 @@ def load_plugin(name: str) -> BackendPlugin:
     if name not in points:
         known = ", ".join(points) or "none"
         raise BackendNotFoundError(
-            f"unknown backend {name!r}{nearest(name, points)} (registered: {known}). A backend comes with a package "
-            f"that registers the entry point {GROUP!r}; ours: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)"
+            f"unknown backend {name!r}{suggestion(name)} (registered: {known}). Another backend comes with a package "
+            f"that registers the entry point {GROUP!r}: pip install it"
         )
     try:
-        manager = pluggy.PluginManager("unifiedamp")
-        manager.add_hookspecs(BackendHooks)
-        manager.register(points[name].load(), name)
-        manager.check_pending()
-        plugin = manager.hook.unifiedamp_backend()
-    except Exception as error:
+        with redirect_stdout(sys.stderr):  # standard output is the user's, and a command's JSON
+            plugin = _call_hook(points[name].load(), name)
+    except (Exception, SystemExit) as error:
         raise BackendUnavailableError(
-            f"the plugin of backend {name!r} ({points[name].value}) is broken: {error}"
+            f"the plugin of backend {name!r} ({points[name].value}) is broken: {_told(error)}"
         ) from error
-    if not isinstance(plugin, BackendPlugin):
+    if not isinstance(plugin, BackendPlugin) or not isinstance(plugin.framework, str) or not plugin.framework:
         raise BackendUnavailableError(
             f"the plugin of backend {name!r} ({points[name].value}) returned {plugin!r}, not a BackendPlugin"
         )
     return plugin
+
+
+def _call_hook(module: object, name: str) -> Any:
+    manager = pluggy.PluginManager("unifiedamp")
+    manager.add_hookspecs(BackendHooks)
+    manager.register(module, name)
+    manager.check_pending()
+    return manager.hook.unifiedamp_backend()
+
+
+def _told(error: BaseException) -> str:
+    """Return an error on one line; pluggy tells of a hook with other arguments than the specification's on several."""
+    said = " ".join(str(error).split())
+    return f"it ended the program (exit code {said or 0})" if isinstance(error, SystemExit) else said
+
+
+def suggestion(name: str) -> str:
+    """Return ``", did you mean 'x'?"`` for the backend whose name or alias is closest, or an empty string."""
+    words = {known: known for known in backend_entry_points()}
+    for known in list(words):
+        try:
+            words |= dict.fromkeys(load_plugin(known).aliases, known)
+        except BackendUnavailableError:
+            continue
+    close = get_close_matches(str(name).lower(), words, n=1, cutoff=0.5)
+    return f"; did you mean {words[close[0]]!r}?" if close else ""
+
+
+def installed_backends() -> list[str]:
+    """Return the names of the backends whose framework is installed, those that are likely meant first."""
+    infos = [info for info in available_backends().values() if info.installed and info.plugin]
+    return [info.name for info in sorted(infos, key=lambda info: (info.plugin.place if info.plugin else 0, info.name))]
+
+
+def install_hints() -> str:
+    """Return how each registered backend's framework is installed, likely ones first."""
+    infos = sorted(available_backends().values(), key=lambda info: info.plugin.place if info.plugin else 0)
+    return "; ".join(f"{info.name}: {info.reason or 'installed'}" for info in infos) or "no backend is registered"
 
 
 def load_backend(name: str) -> Any:
@@ -232,7 +291,10 @@ def load_backend(name: str) -> Any:
 
 def is_installed(framework: str) -> bool:
     """Tell whether a framework can be imported, without doing so; a mere directory of its name does not count."""
-    spec = importlib.util.find_spec(framework)
+    try:
+        spec = importlib.util.find_spec(framework)
+    except (ImportError, ValueError):  # a part of a package that is not there
+        return False
     return spec is not None and spec.origin is not None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import PolicyError, nearest
+from .errors import PolicyError, nearest, shown
 from .loss_scale import parse_loss_scale
 from .policy import COMPUTE_DTYPES, DTYPES, PRESETS, Policy, canonical_dtype
 
@@ -67,7 +67,9 @@ def _parse_base(name: str) -> Policy:
             f"policy {name!r} is ambiguous (it means different things in different libraries): "
             f"write {AMBIGUOUS[key]!r} if that is what you mean, or one of {', '.join(PRESETS)}"
         )
-    raise PolicyError(f"unknown policy {name!r}{nearest(key, [*PRESETS, *ALIASES])} (presets: {', '.join(PRESETS)})")
+    raise PolicyError(
+        f"unknown policy {shown(name)}{nearest(key, [*PRESETS, *ALIASES])} (presets: {', '.join(PRESETS)})"
+    )
 
 
 def _parse_triple(text: str) -> Policy:

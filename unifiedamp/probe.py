@@ -17,17 +17,36 @@ from .workers import Handle, Tell
 
 TURN_SECONDS = 0.3
 ROUNDS = 5
+WORTH_IT = 1.05
+"""How many times faster than float32 a policy must be to be recommended; two this close are as fast as each other."""
 SIZES = {True: (256, 1024), False: (4096, 4096)}
 """On the CPU? → (batch, width) of the three dense layers that are trained: so large that only their products count."""
 
 
 def make(tell: Tell) -> Handle:
-    """Return the handler of ``{"backend": name, "measure": bool}``."""
+    """Return the handler of ``{"backend": name, "measure": bool}``, and of ``{"describe": name}``."""
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
+        if "describe" in request:
+            return describe(request["describe"])
         return probe(request["backend"], request["measure"], tell)
 
     return handle
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return what the plugin of a backend says, as plain values; imports the plugin, and no framework."""
+    info = plugins.backend_info(name)
+    return {
+        "framework": info.plugin.framework if info.plugin else None,
+        "installed": info.installed,
+        "version": info.version,
+        # Without a plugin it is the plugin that is broken; a framework that is merely absent is no failure.
+        "failed": info.reason if info.plugin is None else "",
+        "reason": info.reason,
+        "install": info.install,
+        "sharing": dict(info.plugin.sharing) if info.plugin else {},
+    }
 
 
 def probe(name: str, measured: bool, tell: Tell) -> dict[str, Any]:
@@ -40,16 +59,38 @@ def probe(name: str, measured: bool, tell: Tell) -> dict[str, Any]:
     """
     warnings.simplefilter("ignore", AmpWarning)  # what they say is in the answers
     backend_class = plugins.load_backend(name)
-    capabilities = plugins.available_backends()[name].capabilities
-    best, why = backend_class.default_policy(None)
+    capabilities = plugins.backend_info(name).capabilities
+    speed = measure(name, capabilities, tell) if measured else {}
+    declared, reason = backend_class.default_policy(None)
+    best, why = recommended(declared, reason, speed)
     return {
         "device": capabilities.device,
         "best": best,
         "best_reason": why,
         "policies": {policy: asdict(answer) for policy, answer in capabilities.policies.items()},
         "features": {feature: asdict(answer) for feature, answer in capabilities.features.items()},
-        "speed": measure(name, capabilities, tell) if measured else {},
+        "speed": speed,
     }
+
+
+def recommended(declared: str, why: str, speed: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the policy to use and the reason; what was measured goes before what the device is said to do best.
+
+    Args:
+        declared: the backend's default policy.
+        why: its reason.
+        speed: what :func:`measure` returns; may be empty.
+    """
+    ratios = {name: one["value"] for name, one in speed.items() if name.startswith("mixed_") and "value" in one}
+    if not ratios:
+        return declared, why
+    faster = {name: value for name, value in ratios.items() if value >= WORTH_IT and speed[name]["low"] > 1}
+    if not faster:
+        figures = ", ".join(f"{name} {value:.2f}x" for name, value in ratios.items())
+        return "float32", f"nothing measured is faster by {WORTH_IT - 1:.0%} ({figures} the speed of float32)"
+    fastest = max(faster, key=lambda name: faster[name])
+    chosen = declared if faster.get(declared, 0.0) * WORTH_IT >= faster[fastest] else fastest
+    return chosen, f"measured {faster[chosen]:.2f}x the speed of float32" + (f"; {why}" if chosen == declared else "")
 
 
 def measure(name: str, capabilities: Capabilities, tell: Tell) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import environment, plugins
-from .errors import ConfigError, PolicyError, nearest
+from .errors import ConfigError, PolicyError
 from .facts import EnvironmentDefaults
 from .loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from .policy import Policy
@@ -101,8 +101,7 @@ def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
     if named is not None:
         origins["backend"] = environment.origin("backend")
         return named
-    infos = plugins.available_backends()
-    found = [name for name, info in infos.items() if info.installed]
+    found = plugins.installed_backends()
     if len(found) == 1:
         origins["backend"] = "the one installed framework"
         return found[0]
@@ -111,8 +110,7 @@ def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
             f"several frameworks are installed ({', '.join(found)}) and no backend was named: "
             f"write Amp({found[0]!r}) or set {environment.VARIABLES['backend']}"
         )
-    hints = "; ".join(f"{name}: {info.reason}" for name, info in infos.items())
-    raise ConfigError(f"no framework is installed for any backend ({hints or 'no backend is registered'})")
+    raise ConfigError(f"no framework is installed for any backend ({plugins.install_hints()})")
 
 
 def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
@@ -152,7 +150,7 @@ def _options(backend_options: Mapping[str, Any] | None, name: str) -> Mapping[st
     known = plugins.backend_entry_points()
     for key, value in backend_options.items():
         if key not in known:
-            raise ConfigError(f"backend_options: no backend {key!r} is registered{nearest(str(key), known)}")
+            raise ConfigError(f"backend_options: no backend {key!r} is registered{plugins.suggestion(str(key))}")
         if not isinstance(value, Mapping):
             raise ConfigError(f"backend_options.{key} must be a mapping of settings, got {value!r}")
     return dict(backend_options.get(name, {}))

@@ -16,7 +16,9 @@ def unifiedamp_backend() -> BackendPlugin:
         "mxnet",
         "mxnet",
         ("mxnet", "mxnet-cu117", "mxnet-cu112"),
-        "pip install 'unifiedamp[mxnet]'",
+        "pip install 'mxnet>=1.9.1' 'numpy<2'",
         _load,
         "unifiedamp_mxnet.harness",
+        aliases=("gluon", "mx"),
+        place=3,
     )

@@ -18,8 +18,10 @@ def unifiedamp_backend() -> BackendPlugin:
         "tensorflow",
         "tensorflow",
         ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
-        "pip install 'unifiedamp[tensorflow]'",
+        "pip install tensorflow",
         _load,
         harness="unifiedamp_tensorflow.harness",
         sharing={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+        aliases=("tf", "keras", "tf.keras", "tf2"),
+        place=2,
     )

@@ -13,5 +13,12 @@ def _load():  # type: ignore[no-untyped-def]
 def unifiedamp_backend() -> BackendPlugin:
     """Return the backend's description."""
     return BackendPlugin(
-        "torch", "torch", ("torch",), "pip install 'unifiedamp[torch]'", _load, "unifiedamp_torch.harness"
+        "torch",
+        "torch",
+        ("torch",),
+        "pip install torch",
+        _load,
+        "unifiedamp_torch.harness",
+        aliases=("pytorch",),
+        place=1,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import sys
 import time
 
 from unifiedamp.errors import LossScaleExhausted, PolicyNotSupportedError
@@ -18,6 +20,55 @@ SENSITIVE = {"b", "d"}
 """Layers without which in float32 ``mixed_float16`` has a higher loss."""
 CLEAN = 2.0**12
 """The largest loss scale that skips nothing."""
+
+
+def hang(tell, answer):
+    time.sleep(600)
+
+
+def tell_the_same(tell, answer):
+    while True:
+        tell([1, 10])
+        time.sleep(0.05)
+
+
+def tell_nonsense(tell, answer):
+    tell("nonsense")
+    tell({"a": [1]})
+    return answer
+
+
+def write(what):
+    """Write to the pipe itself, which no handler should."""
+
+    def to_pipes(tell, answer):
+        for file in range(3, 32):
+            try:
+                if stat.S_ISFIFO(os.fstat(file).st_mode):
+                    os.write(file, what)
+            except OSError:
+                continue
+        time.sleep(600)
+
+    return to_pipes
+
+
+MISBEHAVE = {
+    "hangs": hang,
+    "tells the same": tell_the_same,
+    "tells nonsense": tell_nonsense,
+    "writes garbage": write(b"\xff\x00garbage\n"),
+    "writes a list": write(b"[1, 2]\n"),
+    "writes half an answer": write(b'{"failed": "so"}\n'),
+    "answers nothing": lambda *_: None,
+    "answers a word": lambda *_: "word",
+    "answers a list": lambda *_: [1, 2],
+    "answers no key": lambda *_: {},
+    "answers other types": lambda _, answer: dict.fromkeys(answer, "x") if isinstance(answer, dict) else "x",
+    "answers nan": lambda _, answer: dict.fromkeys(answer, float("nan")) if isinstance(answer, dict) else [],
+    "answers zeros": lambda _, answer: dict.fromkeys(answer, 0) if isinstance(answer, dict) else [],
+}
+"""What a job does instead of answering; named by FAKE_DOES, at the request FAKE_AT, under the policy FAKE_IS."""
 
 
 def make(tell):
@@ -77,6 +128,11 @@ def make(tell):
     known = {f.__name__: f for f in (begin, train, turn, fits, profile, probe)}
 
     def handle(request):
-        return known[request.pop("do")](**request)
+        name = request.pop("do")
+        answer = known[name](**request)
+        if (os.environ.get("FAKE_AT"), os.environ.get("FAKE_IS")) == (name, state["name"]):
+            print("last words", file=sys.stderr, flush=True)
+            return MISBEHAVE[os.environ["FAKE_DOES"]](tell, answer)
+        return answer
 
     return handle

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from command_runs import installed
 
 COMMANDS = ["doctor", "explain", "compare", "tune", "migrate"]
 
@@ -16,7 +19,7 @@ COMMANDS = ["doctor", "explain", "compare", "tune", "migrate"]
         (["explain", "digits_con"], "did you mean 'digits_conv'?"),
         (["explain", "nowhere.toml"], "cannot be read"),
         (["explain", "digits_conv", "--backend", "torchh"], "unknown backend 'torchh'; did you mean 'torch'?"),
-        (["compare", "digits_conv", "--backends", "torhc"], "--backends: unknown 'torhc'; did you mean 'torch'?"),
+        (["compare", "digits_conv", "--backends", "torhc"], "unknown backend 'torhc'; did you mean 'torch'?"),
         (["compare", "digits_conv", "--policies", "float32,mixed_float61"], "did you mean 'mixed_float16'"),
         (["compare", "digits_conv", "--compile", "defualt"], "--compile: unknown 'defualt'; did you mean 'default'?"),
         (["compare", "digits_conv", "--batch-sizes", "64,many"], "--batch-sizes takes whole numbers of at least 1"),
@@ -42,6 +45,19 @@ def test_help_has_an_example_and_the_exit_codes(command, name):
     assert "Exit code 0" in done.out
 
 
+def test_several_backends_and_none_named(command, monkeypatch):
+    """``--backend`` is what a command line takes, and torch the likely one."""
+    monkeypatch.delenv("UNIFIEDAMP_BACKEND", raising=False)
+    found = [name for name in ("torch", "tensorflow", "mxnet") if name in installed()]
+    if len(found) < 2:
+        pytest.skip("a single framework is installed")
+    Path("amp.toml").write_text('[amp]\n[train]\nmodel = "mlp"\n')
+    for line in (["train", "--config", "amp.toml"], ["tune", "amp.toml"], ["explain", "amp.toml"]):
+        done = command(*line)
+        assert done.code == 2
+        assert done.err == f"unifiedamp: name a backend: --backend {found[0]} (installed: {', '.join(found)})\n"
+
+
 def test_parity_of_one_backend_is_refused(command, fake):
     done = command("compare", "digits_conv", "--backends", "toy", "--parity")
     assert done.code == 2
@@ -53,10 +69,10 @@ def test_a_framework_that_is_missing_is_said_in_plain_words(command, monkeypatch
     done = command("compare", "digits_conv")
     assert done.code == 2
     assert "no framework is installed (" in done.err
-    assert "pip install 'unifiedamp[torch]'" in done.err
+    assert "torch: torch is not installed: pip install torch" in done.err
     done = command("explain", "digits_conv", "--backend", "torch")
     assert done.code == 2
-    assert "backend 'torch' needs torch, which is not installed: pip install 'unifiedamp[torch]'" in done.err
+    assert "backend 'torch': torch is not installed: pip install torch" in done.err
 
 
 def test_a_recipe_that_is_missing_is_said_in_plain_words(command, monkeypatch):

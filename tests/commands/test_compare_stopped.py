@@ -8,8 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+import pytest
+
+from unifiedamp import outputs
 
 CODE = """
 import signal, sys
@@ -23,8 +28,11 @@ app(sys.argv[1:])
 """
 
 
-def test_ctrl_c_leaves_finished_rows_on_disk(tmp_path, command):
-    """The first run is trained, the second hangs: an interrupt ends the command, and no process is left."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_finished_rows_on_disk(tmp_path, command, monkeypatch, number, code):
+    """The first run is trained, the second hangs: a signal ends the command, and neither process nor folder is left."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     env = {**os.environ, "FAKE_HANGS": "mixed_float16"}
     arguments = ["compare", "digits_conv", "--policies", "float32,mixed_float16", "--batch-sizes", "8,16"]
     arguments += ["--rounds", "1", "--out", str(tmp_path / "out")]
@@ -32,8 +40,11 @@ def test_ctrl_c_leaves_finished_rows_on_disk(tmp_path, command):
     with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: saved.exists() and "trained" in states(saved))
         children = children_of(run.pid)
-        run.send_signal(signal.SIGINT)
-        assert run.wait(60) == 130
+        assert left(tmp_path / "temporary")
+        run.send_signal(number)
+        assert run.wait(60) == code
+        assert run.stderr.read() == ""
+    assert left(tmp_path / "temporary") == []
     assert states(saved)[0] == "trained"
     assert json.loads(saved.read_text())["rows"][0]["accuracy"] == 0.9
     wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
@@ -48,6 +59,30 @@ def test_no_run_outlives_a_command_that_is_killed(tmp_path, command):
         children = children_of(run.pid)
         run.kill()
     wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
+def test_the_next_start_removes_what_a_killed_one_left(tmp_path, command, monkeypatch):
+    """Folders of dead processes alone: this one's, and those of other machines, stay."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    env = {**os.environ, "FAKE_HANGS": "float32"}
+    arguments = ["compare", "digits_conv", "--policies", "float32", "--out", str(tmp_path / "out")]
+    with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
+        wait(lambda: left(tmp_path / "temporary"))
+        (killed,) = left(tmp_path / "temporary")
+        outputs.remove_folders()
+        assert left(tmp_path / "temporary") == [killed], "it is alive"
+        run.kill()
+    with outputs.temporary_folder() as mine:
+        stays = {Path(mine).name, f"unifiedamp-elsewhere-{run.pid}-x"}
+        (tmp_path / "temporary" / f"unifiedamp-elsewhere-{run.pid}-x").mkdir()
+        outputs.remove_folders()
+        assert set(left(tmp_path / "temporary")) == stays
+
+
+def left(folder):
+    return [each.name for each in folder.glob("unifiedamp-*")]
 
 
 def states(path):

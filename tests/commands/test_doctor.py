@@ -82,7 +82,7 @@ def test_a_backend_that_crashes_costs_its_own_row(command, monkeypatch, tmp_path
     victim = installed_names()[-1]
     (tmp_path / "crashing.py").write_text(
         "import os\nfrom unifiedamp import probe\n\ndef make(tell):\n    handle = probe.make(tell)\n"
-        f"    def wrapped(request):\n        if request['backend'] == {victim!r}: os.abort()\n"
+        f"    def wrapped(request):\n        if request.get('backend') == {victim!r}: os.abort()\n"
         "        return handle(request)\n    return wrapped\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -101,11 +101,21 @@ def installed_names():
     return [name for name, info in ua.available_backends().items() if info.installed]
 
 
-def test_nothing_installed_is_said_in_plain_words(command, monkeypatch):
-    monkeypatch.setattr("unifiedamp.plugins.is_installed", lambda framework: False)
+@pytest.fixture
+def nothing_installed(monkeypatch, tmp_path):
+    """No framework is found, by the processes that look for them."""
+    (tmp_path / "bare.py").write_text(
+        "from unifiedamp import plugins, probe\n\nplugins.is_installed = lambda framework: False\nmake = probe.make\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "PROBE", "bare:make")
+
+
+def test_nothing_installed_is_said_in_plain_words(command, nothing_installed):
     done = command("doctor")
     assert done.code == 1
-    assert "No framework answered. Install one: pip install 'unifiedamp[torch]'" in done.out
+    assert "No framework answered. Install one: " in done.out
+    assert "pip install torch" in done.out
     assert "torch is not installed" in done.out
 
 
@@ -113,6 +123,33 @@ def test_speeds_are_against_float32():
     found = probe.speeds({"float32": [10.0, 20.0, 10.0], "mixed_bfloat16": [20.0, 40.0, 30.0]})
     assert found["float32"] == {"ms": 100.0}
     assert found["mixed_bfloat16"] == {"ms": pytest.approx(1000 / 30), "value": 2.0, "low": 2.0, "high": 3.0}
+
+
+MEASURED = {"float32": {"ms": 1.0}}
+
+
+def at(value, low=None):
+    return {"ms": 1.0 / value, "value": value, "low": value if low is None else low, "high": value}
+
+
+@pytest.mark.parametrize(
+    ("speed", "best", "reason"),
+    [
+        ({}, "mixed_bfloat16", "it says so"),
+        ({"float32": {"failed": "no memory"}, "mixed_bfloat16": {"ms": 1.0}}, "mixed_bfloat16", "it says so"),
+        (MEASURED | {"mixed_bfloat16": at(0.69)}, "float32", "nothing measured is faster by 5% (mixed_bfloat16 0.69x"),
+        (MEASURED | {"mixed_bfloat16": at(1.2, low=0.9)}, "float32", "nothing measured"),
+        (MEASURED | {"mixed_bfloat16": at(2.0)}, "mixed_bfloat16", "measured 2.00x the speed of float32; it says so"),
+        (MEASURED | {"mixed_bfloat16": at(2.0), "mixed_float16": at(2.05)}, "mixed_bfloat16", "measured 2.00x"),
+        (MEASURED | {"mixed_bfloat16": at(0.7), "mixed_float16": at(1.5)}, "mixed_float16", "measured 1.50x"),
+        (MEASURED | {"mixed_bfloat16": {"failed": "x"}, "bfloat16": at(3.0)}, "mixed_bfloat16", "it says so"),
+        (MEASURED | {"mixed_bfloat16": {"failed": "x"}, "mixed_float16": at(0.5)}, "float32", "mixed_float16 0.50x"),
+    ],
+)
+def test_measured_figures_decide(speed, best, reason):
+    found, why = probe.recommended("mixed_bfloat16", "it says so", speed)
+    assert found == best
+    assert reason in why
 
 
 def test_measuring_trains_under_every_policy_that_runs(backend, monkeypatch):
@@ -181,11 +218,10 @@ class Driver:
         return 0
 
 
-def test_a_gpu_as_the_driver_tells_it(command, monkeypatch):
+def test_a_gpu_as_the_driver_tells_it(command, monkeypatch, nothing_installed):
     (gpu,) = machine.gpus(Driver())
     assert gpu == machine.Gpu("NVIDIA H200", (9, 0), 140 * 2**30)
     monkeypatch.setattr("unifiedamp.machine.gpus", lambda: (gpu,))
-    monkeypatch.setattr("unifiedamp.plugins.is_installed", lambda framework: False)
     assert (
         "GPU: NVIDIA H200, 140 GiB, compute capability 9.0: "
         "Tensor Cores for float16, bfloat16, tf32, float64, float8" in command("doctor").out

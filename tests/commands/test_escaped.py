@@ -93,6 +93,7 @@ def test_what_a_plugin_says(command, monkeypatch):
     point = EntryPoint(HOSTILE, "no_such_module_at_all", plugins.GROUP)
     monkeypatch.setattr(plugins, "backend_entry_points", lambda: {HOSTILE: point})
     assert_shown(command("doctor"))
+    assert_shown(command("compare", "digits_mlp"))
 
 
 def test_training(command, backend, tmp_path):

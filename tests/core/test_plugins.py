@@ -15,14 +15,16 @@ GROUP = plugins.GROUP
 class Registered:
     """Stands in for a module that an entry point names."""
 
-    def __init__(self, framework="json", load=None, error=None):
-        self.framework, self.load, self.error = framework, load, error
+    def __init__(self, framework="json", load=None, error=None, **more):
+        self.framework, self.load, self.error, self.more = framework, load, error, more
 
     @hookimpl
     def unifiedamp_backend(self):
         if self.error:
             raise self.error
-        return BackendPlugin("mine", self.framework, ("no-such-distribution",), "pip install mine", self.load)
+        return BackendPlugin(
+            "mine", self.framework, ("no-such-distribution",), "pip install mine", self.load, **self.more
+        )
 
 
 @pytest.fixture
@@ -90,6 +92,75 @@ def test_several_frameworks_and_none_named(register, monkeypatch):
     register(one=Registered(), two=Registered())
     with pytest.raises(ua.ConfigError, match=r"several frameworks are installed \(one, two\).*UNIFIEDAMP_BACKEND"):
         ua.Amp()
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("tf", "two"), ("TF", "two"), ("keras", "two"), ("kears", "two"), ("pytorch", "one"), ("onne", "one")],
+)
+def test_other_words_for_a_backend_get_it_suggested(register, word, meant):
+    register(one=Registered(aliases=("pytorch",)), two=Registered(aliases=("tf", "keras")))
+    for refused in (lambda: ua.Amp(word), lambda: ua.Amp("one", backend_options={word: {}})):
+        with pytest.raises(ua.ConfigError, match=f"did you mean '{meant}'"):
+            refused()
+
+
+def test_our_own_are_known_by_their_usual_words():
+    wanted = {"tf": "tensorflow", "keras": "tensorflow", "pytorch": "torch", "gluon": "mxnet"}
+    for word, name in wanted.items():
+        if name in plugins.backend_entry_points():
+            with pytest.raises(ua.BackendNotFoundError, match=f"did you mean '{name}'"):
+                ua.Amp(word)
+
+
+def test_the_likely_one_is_suggested(register, monkeypatch):
+    monkeypatch.delenv("UNIFIEDAMP_BACKEND", raising=False)
+    register(a=Registered(place=3), b=Registered(), c=Registered(place=1))
+    with pytest.raises(ua.ConfigError, match=r"installed \(c, a, b\).*write Amp\('c'\)"):
+        ua.Amp()
+
+
+def test_a_plugin_that_exits_is_a_broken_plugin(register):
+    register(mine=Registered(error=SystemExit(3)))
+    with pytest.raises(ua.BackendUnavailableError, match=r"'mine'.*it ended the program \(exit code 3\)"):
+        ua.Amp("mine")
+
+
+def test_what_a_plugin_prints_is_not_on_standard_output(register, capsys):
+    class Prints(Registered):
+        @hookimpl
+        def unifiedamp_backend(self):
+            print("noise")
+            return super().unifiedamp_backend()
+
+    register(mine=Prints())
+    assert plugins.load_plugin("mine").name == "mine"
+    assert capsys.readouterr().out == ""
+
+
+def test_a_hook_with_other_arguments_is_one_line(register):
+    class Config(Registered):
+        @hookimpl
+        def unifiedamp_backend(self, config):
+            return super().unifiedamp_backend()
+
+    register(mine=Config())
+    with pytest.raises(ua.BackendUnavailableError, match="plugin of backend 'mine'.*'config'") as caught:
+        ua.Amp("mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_observer_with_other_arguments_is_refused():
+    class Observer:
+        def on_scale_changed(self, before, now):
+            """``now`` is no argument of this hook."""
+
+    with pytest.raises(ua.ConfigError, match=r"on_scale_changed takes 'now', and is given before, after, state") as one:
+        plugins.add_observer(None, Observer())
+    assert "\n" not in str(one.value)
+    Observer.on_scale_changed = 3
+    with pytest.raises(ua.ConfigError, match="must be a method"):
+        plugins.add_observer(None, Observer())
 
 
 def test_no_framework_at_all(register, monkeypatch):

@@ -59,14 +59,16 @@ def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path
     assert len(losses[0]) == 88
 
 
-def test_ctrl_c_leaves_a_checkpoint_and_exit_code_130(backend, tmp_path):
+@pytest.mark.parametrize(("number", "wanted"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_checkpoint_and_its_exit_code(backend, tmp_path, number, wanted):
     config = write_config(tmp_path, {"backend": backend, "policy": "float32"}, model="mlp", epochs=5000, log_every=1)
     process = start("train", "--config", config, "--out", tmp_path / "run", cwd=tmp_path)
     while process.poll() is None and not (tmp_path / "run" / "log.json").exists():
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, out, err = finish(process)
-    assert code == 130, err
+    assert code == wanted, err
     assert "Traceback" not in out + err
+    assert [each.name for each in (tmp_path / "run").iterdir() if each.name.startswith(".")] == []
     saved = load_checkpoint(tmp_path / "run" / "checkpoint.npz")
     assert len(saved.arrays["history/losses"]) == 22 * saved.meta["epoch"] + saved.meta["batch"]

@@ -36,15 +36,30 @@ def backends(items: Sequence[str] | None) -> list[str]:
         BackendUnavailableError: a framework that is not there, or none at all.
     """
     infos = plugins.available_backends()
-    asked = one_of(split(items), infos, "--backends")
+    asked = split(items)
     for name in asked:
+        if name not in infos:
+            raise ConfigError(f"unknown backend {name!r}{plugins.suggestion(name)} (known: {', '.join(infos)})")
         if not infos[name].installed:
-            raise BackendUnavailableError(f"--backends {name}: {infos[name].reason}")
+            raise BackendUnavailableError(f"backend {name!r}: {infos[name].reason}")
     found = asked or [name for name, info in infos.items() if info.installed]
     if not found:
-        hints = "; ".join(f"{name}: {info.reason}" for name, info in infos.items())
-        raise BackendUnavailableError(f"no framework is installed ({hints})")
+        raise BackendUnavailableError(f"no framework is installed ({plugins.install_hints()})")
     return found
+
+
+def one_backend(asked: str | None) -> str:
+    """Return the backend asked for, or the only one that is installed.
+
+    Raises:
+        ConfigError: several are installed and none is named, or the name is unknown.
+        BackendUnavailableError: its framework is not installed, or none is.
+    """
+    found = backends([asked] if asked else None)
+    if len(found) > 1:
+        likely = [name for name in plugins.installed_backends() if name in found]
+        raise ConfigError(f"name a backend: --backend {likely[0]} (installed: {', '.join(likely)})")
+    return found[0]
 
 
 def policies(items: Sequence[str] | None) -> list[str]:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..compare.advice import advise
 from ..compare.page import html
 from ..compare.rows import BASELINE, Row, tasks
-from ..compare.run import Options
+from ..compare.run import TIMEOUT, Options
 from ..compare.run import compare as run_all
 from ..compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
 from ..outputs import check_folder, remove_folders, write_whole
@@ -51,6 +51,9 @@ def compare(
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
+    ] = TIMEOUT,
     out: Annotated[Path | None, typer.Option(help="Where the files go [runs/compare-NAME].")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -75,7 +78,7 @@ def compare(
     folder = check_folder(out or Path("runs") / f"compare-{config.stem}", "--out")
     folder.mkdir(parents=True, exist_ok=True)
     remove_folders()
-    options = Options(config, train, rounds, max_batch_size, profile)
+    options = Options(config, train, rounds, max_batch_size, profile, timeout)
     if parity:
         size = (sizes or [settings.train.batch_size])[0]
         show_parity(names, chosen, modes[0], size, parity_steps, options, folder, json)

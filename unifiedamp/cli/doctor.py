@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Collection
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
 from .. import __version__, machine, plugins
 from ..probe import verdict
@@ -18,23 +20,28 @@ from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
 
 PROBE = "unifiedamp.probe:make"
+TIMEOUT = 300.0
+"""Seconds in which a backend is imported and answers, or times one policy."""
 
 
 def doctor(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time a training step under each policy against float32, in turns.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a backend may say nothing before it counts as hung.")
+    ] = TIMEOUT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what is installed, what this machine has, and for each backend and policy: runs, gains nothing, or cannot.
 
     Example: unifiedamp doctor --measure
 
-    Each backend is asked in a process of its own: one that crashes costs its own row.
+    Each backend is asked in a separate process: one that crashes or hangs costs its own row.
 
     Exit code 0: all is well; 1: no framework is installed, or one failed to answer, or a policy failed when measured.
     """
-    found = examine(measure, console(stderr=True))
+    found = examine(measure, console(stderr=True), timeout)
     print_json(found) if json else _show(found)
     if not _well(found["backends"].values()):
         raise typer.Exit(NOT_ALL_WELL)
@@ -45,7 +52,7 @@ def _well(backends: Collection[dict[str, Any]]) -> bool:
     return not failed and any(one["installed"] for one in backends)
 
 
-def examine(measure: bool, progress: Console) -> dict[str, Any]:
+def examine(measure: bool, progress: Console, timeout: float = TIMEOUT) -> dict[str, Any]:
     """Return everything that ``doctor`` tells, as plain values."""
     return {
         "unifiedamp": __version__,
@@ -53,30 +60,30 @@ def examine(measure: bool, progress: Console) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": asdict(machine.cpu()),
         "gpus": [{**asdict(gpu), "tensor_cores": gpu.tensor_cores} for gpu in machine.gpus()],
-        "backends": {name: _backend(info, measure, progress) for name, info in plugins.available_backends().items()},
+        "backends": {name: _backend(name, measure, progress, timeout) for name in plugins.backend_entry_points()},
     }
 
 
-def _backend(info: plugins.BackendInfo, measure: bool, progress: Console) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "framework": info.plugin.framework if info.plugin else None,
-        "installed": info.installed,
-        "version": info.version,
-        # Without a plugin it is the plugin that is broken; a framework that is merely absent is no failure.
-        "failed": info.reason if info.plugin is None else "",
-        "reason": info.reason,
-    }
-    if not info.installed or info.plugin is None:
-        return found
-    with progress.status(plain(f"asking {info.name}")) as status, Worker(PROBE, info.plugin.sharing) as worker:
+def _backend(name: str, measure: bool, progress: Console, timeout: float) -> dict[str, Any]:
+    """Return a backend's row. Its plugin may print, exit or hang, so that only other processes import it."""
+    found: dict[str, Any] = {"framework": None, "installed": False, "version": None, "install": ""}
+    with progress.status(plain(f"asking {name}")) as status:
         try:
-            said = worker.ask(
-                {"backend": info.name, "measure": measure},
-                lambda policy: status.update(plain(f"timing {info.name}, {policy}")),
-            )
+            with Worker(PROBE) as worker:
+                found |= worker.ask({"describe": name}, timeout=timeout)
+            sharing = found.pop("sharing")
+            if not found["installed"]:
+                return found
+            with Worker(PROBE, sharing) as worker:
+                request = {"backend": name, "measure": measure}
+                told = functools.partial(_timing, status, name)
+                return {**found, **worker.ask(request, told, timeout)}
         except WorkerError as error:
             return {**found, "failed": str(error), "reason": str(error)}
-    return {**found, **said}
+
+
+def _timing(status: Status, name: str, policy: str) -> None:
+    status.update(plain(f"timing {name}, {policy}"))
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -96,7 +103,8 @@ def _show(found: dict[str, Any]) -> None:
         for name, one in answered.items():
             say(out, f"{name} does {one['best']} best: {one['best_reason']}")
     else:
-        say(out, "No framework answered. Install one: pip install 'unifiedamp[torch]' (or tensorflow, mxnet)")
+        ways = "; ".join(one["install"] for one in found["backends"].values() if one["install"])
+        say(out, f"No framework answered. Install one: {ways or 'no backend is registered'}")
 
 
 def _cpu_line(cpu: dict[str, Any]) -> str:

@@ -11,11 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..config import read_arguments
 from ..errors import AmpWarning
 from ..layers import match_layers
 from ..recipes import find_config, recipe_module
 from ..session import Amp
 from ..shape_advice import advise
+from . import choices
 from .show import console, print_json, say, table
 
 
@@ -43,7 +45,9 @@ def explain(
 
 
 def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any]:
-    amp = Amp.from_config(find_config(config), backend=backend, policy=policy)
+    arguments = read_arguments(find_config(config), {"backend": backend, "policy": policy})
+    choices.one_backend(arguments["backend"])
+    amp = Amp.from_config(arguments)
     try:
         return amp.explain().to_dict()
     finally:
@@ -52,6 +56,7 @@ def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any
 
 def _with_recipe(config: Path, backend: str | None, policy: str | None) -> dict[str, Any]:
     settings = recipe_module("settings").read_settings(config, amp={"backend": backend, "policy": policy})
+    choices.one_backend(settings.amp["backend"])
     run, _ = recipe_module("recipe").make_run(settings)
     try:
         return {**run.amp.explain().to_dict(), **_layers(run.amp, run.model, settings.train.batch_size)}

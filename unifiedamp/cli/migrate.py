@@ -49,7 +49,7 @@ def migrate(
 
 def _migrate_all(files: list[Path], write: bool) -> tuple[list[Migration], list[str]]:
     if importlib.util.find_spec("libcst") is None:
-        raise UnsupportedError("migrate needs libcst: pip install 'unifiedamp[migrate]'")
+        raise UnsupportedError("migrate needs libcst: pip install libcst")
     from ..migrate import files as on_disk
 
     done: list[Migration] = []

@@ -10,6 +10,7 @@ import typer
 from ..outputs import check_file, check_folder
 from ..recipes import find_config, recipe_module
 from ..recording import TensorBoard
+from . import choices
 
 
 def train(
@@ -35,6 +36,7 @@ def train(
         amp={"backend": backend, "policy": policy},
         train={"data": data, "epochs": epochs},
     )
+    choices.one_backend(chosen.amp["backend"])
     if resume:
         run.check_resumable(chosen)
     check_folder(chosen.out, "--out")

@@ -11,7 +11,7 @@ from rich.status import Status
 
 from .. import plugins
 from ..compare.rows import BASELINE
-from ..compare.run import Options
+from ..compare.run import TIMEOUT, Options
 from ..errors import ConfigError
 from ..outputs import check_file, remove_folders, write_whole
 from ..recipes import find_config, recipe_module
@@ -37,6 +37,9 @@ def tune(
     ] = 0.02,
     rounds: Annotated[int, typer.Option(min=1, help="Turns in which speed is measured.")] = 5,
     samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many samples only [all].")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
+    ] = TIMEOUT,
     out: Annotated[Path | None, typer.Option(help="The file to write [NAME.tuned.toml in this folder].")] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Overwrite the file if it is there: the input, without --out.")
@@ -58,13 +61,13 @@ def tune(
     settings = recipe_module("settings").read_settings(config, amp={"backend": backend}, train=train)
     target = _target(config, out, write)
     remove_folders()
-    name = _one_backend(settings.amp["backend"])
+    name = choices.one_backend(settings.amp["backend"])
     mode = str(settings.amp["compile"]) if settings.train.compile else "off"
     aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
-    options = Options(config, train, rounds)
+    options = Options(config, train, rounds, timeout=timeout)
     with console(stderr=True).status("") as status:
         begun = functools.partial(_begun, status)
-        tried = choices.policies(policies) or _worth_trying(name)
+        tried = choices.policies(policies) or _worth_trying(name, timeout)
         findings = tune_all(tried, aim, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", config).items() if key != "title"}
@@ -86,17 +89,10 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
     return check_file(target, "--out")
 
 
-def _one_backend(asked: str | None) -> str:
-    found = choices.backends([asked] if asked else None)
-    if len(found) > 1:
-        raise ConfigError(f"tune works on one backend: pass --backend {found[0]} (installed: {', '.join(found)})")
-    return found[0]
-
-
-def _worth_trying(backend: str) -> list[str]:
+def _worth_trying(backend: str, timeout: float) -> list[str]:
     """Return the mixed policies that run and gain something on this machine; asked in a process of its own."""
     with Worker("unifiedamp.probe:make", plugins.load_plugin(backend).sharing) as worker:
-        answers = worker.ask({"backend": backend, "measure": False})["policies"]
+        answers = worker.ask({"backend": backend, "measure": False}, timeout=timeout)["policies"]
     mixed = [name for name in answers if name.startswith("mixed_")]
     return [name for name in mixed if answers[name]["ok"] and answers[name]["helps"] is not False]
 

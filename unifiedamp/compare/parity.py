@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from ..outputs import temporary_folder
 from ..policy import Policy
 from ..workers import WorkerError
+from .answers import Begun, ask
 from .rows import Task
 from .run import Options, begin, start_job
 
@@ -183,6 +185,9 @@ def _trace(task: Task, steps: int, options: Options, path: Path) -> tuple[list[E
         temporary_folder() as out,
         start_job(task.backend) as worker,
     ):
-        worker.ask(begin(options, task, task.batch_size, out))
-        worker.ask({"do": "trace", "steps": steps, "path": str(path)})
-        return read_trace(path)
+        ask(worker, Begun, begin(options, task, task.batch_size, out), options.timeout)
+        ask(worker, int, {"do": "trace", "steps": steps, "path": str(path)}, options.timeout)
+        try:
+            return read_trace(path)
+        except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+            raise worker.garbage(error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from ..errors import AmpError
 from ..outputs import temporary_folder
 from ..turns import in_turns
 from ..workers import Worker, WorkerError
+from .answers import Begun, Profile, Trained, Turn, ask
 from .kernels import tensor_core_share
 from .rows import Row, Task, set_ratios
 from .search import largest
@@ -31,6 +32,10 @@ MEMORY_SHARE = 0.7
 """Of the memory that is available, what one process may take while a batch size is looked for on a CPU."""
 PROFILED = 5
 """Optimizer steps under the profiler."""
+
+
+TIMEOUT = 1800.0
+"""Compiling a large model for a GPU takes many minutes, during which nothing is heard of it."""
 
 
 class Progress(Protocol):
@@ -56,6 +61,7 @@ class Options:
         rounds: turns of each run.
         max_batch_size: the largest that ``--find-batch-size`` tries; None for as many as there are samples.
         profile: look at the device's kernels too.
+        timeout: seconds without progress after which a run counts as hung.
     """
 
     config: Path
@@ -63,6 +69,7 @@ class Options:
     rounds: int = 5
     max_batch_size: int | None = None
     profile: bool = False
+    timeout: float = TIMEOUT
 
 
 def compare(
@@ -128,23 +135,28 @@ class _Group:
             worker = self._start(row.task, row.batch_size, row)
             self._workers[index] = worker
             try:
-                found = worker.ask({"do": "train"}, lambda told: self._progress.at(*told))
+                found = ask(worker, Trained, {"do": "train"}, self._options.timeout, self._told)
             except WorkerError as error:
                 if error.kind not in ("memory", "crash") or not left:
                     raise
                 worker.close()
                 row.batch_size -= max(1, row.batch_size // 16)
                 continue
-            for key, value in found.items():
+            for key, value in found.model_dump().items():
                 setattr(row, key, value)
             row.state = "trained"
             return
 
+    def _told(self, place: Any) -> None:
+        with suppress(TypeError, ValueError):  # what is no place shows no progress
+            done, total = map(int, place)
+            self._progress.at(done, total)
+
     def _start(self, task: Task, batch_size: int, row: Row | None = None) -> Worker:
         worker = self._stack.enter_context(start_job(task.backend))
-        said = worker.ask(begin(self._options, task, batch_size, self._folder()))
+        said = ask(worker, Begun, begin(self._options, task, batch_size, self._folder()), self._options.timeout)
         if row is not None:
-            row.notes = said["notes"]
+            row.notes = said.notes
         return worker
 
     def _folder(self) -> str:
@@ -182,24 +194,24 @@ class _Group:
     def _turn_length(self, index: int) -> int:
         """Return how many windows take about ``TURN_SECONDS``; a few are run for that, and to warm up."""
         self._ask_turn(index, 3)
-        seconds: float = max(self._ask_turn(index, 3)["seconds"], 1e-6)
+        seconds: float = self._ask_turn(index, 3).seconds
         return max(1, round(3 * TURN_SECONDS / seconds))
 
     def _rate(self, index: int, windows: int) -> float:
         found = self._ask_turn(index, windows)
-        return float(found["samples"] / found["seconds"])
+        return found.samples / found.seconds
 
-    def _ask_turn(self, index: int, windows: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._workers[index].ask({"do": "turn", "windows": windows})
-        return found
+    def _ask_turn(self, index: int, windows: int) -> Turn:
+        return ask(self._workers[index], Turn, {"do": "turn", "windows": windows}, self._options.timeout)
 
     def _profile(self, index: int, row: Row) -> None:
         try:
-            found = self._workers[index].ask({"do": "profile", "windows": PROFILED})
+            request = {"do": "profile", "windows": PROFILED}
+            found = ask(self._workers[index], Profile, request, self._options.timeout)
         except WorkerError as error:
             row.tensor_cores = {"reason": f"the profiler failed: {error}"}
             return
-        row.tensor_cores = tensor_core_share(found["kernels"]) if "kernels" in found else found
+        row.tensor_cores = {"reason": found.reason} if found.kernels is None else tensor_core_share(found.kernels)
 
     def _fail(self, row: Row, error: AmpError, state: str = "failed") -> None:
         row.state, row.reason = state, str(error)
@@ -217,7 +229,7 @@ class _SizeProbe:
     def largest(self) -> int:
         """Return it, or 0."""
         said = self._ready()
-        cap: int = max(1, said["samples"] // said["window"])
+        cap: int = max(1, said.samples // said.window)
         if self._options.max_batch_size is not None:
             cap = min(cap, self._options.max_batch_size)
         return largest(self._fits, min(FIRST, cap), cap, GRAIN)
@@ -228,10 +240,9 @@ class _SizeProbe:
             self._worker.close()
         self._worker = None
 
-    def _ready(self) -> dict[str, Any]:
+    def _ready(self) -> Begun:
         self._worker = start_job(self._task.backend)
-        found: dict[str, Any] = self._worker.ask(begin(self._options, self._task, 1, self._folder()))
-        return found
+        return ask(self._worker, Begun, begin(self._options, self._task, 1, self._folder()), self._options.timeout)
 
     def _fits(self, size: int) -> bool:
         self._progress.begin(f"{self._task}: trying {size}")
@@ -240,7 +251,8 @@ class _SizeProbe:
         assert self._worker
         memory = None if self._limit is None else int(self._limit * MEMORY_SHARE)
         try:
-            answer = bool(self._worker.ask({"do": "fits", "batch_size": size, "memory": memory}))
+            request = {"do": "fits", "batch_size": size, "memory": memory}
+            answer = ask(self._worker, bool, request, self._options.timeout)
         except WorkerError as error:
             if error.kind not in ("memory", "crash"):
                 raise

@@ -76,7 +76,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise AmpError(
-                "writing for TensorBoard needs tensorboardX: pip install 'unifiedamp[tensorboard]', or record to a "
+                "writing for TensorBoard needs tensorboardX: pip install tensorboardX, or record to a "
                 "file that ends in .jsonl"
             ) from error
         self._writer = SummaryWriter(os.fspath(folder))

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from ..compare.answers import Begun, Probe, Turn, ask
 from ..compare.rows import BASELINE, Task
 from ..compare.run import TURN_SECONDS, Options, begin, start_job
 from ..errors import AmpError, ConfigError
@@ -206,8 +207,8 @@ class Prober:
         found.probes += 1
         self._begun(f"{self._aim.backend}, {found.policy}: probe {found.probes}")
         self.begin(worker, self._text(found.policy, layers), "off", scale)
-        answer: dict[str, Any] = worker.ask({"do": "probe", "steps": steps, "clean": clean})
-        return answer
+        request = {"do": "probe", "steps": steps, "clean": clean}
+        return ask(worker, Probe, request, self._options.timeout).model_dump()
 
     def begin(self, worker: Worker, policy: str, mode: str, scale: Any) -> None:
         """Make a new session in a worker."""
@@ -215,7 +216,12 @@ class Prober:
             request = begin(self._options, Task(self._aim.backend, policy, mode, 0), 0, folder)
             request["train"].pop("batch_size")  # the recipe's own
             request["amp"]["loss_scale"] = scale
-            worker.ask(request)
+            ask(worker, Begun, request, self._options.timeout)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without progress after which a run counts as hung."""
+        return self._options.timeout
 
     def worker(self) -> Worker:
         """Return a new process."""
@@ -239,7 +245,7 @@ def _time(findings: Sequence[Finding], prober: Prober, aim: Aim, begun: Callable
             worker = stack.enter_context(prober.worker())
             try:
                 prober.begin(worker, found.policy, aim.compile, prober.scale_setting(found))
-                turns[index] = _turn(worker)
+                turns[index] = _turn(worker, prober.timeout)
             except WorkerError as error:
                 found.reason = str(error)
 
@@ -255,14 +261,14 @@ def _time(findings: Sequence[Finding], prober: Prober, aim: Aim, begun: Callable
             found.ratio, found.ratio_low, found.ratio_high = speed.value, speed.low, speed.high
 
 
-def _turn(worker: Worker) -> Callable[[], float]:
-    worker.ask({"do": "turn", "windows": 3})  # traces and compiles
-    seconds: float = max(worker.ask({"do": "turn", "windows": 3})["seconds"], 1e-6)
+def _turn(worker: Worker, timeout: float) -> Callable[[], float]:
+    ask(worker, Turn, {"do": "turn", "windows": 3}, timeout)  # traces and compiles
+    seconds = ask(worker, Turn, {"do": "turn", "windows": 3}, timeout).seconds
     windows = max(1, round(3 * TURN_SECONDS / seconds))
 
     def turn() -> float:
-        found = worker.ask({"do": "turn", "windows": windows})
-        return float(found["samples"] / found["seconds"])
+        found = ask(worker, Turn, {"do": "turn", "windows": windows}, timeout)
+        return found.samples / found.seconds
 
     return turn
 

@@ -34,7 +34,7 @@ def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Map
         import tomlkit
     except ImportError as error:
         raise ConfigError(
-            "writing a TOML file needs tomlkit: pip install 'unifiedamp[examples]', or give a .json configuration"
+            "writing a TOML file needs tomlkit: pip install tomlkit, or give a .json configuration"
         ) from error
     document = tomlkit.parse(config.read_text(encoding="utf-8"))
     _fill(document, backend, chosen, scale, evidence)

@@ -1,0 +1,89 @@
+"""What a job answers, checked: an answer that makes no sense is that run's failure, and no other's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ..workers import Tell, Worker
+
+A = TypeVar("A")
+Count = Annotated[int, Field(ge=0)]
+
+
+class Answer(BaseModel):
+    """Plain values of the right types; numbers are finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Begun(Answer):
+    """To ``begin``: the data's samples, batches per optimizer step, and warnings."""
+
+    samples: int = Field(ge=1)
+    window: int = Field(ge=1)
+    notes: list[str]
+
+
+class Trained(Answer):
+    """To ``train``: the attributes of a ``Row`` with these names."""
+
+    loss: float | None
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    test_images: Count
+    losses: list[float | None]
+    scales: list[tuple[float, float, float] | list[float]]
+    scale: float
+    applied_steps: Count
+    skipped_steps: Count
+    peak_memory: int | None
+    memory_of: str
+
+
+class Turn(Answer):
+    """To ``turn``."""
+
+    seconds: float = Field(gt=0)
+    samples: int = Field(ge=1)
+
+
+class Profile(Answer):
+    """To ``profile``: kernels by name, in seconds, or the reason why there are none."""
+
+    kernels: dict[str, float] | None = None
+    reason: str = ""
+
+
+class Probe(Answer):
+    """To ``probe``: see ``Job.probe``."""
+
+    losses: list[float | None]
+    skipped: list[int]
+    stopped: str
+    layers: list[str]
+    scale: float
+
+
+def ask(
+    worker: Worker, answer: type[A], request: Mapping[str, Any], timeout: float | None, told: Tell | None = None
+) -> A:
+    """Return a job's answer.
+
+    Args:
+        worker: its process.
+        answer: what it must be.
+        request, told, timeout: as for ``Worker.ask``.
+
+    Raises:
+        WorkerError: it failed, hung, or answered something else.
+    """
+    found = worker.ask(request, told, timeout)
+    try:
+        return TypeAdapter(answer).validate_python(found)
+    except ValidationError:
+        raise worker.garbage(found) from None
