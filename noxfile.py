@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -42,20 +44,38 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def wheel(session: nox.Session) -> None:
-    """Build the wheel; it holds all packages and their marker, and installs where there is nothing else."""
-    out = Path(session.create_tmp()) / "wheel"
-    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), ".")
-    (built,) = out.glob("unifiedamp-*.whl")
-    names = set(zipfile.ZipFile(built).namelist())
+    """Build wheel and sdist: the wheel holds all packages, each build gives the same bytes, the sdist tests itself."""
+    out = Path(session.create_tmp()).absolute() / "built"
+    shutil.rmtree(out, ignore_errors=True)
+    session.install("-c", "ci/tools.txt", "hatchling")
+    wheel, sdist = _built(session, out / "first")
+    again, _ = _built(session, out / "second")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(out, filter="data")
+    unpacked = out / sdist.name.removesuffix(".tar.gz")
+    with session.chdir(unpacked):
+        others = (again, _built(session, out / "third")[0])
+    if any(other.read_bytes() != wheel.read_bytes() for other in others):
+        session.error("the wheel differs from one build to the next")
+    names = set(zipfile.ZipFile(wheel).namelist())
     missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
-        session.error(f"{built.name} lacks {', '.join(sorted(missing))}")
-    session.install(str(built))
-    session.chdir(out)  # away from the checkout, so that only the wheel can be imported
-    session.run(
-        "python", "-c", "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])"
-    )
-    session.run("unifiedamp", "--help", silent=True)
+        session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
+    session.install(str(wheel))
+    with session.chdir(out):  # away from the checkout, so that only the wheel can be imported
+        code = "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])"
+        session.run("python", "-c", code)
+        session.run("unifiedamp", "--help", silent=True)
+    session.install("-c", "ci/main.txt", "-e", f"{unpacked}[conformance]")
+    with session.chdir(unpacked):
+        session.run("python", "-m", "pytest", "-q", "tests/core", env={"UNIFIEDAMP_TEST_FUZZ": "50"})
+
+
+def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
+    """Build what lies in the present folder; return wheel and sdist."""
+    session.run("python", "-m", "hatchling", "build", "-d", str(folder), silent=True)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
 
 
 REPORTS = Path(".venv/reports").absolute()

@@ -38,7 +38,7 @@ def mutated(draw, value, odd=ODD):
 def _changed(draw, value, path, odd):
     kind = draw(st.sampled_from(["replace", "replace", "replace", "remove", "rename", "wrap", "negate", "swap"]))
     if not path:
-        return draw(st.sampled_from(odd)) if kind == "replace" else value
+        return copy.deepcopy(draw(st.sampled_from(odd))) if kind == "replace" else value
     *way, last = path
     inside = value
     for key in way:
@@ -55,5 +55,5 @@ def _changed(draw, value, path, odd):
     elif kind == "swap":
         inside[last] = copy.deepcopy(draw(st.sampled_from([inside, value])))
     else:
-        inside[last] = draw(st.sampled_from(odd))
+        inside[last] = copy.deepcopy(draw(st.sampled_from(odd)))
     return value

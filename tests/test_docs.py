@@ -12,7 +12,13 @@ import unifiedamp as ua
 from unifiedamp.conformance.plugin import peers
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 IMPORTS = {"torch": "import torch", "tensorflow": "import tensorflow", "mxnet": "from mxnet"}
 

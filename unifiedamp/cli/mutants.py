@@ -17,6 +17,8 @@ from .show import console, say, table
 SCHEMA, VERSION = "unifiedamp-mutants", 1
 EXAMPLES = 3
 """Tests named for each reason why some are not run."""
+LONGEST = 90
+"""Characters shown of such a reason; the JSON report has all."""
 
 
 def run(backend: str, forms: Sequence[str], faults: Sequence[str], json: Path | None) -> int:
@@ -63,9 +65,14 @@ def _lines(report: Report) -> list[str]:
     for name in report.failing:
         lines.append(f"fails on the backend as it is, and counts for no fault: {name}")
     for reason, tests in sorted(report.untested.items()):
-        more = f" and {len(tests) - EXAMPLES} more" if len(tests) > EXAMPLES else ""
-        lines.append(f"not tested here, {reason}: {', '.join(tests[:EXAMPLES])}{more}")
+        rules = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+        more = f" and {len(rules) - EXAMPLES} more" if len(rules) > EXAMPLES else ""
+        lines.append(f"not tested here, {_shortened(reason)}: {', '.join(rules[:EXAMPLES])}{more}")
     return lines
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
 
 
 def to_dict(report: Report) -> dict[str, Any]:

@@ -72,6 +72,15 @@ def _in(cast, x, dtype):
     return x if dtype == "float32" else cast(x)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_whole_numbers_stay_whole(harness, dtype):
+    """Labels and indices."""
+    amp = session(harness, policy="mixed_bfloat16")
+    back = amp.to_numpy(amp.to_native(np.array([1, 2, 200], dtype)))
+    assert back.dtype.kind in "iu"
+    assert back.tolist() == [1, 2, 200]
+
+
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_plan_holds_what_the_backend_does(harness, policy):
     amp = session(harness, policy=policy, loss_scale=SCALE)
