@@ -168,13 +168,20 @@ def bind(
         return _bind_masters(optimizer, named, spec, scaler, replicas, steps, trainability)
     if not optimizers.is_built(optimizer):
         optimizer.build(keras_variables)
-    if scaler is None and spec.accumulate_steps == 1:
+    if scaler is None and spec.accumulate_steps == 1 and not _keras_would_scale(spec):
         return Bound(optimizer, optimizer, named, spec.accumulate_steps, None, replicas, None, trainability)
     outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
     outer.build(keras_variables)
     bound = Bound(outer, optimizer, named, spec.accumulate_steps, scaler, replicas, None, trainability)
     optimizers.attach(outer, bound, steps)
     return bound
+
+
+def _keras_would_scale(spec: SessionSpec) -> bool:
+    """Whether ``model.compile`` would wrap a plain optimizer in a dynamic loss scale of Keras's own."""
+    policy = spec.policy
+    mixed = (policy.param_dtype, policy.compute_dtype) == ("float32", "float16")
+    return mixed and spec.options.get("mode", "keras") == "keras"
 
 
 def _bind_masters(

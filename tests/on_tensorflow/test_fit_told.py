@@ -277,3 +277,25 @@ def test_keras_3_asks_for_the_sessions_scale():
     amp, _, optimizer = prepared("float32", loss_scale=8.0)
     assert float(optimizer.scale_loss(tf.constant(3.0))) == 24.0
     assert amp.loss_scale == 8.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning")
+def test_keras_adds_no_scale_where_the_session_has_none(form):
+    """Under mixed_float16 ``model.compile`` wraps plain optimizers in a dynamic scale, which would skip an overflow."""
+    amp, model, optimizer = prepared("mixed_float16", loss_scale="none")
+    model.compile(optimizer=optimizer, loss="mse", **form)
+    assert model.optimizer is optimizer
+    before = [value.copy() for value in model.get_weights()]
+    x, y = np.ones((4, 4), np.float32), np.full((4, 2), 0.5, np.float32)
+    plain = mlp()
+    plain.set_weights(before)
+    model.fit(x, y, batch_size=4, verbose=0)
+    plain.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    plain.fit(x, y, batch_size=4, verbose=0)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=2e-3)
+    assert amp.applied_steps == 1
+    model.fit(np.full((4, 4), INF, np.float32), y, batch_size=4, verbose=0)
+    assert not all(np.isfinite(value).all() for value in model.get_weights())
+    assert (amp.applied_steps, amp.skipped_steps) == (2, 0)
