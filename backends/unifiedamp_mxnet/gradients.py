@@ -230,7 +230,7 @@ def global_norm(entries: list[Entry]) -> Any:
 
 def _norm(grads: list[Any]) -> Any:
     sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
-    squares = [cast(one, "float32") for one in sums] if len(sums) > 1 else sums
+    squares = [cast(one.reshape((1,)), "float32") for one in sums] if len(sums) > 1 else sums
     return sum(squares[1:], squares[0]) ** 0.5
 
 
