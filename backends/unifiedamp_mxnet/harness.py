@@ -274,7 +274,7 @@ class MXNetHarness(Harness):
     @contextmanager
     def other_state(self) -> Iterator[None]:
         """See ``Harness``."""
-        with mx.Context("cpu", 1), autograd.train_mode():
+        with mx.cpu(1), autograd.train_mode():
             yield
 
     def clipped_device_run(

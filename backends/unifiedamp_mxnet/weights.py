@@ -36,7 +36,9 @@ def write(model: Any, masters_of: MastersOf, weights: Mapping[str, Any]) -> None
         values = from_numpy(weights[name], context_of(param.list_data()[0]))
         param.set_data(cast(values, param_dtype(param.dtype)))
         for master in masters_of(param) or ():
-            master[:] = from_numpy(weights[name], context_of(master)).as_nd_ndarray()
+            # A Trainer's state is a plain NDArray, also where parameters are numpy arrays.
+            values = from_numpy(weights[name], context_of(master))
+            master[:] = values if isinstance(master, type(values)) else values.as_nd_ndarray()
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:

@@ -190,7 +190,10 @@ class Sgd:
     """Plain SGD with momentum; ``steps`` counts updates."""
 
     def __init__(self, models, lr, momentum=0.0):
-        self.parameters = {name: p for model in models for name, p in model.parameters.items()}
+        self.parameters = {}
+        for index, model in enumerate(models):
+            for name, p in model.parameters.items():
+                self.parameters[f"model{index}.{name}" if name in self.parameters else name] = p
         self.lr, self.momentum, self.steps = lr, momentum, 0
         self.slots = {name: np.zeros_like(p.data) for name, p in self.parameters.items()}
         self.hooks: list[Callable] = []  # called before each step

@@ -15,7 +15,8 @@ from unifiedamp.errors import ConfigError
 from unifiedamp.loss_scale import LossScale
 from unifiedamp.policy import Policy
 
-from .optional import Array, OptionalHarness
+from .optional import Array as Array
+from .optional import OptionalHarness
 
 
 @functools.cache

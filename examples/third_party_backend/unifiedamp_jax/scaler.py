@@ -121,7 +121,10 @@ def unscaled(grads: Grads, scale: jax.Array) -> tuple[Grads, jax.Array]:
 @jax.jit
 def clipped_norm(grads: Grads, max_norm: float) -> tuple[Grads, jax.Array]:
     """Return gradients whose 2-norm, taken over all of them, is at most ``max_norm``, and the norm before."""
-    norm = jnp.sqrt(sum(jnp.square(grad.astype(jnp.float32)).sum() for grad in grads.values()))
+    wide = [grad.astype(jnp.float32) for grad in grads.values()]
+    largest = jnp.max(jnp.stack([jnp.abs(grad).max() for grad in wide]))
+    unit = jnp.where(largest > 2.0**60, largest, 1.0)  # their squares would overflow
+    norm = jnp.sqrt(sum(jnp.square(grad / unit).sum() for grad in wide)) * unit
     factor = jnp.where(norm > max_norm, max_norm / norm, 1.0)
     return {name: (grad * factor).astype(grad.dtype) for name, grad in grads.items()}, norm
 

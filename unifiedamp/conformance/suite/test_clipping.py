@@ -56,10 +56,10 @@ def test_a_norm_whose_squares_overflow(harness, scale, size):
 
 def test_a_sum_that_overflows_is_no_overflow(harness, form):
     """float32 holds each gradient, and not what they add up to."""
-    run = probe_run(harness, form, values=(0.0,) * 4, lr=2.0**-126, loss_scale=1.0)
-    run.feed(*(2.0**127,) * 4)
+    run = probe_run(harness, form, values=(0.0,) * 8, lr=2.0**-123, loss_scale=1.0)
+    run.feed(*(2.0**126,) * 8)
     assert (run.amp.applied_steps, run.amp.skipped_steps) == (1, 0)
-    assert run.weights() == pytest.approx([-2.0] * 4, rel=1e-6)
+    assert run.weights() == pytest.approx([-8.0] * 8, rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, math.nan])

@@ -107,7 +107,8 @@ def test_one_gradient_among_hundreds(harness, bad):
     assert set(run.weights()) == {1.0}
     assert run.amp.skipped_steps == 1
     run.feed(*[float(index) for index in range(300)])
-    assert run.weights() == pytest.approx([1.0 - 0.1 * index for index in range(300)], abs=1e-4)
+    expected = [1.0 - 0.1 * index for index in range(300)]
+    assert sorted(run.weights()) == pytest.approx(sorted(expected), abs=1e-4)
 
 
 def test_gradients_have_the_names_of_parameters(harness):
@@ -135,7 +136,7 @@ def test_a_parameter_that_no_loss_reaches_rests(harness, discarded):
     (amp.discard_step if discarded else amp.step)(optimizer)
     for model in models:
         amp.backward(lambda model=model: model(x), optimizer)
-        assert len(amp.gradients(optimizer)) == 1
+        assert [value for value in true_gradients(amp, optimizer) if value] == [4.0]
         assert amp.step(optimizer).applied
     weights = [float(harness.parameters(model).popitem()[1][0]) for model in models]
     assert weights == pytest.approx([0.9] * 2 if discarded else [0.8] * 2, abs=1e-6)

@@ -179,6 +179,18 @@ def test_a_discarded_step_decides_nothing(harness, gradient):
     assert trio.weights() == pytest.approx([0.8 if gradient == 1.0 else 0.9, 0.9], abs=1e-6)
 
 
+@pytest.mark.parametrize("gradient", [1.0, INF])
+def test_a_step_after_a_discarded_one_ends_the_iteration(harness, gradient):
+    """The first is discarded, the second is not: the iteration ends with the second, and the scale moves by it."""
+    trio = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1))
+    x = trio.native(gradient)
+    for expected in (8.0, 16.0) if gradient == 1.0 else (2.0, 1.0):
+        trio.amp.backward(lambda: trio.loss(x, x), trio.optimizers)
+        trio.amp.discard_step(trio.optimizers[0])
+        trio.amp.step(trio.optimizers[1])
+        assert trio.amp.loss_scale == expected
+
+
 def test_a_clip_after_a_new_loss(harness):
     """The discriminator trains twice for each step of the generator: each of its gradients is unscaled by itself."""
     trio = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=16.0, growth_interval=100))

@@ -24,12 +24,20 @@ def prepared(amp, *objects):
         pytest.skip(f"refused: {refusal}")
 
 
-def kept(harness, policy, make):
+def images(harness):
+    """A batch, where parameters get their values with the first one."""
+    return harness.image_batch(np.ones((2, 8, 8, 1), np.float32))
+
+
+def kept(harness, policy, make, batch=None):
     """Return layer → whether its parameters hold what float32 holds, in a session of that policy."""
     amp = session(harness, policy=policy)
     with amp.scope():
         model = make()
     model = prepared(amp, model)
+    if batch is not None:
+        with amp.inference(model):
+            model(amp.to_native(batch))
     names = amp.master_weights(model)
     amp.load_master_weights(model, {name: np.full(array.shape, FINE, np.float32) for name, array in names.items()})
     found = {}
@@ -43,8 +51,12 @@ def kept(harness, policy, make):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["layer_norm", "batch_norm"])
 def test_norms_are_kept_in_float32(harness, kind, dtype):
-    make = (lambda: harness.layer_norm(8)) if kind == "layer_norm" else (lambda: harness.convnet(0))
-    assert kept(harness, pure(harness, True, dtype), make) == {"norm": True, "other": False}
+    policy = pure(harness, True, dtype)
+    if kind == "layer_norm":
+        found = kept(harness, policy, lambda: harness.layer_norm(8))
+    else:
+        found = kept(harness, policy, lambda: harness.convnet(0), images(harness))
+    assert found == {"norm": True, "other": False}
 
 
 @pytest.mark.needs("float32_weights")
@@ -56,7 +68,7 @@ def test_norms_follow_the_policy_when_told_so(harness, dtype):
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_mixed_policies_keep_all_parameters(harness, policy):
-    model_kept = kept(harness, policy, lambda: harness.convnet(0))
+    model_kept = kept(harness, policy, lambda: harness.convnet(0), images(harness))
     assert model_kept == {"norm": True, "other": True}
 
 

@@ -114,6 +114,20 @@ def test_exhaustion_comes_at_the_limit_and_not_before(harness, form, limit, fini
     assert caught.value.scale == run.amp.loss_scale
 
 
+def test_a_run_of_skips_goes_on_after_a_load(harness):
+    """Saved a skip before the limit, loaded, and stopped at the limit."""
+    setting = ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=3)
+    first, second = (probe_run(harness, loss_scale=setting) for _ in range(2))
+    for _ in range(2):
+        first.feed(INF)
+    second.amp.load_state_dict(first.amp.state_dict())
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            second.feed(INF)
+    assert caught.value.skips == 3 or not second.amp.backend.looking_is_free
+    assert caught.value.tensors == tuple(harness.parameters(second.model))
+
+
 def test_a_static_scale_is_exhausted_too(harness, form):
     run = probe_run(harness, form, loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=3))
     with pytest.raises(ua.LossScaleExhausted) as caught:
