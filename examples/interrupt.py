@@ -14,10 +14,12 @@ class Interrupt:
     """A context in which a first SIGINT or SIGTERM is only noted; another one has its usual effect.
 
     Attributes:
-        asked: what to raise at a good place; None until a signal has come.
+        asked: whether a signal has come.
+        error: what to raise at a good place, once it has.
     """
 
-    asked: type[KeyboardInterrupt] | None = None
+    asked = False
+    error: type[KeyboardInterrupt] = KeyboardInterrupt
 
     def __enter__(self) -> Interrupt:
         self._before = {number: signal.signal(number, self._note) for number in ERRORS}
@@ -28,5 +30,5 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = ERRORS[signal.Signals(number)]
+        self.asked, self.error = True, ERRORS[signal.Signals(number)]
         self.__exit__()

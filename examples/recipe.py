@@ -98,7 +98,7 @@ def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, re
                 run.count(train_step(amp.to_native(images), amp.to_native(labels)))
                 if interrupt.asked and run.between_windows:
                     run.save()
-                    raise interrupt.asked
+                    raise interrupt.error
             run.read_losses()
             rate = (count - first) * cfg.batch_size / (time.perf_counter() - begun)
             run.end_epoch(accuracy(amp, kit, run.model, data), rate)
