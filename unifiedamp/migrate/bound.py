@@ -64,7 +64,7 @@ def _always(source: Source, node: cst.CSTNode) -> bool:
     for one in source.above(node):
         if one is scope:
             return True
-        decides = cst.If | cst.For | cst.While | cst.ExceptHandler | cst.Else | cst.IfExp | cst.Lambda
+        decides = cst.If | cst.For | cst.While | cst.Try | cst.ExceptHandler | cst.Else | cst.IfExp | cst.Lambda
         if isinstance(one, decides) and not (isinstance(one, cst.If) and "__main__" in source.code(one.test)):
             return False
     return True

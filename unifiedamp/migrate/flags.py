@@ -33,6 +33,7 @@ class Old:
         loop: whether a call belongs to a step of training.
         plain: whether the statements of the other branch do the same as the first one, without scaling.
         off: whether a statement of the other branch leaves AMP off.
+        value: whether a call of ``setup`` only names settings.
     """
 
     start: Callable[[cst.Call], bool]
@@ -40,6 +41,7 @@ class Old:
     loop: Callable[[cst.Call], bool]
     plain: Callable[[Sequence[cst.BaseStatement], Sequence[cst.BaseStatement]], bool]
     off: Callable[[cst.BaseStatement], bool]
+    value: Callable[[cst.Call], bool] = lambda _call: False
 
 
 def fold(source: Source, old: Old) -> bytes:
@@ -123,8 +125,12 @@ class _Folding:
             if odd:
                 self._refuse(odd[0], f"the branch without AMP (else of if {flag}) sets AMP up too", "make one session")
                 return
-        moved = [s for s in body if self._is_setup(s)]
-        kept = [s for s in body if s not in moved]
+        found = [s for s in self._simple(body) if self._is_setup(s)]
+        rest = [] if self._alike(body, other) else [s for s in other if not self._old.off(s)]
+        values = [s for s in found if not self._direct_calls(s)]
+        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest)
+        moved = found if simple else [s for s in found if s not in values]
+        kept = [s for s in self._simple(body) if s not in moved and s not in values]
         if any(targets(s) & self._names(m) for s in kept for m in moved):
             what = f"what is set up under if {flag} needs other lines of that branch"
             self._refuse(node, what, "make the session before the if")
@@ -132,17 +138,28 @@ class _Folding:
         begins = any(self._old.start(call) for s in moved for call in self._direct(s))
         (self._starts if begins else self._flags).setdefault(flag, node)
         lines = [self._text(s, flag) for s in moved]
-        rest = [s for s in other if not self._old.off(s)] if not self._alike(body, other) else []
-        if kept or any(not _is_quiet(self._source, s) for s in rest):
-            for line in lines:
-                self.edits.before(node, line)
-            for gone in moved:
-                self.edits.statement(gone)
-            for gone in other:
-                if self._old.off(gone):
-                    self.edits.statement(gone)
-        else:
+        if simple:
             self.edits.statement(node, *lines)
+            return
+        for line in lines:  # behind it: devices are set up before a session is made
+            self.edits.after(node, line)
+        for gone in [*moved, *(s for s in other if self._old.off(s))]:
+            self.edits.statement(gone)
+
+    def _simple(self, body: Sequence[Statement]) -> list[Statement]:
+        """Return the simple statements of a branch, those in a ``try`` too."""
+        found: list[Statement] = []
+        for each in body:
+            if isinstance(each, cst.Try):
+                found += self._simple([s for s in each.body.body if isinstance(s, Statement)])
+            else:
+                found.append(each)
+        return found
+
+    def _direct_calls(self, statement: cst.BaseStatement) -> bool:
+        """Whether a statement turns AMP on or wraps, and does not only name a policy."""
+        calls = [n for n in walk(statement) if isinstance(n, cst.Call)]
+        return any(self._old.start(call) or (self._old.setup(call) and not self._old.value(call)) for call in calls)
 
     def _is_setup(self, statement: cst.BaseStatement) -> bool:
         calls = self._direct(statement)

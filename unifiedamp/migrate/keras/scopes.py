@@ -106,10 +106,16 @@ def _first_layer(source: Source, start: Start, body: Sequence[Statement], index:
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break
-        if targets(body[place]) & needed:
+        if _assigned(body[place]) & needed:
             needed |= _names(body[place])
             first = place if _makes_layers(source, body[place]) else first
     return first
+
+
+def _assigned(statement: Statement) -> set[str]:
+    """Return what a statement assigns; of ``self.model``, that and not its parts."""
+    names = targets(statement)
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)} - {"self"}
 
 
 def _makes_layers(source: Source, statement: Statement) -> bool:
@@ -142,4 +148,5 @@ def _is_layer(source: Source, call: cst.Call, depth: int = 2) -> bool:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {one.value for one in walk(node) if isinstance(one, cst.Name)}
+    names = {one.value for one in walk(node) if isinstance(one, cst.Name)}
+    return (names | {dotted(one) for one in walk(node) if isinstance(one, cst.Attribute)}) - {"self", ""}
