@@ -20,6 +20,9 @@ from .source import Source, Statement
 
 WHEN = "unifiedamp_when"
 _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dtype|rewrite", re.IGNORECASE)
+_TRAINING = frozenset(
+    {"fit", "fit_generator", "compile", "train_on_batch", "GradientTape", "record", "Trainer", "Sequential", "Model"}
+)
 _QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
 
 
@@ -85,14 +88,22 @@ class _Folding:
             mine, theirs, body, other, flag = theirs, mine, other, body, _negated(flag)
         if any(map(old.loop, mine)):
             self._step(node, flag, body, other)
-        elif any(map(old.start, [*mine, *theirs])) or any(map(old.setup, [*mine, *theirs])):
+        elif any(old.start(c) or old.setup(c) for c in (*mine, *theirs)) and not self._holds_training(node):
             self._setup(node, flag, body, other)
+
+    def _holds_training(self, node: cst.If) -> bool:
+        """Whether an ``if`` is about more than AMP: the main guard, or one with models and loops in it."""
+        if "__name__" in self._source.code(node.test):
+            return True
+        calls = [n for n in walk(node) if isinstance(n, cst.Call)]
+        return any(name_of(call) in _TRAINING for call in calls)
 
     def _direct(self, node: cst.CSTNode) -> list[cst.Call]:
         """Return the old calls in a branch that no inner ``if`` chooses again."""
         calls = [n for n in walk(node) if isinstance(n, cst.Call)]
         old = self._old
         found = [c for c in calls if old.start(c) or old.setup(c) or old.loop(c)]
+        found = [c for c in found if argument(c, WHEN) is None]
         return [c for c in found if not self._chosen_inside(c, node)]
 
     def _chosen_inside(self, call: cst.Call, outer: cst.CSTNode) -> bool:
@@ -141,8 +152,9 @@ class _Folding:
         if simple:
             self.edits.statement(node, *lines)
             return
-        for line in lines:  # behind it: devices are set up before a session is made
-            self.edits.after(node, line)
+        leaves = any(isinstance(n, cst.Return | cst.Raise | cst.Break | cst.Continue) for s in body for n in walk(s))
+        for line in lines:  # behind it, where it can be: devices are set up before a session is made
+            (self.edits.before if leaves else self.edits.after)(node, line)
         for gone in [*moved, *(s for s in other if self._old.off(s))]:
             self.edits.statement(gone)
 

@@ -92,12 +92,24 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
         raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
     statement = source.statement(assign)
     block = source.block(statement)
+    if source.scope(assign) is source.scope(start.call) and not _in_reach(source, start.call, assign):
+        return  # a branch without the policy: its model was never a mixed one
     body = [s for s in block.body if isinstance(s, Statement)]
     adds = filter(None, (source.in_block(call, block) for call in additions(source, model, source.scope(assign))))
     last = max([body.index(statement), *(body.index(each) for each in adds)])
     first = _first_layer(source, start, body, body.index(statement))
     trained.users.append(statement)
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
+
+
+def _in_reach(source: Source, made: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether a node is in the block, or within one, in which a session is made; conditions alone keep it out."""
+    for one in source.above(source.statement(made)):
+        if isinstance(one, cst.IndentedBlock) and isinstance(source.parents[one], cst.If | cst.Else):
+            return source.inside(node, one)
+        if one is source.scope(made):
+            break
+    return True
 
 
 def _first_layer(source: Source, start: Start, body: Sequence[Statement], index: int) -> int:
