@@ -52,6 +52,9 @@ def _seen_outside(source: Source, name: str, assign: cst.Assign, scope: cst.CSTN
         return False
     if source.inside(scope, outer):
         return True
+    leaves = [one for one in source.of(cst.Return) if source.scope(one) is outer]
+    if any(source.order[one] < source.order[assign] for one in leaves):
+        return False
     shared = any(
         dotted(item.name) == name for g in source.of(cst.Global) if source.scope(g) is outer for item in g.names
     )
