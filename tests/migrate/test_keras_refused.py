@@ -53,14 +53,18 @@ CASES = {
                        "    if amp:\n        scaled = opt.get_scaled_loss(loss)\n    else:\n        train(loss)\n"),
         11, "does more than the same step",
     ),
-    "policy under a condition with training": (
-        "def main():\n    if cond:\n        " + POLICY + "        other()\n    def inner():\n        model = make()\n"
-        "        model.compile('sgd', 'mse')\n", 8, "made by"
+    "set up under a condition": (
+        "def setup():\n    " + POLICY + "def main():\n    if cond:\n        setup()\n    " + MODEL
+        + "    model.compile('sgd', 'mse')\n", 8, "under a condition"
+    ),
+    "set up after an early return": (
+        "def setup():\n    if no:\n        return\n    " + POLICY + "def main():\n    setup()\n    " + MODEL
+        + "    model.compile('sgd', 'mse')\n", 9, "under a condition"
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("policy under")])
+@pytest.mark.parametrize("name", CASES)
 def test_refused_with_its_line_and_reason(name):
     text, line, reason = CASES[name]
     done = migrated(HEAD + text)
@@ -79,3 +83,33 @@ def test_fine_tuning_is_refused():
     done = migrated(text)
     assert not done.changed
     assert "compiled again" in done.findings[0].what
+
+
+BRANCHES = """\
+def main(mode, fp16):
+    if mode == "train":
+        if fp16:
+            mixed_precision.set_global_policy("mixed_float16")
+        model = tf.keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(x, y)
+    else:
+        model = tf.keras.models.load_model("saved")
+        model.predict(x)
+"""
+
+
+def test_a_branch_without_training_stays_as_it_is():
+    new = migrated(HEAD + BRANCHES).after.decode()
+    assert (
+        '        amp = ua.Amp(\n            "tensorflow",\n            policy="mixed_float16" if fp16 else "float32",'
+        in new
+    )
+    assert new[new.index("    else:") :] == BRANCHES[BRANCHES.index("    else:") :]
+
+
+def test_a_flag_with_a_return_in_its_branch_comes_first():
+    text = "def setup(fp16):\n    if fp16:\n        " + POLICY + "        return True\n    return False\n"
+    text += "def main():\n    setup(True)\n    " + MODEL + "    model.compile('sgd', 'mse')\n"
+    new = migrated(HEAD + text).after.decode()
+    assert new.index("ua.Amp(") < new.index("if fp16:") < new.index("return True")

@@ -20,6 +20,7 @@ if not ua.available_backends()["mxnet"].installed:
 ua.Amp("mxnet", "float32")  # MXNet needs the layer's help to be imported
 from migrating import identifiers, migrated  # noqa: E402
 
+from unifiedamp.migrate.batch import Batch  # noqa: E402
 from unifiedamp_mxnet.native import NUMPY_API  # noqa: E402
 
 if NUMPY_API:
@@ -73,3 +74,50 @@ def test_the_weights_are_those_of_the_old_code(name):
         assert len(old) == len(found)
         for before, after in zip(old, found, strict=True):
             np.testing.assert_allclose(after, before, **SAME)
+
+
+def test_files_of_a_folder_train_together(tmp_path, monkeypatch):
+    folder = Path(__file__).parent / "old" / "several"
+    for path in folder.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text("utf-8"))
+    batch = Batch(tmp_path)
+    batch.write()
+    assert (tmp_path / "network.py").read_text("utf-8") == (folder / "network.py").read_text("utf-8")
+    new = (tmp_path / "train_several.py").read_text("utf-8").replace('"mixed_float16"', '"float32"')
+    assert "amp.step(trainer)" in new
+    monkeypatch.syspath_prepend(tmp_path)
+    for flag in (True, False):
+        old = weights(without_amp((folder / "train_several.py").read_text("utf-8")), "train_several", flag)
+        for before, after in zip(old, weights(new, "train_several", flag), strict=True):
+            np.testing.assert_allclose(after, before, **SAME)
+
+
+REFUSED = {
+    "bare update": ("trainer.step(4)", "trainer.allreduce_grads()\ntrainer.update(4)", "no single trainer.step"),
+    "own scaler": ("trainer.step(4)", "trainer.step(4)\ntrainer._amp_loss_scaler._scale_seq_len = 5", "own scaler"),
+    "bare step": ("trainer.step(4)", "trainer.step(4)\ndef more():\n    trainer.step(1)", "left bare"),
+    "another record": ("trainer.step(4)", "trainer.step(4)\nwith autograd.record():\n    other = net(x)", "trained in"),
+    "one or a list": ("loss = f(net(x))", "losses = f(net(x))", "cannot be seen"),
+}  # fmt: skip
+SMALL = """\
+from mxnet import autograd, gluon
+from mxnet.contrib import amp
+amp.init()
+trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+amp.init_trainer(trainer)
+with autograd.record():
+    loss = f(net(x))
+    with amp.scale_loss(loss, trainer) as scaled_loss:
+        autograd.backward(scaled_loss)
+trainer.step(4)
+"""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_reason(name):
+    old, new, reason = REFUSED[name]
+    text = SMALL.replace(old, new)
+    text = text.replace("scale_loss(loss,", "scale_loss(losses,") if "losses" in new else text
+    done = migrated(text)
+    assert not done.changed, done.diff()
+    assert any(reason in found.what and found.blocks for found in done.findings), done.findings

@@ -52,6 +52,9 @@ def _seen_outside(source: Source, name: str, assign: cst.Assign, scope: cst.CSTN
         return False
     if source.inside(scope, outer):
         return True
+    leaves = [one for one in source.of(cst.Return) if source.scope(one) is outer]
+    if any(source.order[one] < source.order[assign] for one in leaves):
+        return False
     shared = any(
         dotted(item.name) == name for g in source.of(cst.Global) if source.scope(g) is outer for item in g.names
     )
@@ -64,7 +67,7 @@ def _always(source: Source, node: cst.CSTNode) -> bool:
     for one in source.above(node):
         if one is scope:
             return True
-        decides = cst.If | cst.For | cst.While | cst.ExceptHandler | cst.Else | cst.IfExp | cst.Lambda
+        decides = cst.If | cst.For | cst.While | cst.Try | cst.ExceptHandler | cst.Else | cst.IfExp | cst.Lambda
         if isinstance(one, decides) and not (isinstance(one, cst.If) and "__main__" in source.code(one.test)):
             return False
     return True

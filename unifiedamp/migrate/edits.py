@@ -87,7 +87,6 @@ class _Apply(cst.CSTTransformer):
         super().__init__()
         self._edits = edits
         self._config = module.config_for_parsing
-        self._wraps = {wrap.first: wrap for wrap in edits.wraps}
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         """See ``CSTTransformer``: expressions are replaced here, statements by the block they stand in."""
@@ -108,13 +107,28 @@ class _Apply(cst.CSTTransformer):
         body: list[Any] = []
         open_wrap: Wrap | None = None
         inside: list[Any] = []
+        wraps = self._merged(original)
         for old, new in zip(original, updated, strict=True):
-            open_wrap = open_wrap or self._wraps.get(old)
+            open_wrap = open_wrap or wraps.get(old)
             (body if open_wrap is None else inside).extend(self._one(old, new))
             if open_wrap is not None and open_wrap.last is old:
                 body += self._under(open_wrap.header, inside)
                 open_wrap, inside = None, []
         return body
+
+    def _merged(self, body: Sequence[Any]) -> dict[Statement, Wrap]:
+        """Return the regions of a block by their first statements; those that overlap, under one header, as one."""
+        places = {statement: place for place, statement in enumerate(body)} if self._edits.wraps else {}
+        mine = [wrap for wrap in self._edits.wraps if wrap.first in places and wrap.last in places]
+        merged: list[Wrap] = []
+        for wrap in sorted(mine, key=lambda wrap: places[wrap.first]):
+            before = merged[-1] if merged else None
+            if before and before.header == wrap.header and places[wrap.first] <= places[before.last]:
+                last = max(before.last, wrap.last, key=places.__getitem__)
+                merged[-1] = before._replace(last=last)
+            else:
+                merged.append(wrap)
+        return {wrap.first: wrap for wrap in merged}
 
     def _one(self, old: Any, new: Any) -> list[Any]:
         edits = self._edits

@@ -20,6 +20,9 @@ from .source import Source, Statement
 
 WHEN = "unifiedamp_when"
 _AMP_WORDS = re.compile(r"amp|fp_?16|float_?16|half|mixed|precision|LossScale|dtype|rewrite", re.IGNORECASE)
+_TRAINING = frozenset(
+    {"fit", "fit_generator", "compile", "train_on_batch", "GradientTape", "record", "Trainer", "Sequential", "Model"}
+)
 _QUIET = re.compile(r"^(print|pass\b|tf\.print|log|logger|logging|warnings|os\.environ|_?LOGGER|absl)", re.IGNORECASE)
 
 
@@ -33,6 +36,7 @@ class Old:
         loop: whether a call belongs to a step of training.
         plain: whether the statements of the other branch do the same as the first one, without scaling.
         off: whether a statement of the other branch leaves AMP off.
+        value: whether a call of ``setup`` only names settings.
     """
 
     start: Callable[[cst.Call], bool]
@@ -40,6 +44,7 @@ class Old:
     loop: Callable[[cst.Call], bool]
     plain: Callable[[Sequence[cst.BaseStatement], Sequence[cst.BaseStatement]], bool]
     off: Callable[[cst.BaseStatement], bool]
+    value: Callable[[cst.Call], bool] = lambda _call: False
 
 
 def fold(source: Source, old: Old) -> bytes:
@@ -83,14 +88,22 @@ class _Folding:
             mine, theirs, body, other, flag = theirs, mine, other, body, _negated(flag)
         if any(map(old.loop, mine)):
             self._step(node, flag, body, other)
-        elif any(map(old.start, [*mine, *theirs])) or any(map(old.setup, [*mine, *theirs])):
+        elif any(old.start(c) or old.setup(c) for c in (*mine, *theirs)) and not self._holds_training(node):
             self._setup(node, flag, body, other)
+
+    def _holds_training(self, node: cst.If) -> bool:
+        """Whether an ``if`` is about more than AMP: the main guard, or one with models and loops in it."""
+        if "__name__" in self._source.code(node.test):
+            return True
+        calls = [n for n in walk(node) if isinstance(n, cst.Call)]
+        return any(name_of(call) in _TRAINING for call in calls)
 
     def _direct(self, node: cst.CSTNode) -> list[cst.Call]:
         """Return the old calls in a branch that no inner ``if`` chooses again."""
         calls = [n for n in walk(node) if isinstance(n, cst.Call)]
         old = self._old
         found = [c for c in calls if old.start(c) or old.setup(c) or old.loop(c)]
+        found = [c for c in found if argument(c, WHEN) is None]
         return [c for c in found if not self._chosen_inside(c, node)]
 
     def _chosen_inside(self, call: cst.Call, outer: cst.CSTNode) -> bool:
@@ -123,8 +136,12 @@ class _Folding:
             if odd:
                 self._refuse(odd[0], f"the branch without AMP (else of if {flag}) sets AMP up too", "make one session")
                 return
-        moved = [s for s in body if self._is_setup(s)]
-        kept = [s for s in body if s not in moved]
+        found = [s for s in self._simple(body) if self._is_setup(s)]
+        rest = [] if self._alike(body, other) else [s for s in other if not self._old.off(s)]
+        values = [s for s in found if not self._direct_calls(s)]
+        simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest)
+        moved = found if simple else [s for s in found if s not in values]
+        kept = [s for s in self._simple(body) if s not in moved and s not in values]
         if any(targets(s) & self._names(m) for s in kept for m in moved):
             what = f"what is set up under if {flag} needs other lines of that branch"
             self._refuse(node, what, "make the session before the if")
@@ -132,17 +149,29 @@ class _Folding:
         begins = any(self._old.start(call) for s in moved for call in self._direct(s))
         (self._starts if begins else self._flags).setdefault(flag, node)
         lines = [self._text(s, flag) for s in moved]
-        rest = [s for s in other if not self._old.off(s)] if not self._alike(body, other) else []
-        if kept or any(not _is_quiet(self._source, s) for s in rest):
-            for line in lines:
-                self.edits.before(node, line)
-            for gone in moved:
-                self.edits.statement(gone)
-            for gone in other:
-                if self._old.off(gone):
-                    self.edits.statement(gone)
-        else:
+        if simple:
             self.edits.statement(node, *lines)
+            return
+        leaves = any(isinstance(n, cst.Return | cst.Raise | cst.Break | cst.Continue) for s in body for n in walk(s))
+        for line in lines:  # behind it, where it can be: devices are set up before a session is made
+            (self.edits.before if leaves else self.edits.after)(node, line)
+        for gone in [*moved, *(s for s in other if self._old.off(s))]:
+            self.edits.statement(gone)
+
+    def _simple(self, body: Sequence[Statement]) -> list[Statement]:
+        """Return the simple statements of a branch, those in a ``try`` too."""
+        found: list[Statement] = []
+        for each in body:
+            if isinstance(each, cst.Try):
+                found += self._simple([s for s in each.body.body if isinstance(s, Statement)])
+            else:
+                found.append(each)
+        return found
+
+    def _direct_calls(self, statement: cst.BaseStatement) -> bool:
+        """Whether a statement turns AMP on or wraps, and does not only name a policy."""
+        calls = [n for n in walk(statement) if isinstance(n, cst.Call)]
+        return any(self._old.start(call) or (self._old.setup(call) and not self._old.value(call)) for call in calls)
 
     def _is_setup(self, statement: cst.BaseStatement) -> bool:
         calls = self._direct(statement)

@@ -37,6 +37,7 @@ def without_flags(source: Source) -> bytes:
             loop=lambda call: name_of(call) in _LOOP,
             plain=lambda body, other: _plain(body, other),
             off=is_off,
+            value=lambda call: call in values,
         ),
     )
 

@@ -92,6 +92,8 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
         raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
     statement = source.statement(assign)
     block = source.block(statement)
+    if source.scope(assign) is source.scope(start.call) and not _in_reach(source, start.call, assign):
+        return  # a branch without the policy: its model was never a mixed one
     body = [s for s in block.body if isinstance(s, Statement)]
     adds = filter(None, (source.in_block(call, block) for call in additions(source, model, source.scope(assign))))
     last = max([body.index(statement), *(body.index(each) for each in adds)])
@@ -100,16 +102,32 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     work.edits.wrap(body[first], body[last], f"with {work.names.amp}.scope():")
 
 
+def _in_reach(source: Source, made: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Whether a node is in the block, or within one, in which a session is made; conditions alone keep it out."""
+    for one in source.above(source.statement(made)):
+        if isinstance(one, cst.IndentedBlock) and isinstance(source.parents[one], cst.If | cst.Else):
+            return source.inside(node, one)
+        if one is source.scope(made):
+            break
+    return True
+
+
 def _first_layer(source: Source, start: Start, body: Sequence[Statement], index: int) -> int:
     """Return the first of the statements that make the layers of the model made at ``index``."""
     first, needed = index, _names(body[index])
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break
-        if targets(body[place]) & needed:
+        if _assigned(body[place]) & needed:
             needed |= _names(body[place])
             first = place if _makes_layers(source, body[place]) else first
     return first
+
+
+def _assigned(statement: Statement) -> set[str]:
+    """Return what a statement assigns; of ``self.model``, that and not its parts."""
+    names = targets(statement)
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)} - {"self"}
 
 
 def _makes_layers(source: Source, statement: Statement) -> bool:
@@ -142,4 +160,5 @@ def _is_layer(source: Source, call: cst.Call, depth: int = 2) -> bool:
 
 
 def _names(node: cst.CSTNode) -> set[str]:
-    return {one.value for one in walk(node) if isinstance(one, cst.Name)}
+    names = {one.value for one in walk(node) if isinstance(one, cst.Name)}
+    return (names | {dotted(one) for one in walk(node) if isinstance(one, cst.Attribute)}) - {"self", ""}

@@ -9,6 +9,7 @@ import libcst as cst
 from ..flags import WHEN
 from ..nodes import argument, dotted, literal
 from ..sessions import session_line
+from ..source import Statement
 from ..work import Work
 from .flags import is_float32
 from .scales import dynamic_scale, experimental_scale, quoted, wrapper_scale
@@ -58,7 +59,24 @@ def make_session(work: Work, start: Start) -> None:
         work.edits.expression(start.call, work.source.code(start.call.args[0].value))
         return
     again = _renamed(work, start.call) if start.rewrites else []
-    work.edits.statement(work.source.statement(start.call), line, *again)
+    statement = work.source.statement(start.call)
+    around = _try_around(work, statement)
+    if around is None:
+        work.edits.statement(statement, line, *again)
+    else:  # what fails there is not to leave the file without a session
+        work.edits.statement(statement, *again)
+        work.edits.after(around, line)
+
+
+def _try_around(work: Work, statement: Statement) -> Statement | None:
+    """Return the outermost ``try`` around a statement in the same function, where nothing else decides."""
+    found: Statement | None = None
+    for one in work.source.above(statement):
+        if isinstance(one, cst.Try):
+            found = one
+        elif not isinstance(one, cst.IndentedBlock | cst.Finally):
+            break
+    return found
 
 
 def _behind_flag(work: Work, call: cst.Call, policy: str, scale: str | None) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ OLD_IMPORTS = (
 )  # fmt: skip
 _KERAS = r"(?:tensorflow\.(?:compat\.v[12]\.)?)?(?:tf_)?keras"
 POLICY = re.compile(
-    rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.set_(?:global_)?policy|config\.set_dtype_policy)"
+    rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.set_(?:global_|dtype_)?policy|config\.set_dtype_policy)"
 )
 WRAPPER = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?|optimizers)\.LossScaleOptimizer")
 VALUE = re.compile(rf"{_KERAS}\.(?:mixed_precision(?:\.experimental)?\.Policy|DTypePolicy)")

@@ -7,6 +7,7 @@ import libcst as cst
 from ..flags import WHEN
 from ..nodes import argument, dotted, literal, walk
 from ..sessions import prepare_line, session_line
+from ..source import Source
 from ..work import Work
 
 _LISTS = ("target_precision_ops", "conditional_fp32_ops", "fp32_ops", "layout_optimization")
@@ -53,21 +54,26 @@ def prepare(work: Work, call: cst.Call) -> str:
     statement = work.alone(call, _PREPARE)
     given = argument(call, "optimizer_or_trainer", 0)
     trainer = dotted(given) if given is not None else ""
-    models = [
-        model
-        for assign in source.assigns(trainer)
-        if source.scope(assign) is source.scope(call)
-        for model in _collected(assign.value)
-    ]
+    assigns = [a for a in source.assigns(trainer) if source.scope(a) is source.scope(call)]
+    models = [model for assign in assigns for model in _collected(source, assign.value)]
     if not trainer or not models:
         what = f"no line `{trainer or 'trainer'} = gluon.Trainer(net.collect_params(), ...)` here"
         raise work.stop(call, what, _PREPARE)
+    for assign in assigns:
+        if isinstance(assign.value, cst.Call) and not source.meaning(assign.value.func).endswith("gluon.Trainer"):
+            note = "a session prepares gluon.Trainers: see that this is one, or hand the gradients over by hand"
+            work.note(assign, f"{trainer} is made by {dotted(assign.value.func)}", note)
     work.edits.statement(statement, prepare_line(work.names.amp, list(dict.fromkeys(models)), [trainer]))
     return trainer
 
 
-def _collected(value: cst.CSTNode) -> list[str]:
-    """Return the models whose ``collect_params()`` an expression takes."""
+def _collected(source: Source, value: cst.CSTNode, depth: int = 2) -> list[str]:
+    """Return the models whose ``collect_params()`` an expression takes, through variables."""
     attributes = [n for n in walk(value) if isinstance(n, cst.Attribute)]
     owners = [n for n in attributes if n.attr.value.startswith("collect_") and n.attr.value.endswith(_PARAMS)]
-    return [name for name in (dotted(owner.value) for owner in owners) if name]
+    found = [name for name in (dotted(owner.value) for owner in owners) if name]
+    for name in [n.value for n in walk(value) if isinstance(n, cst.Name)] if depth and not found else ():
+        for assign in source.assigns(name):
+            if source.scope(assign) is source.scope(value):
+                found += _collected(source, assign.value, depth - 1)
+    return found
