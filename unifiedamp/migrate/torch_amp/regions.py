@@ -27,12 +27,13 @@ def seen_regions(work: Work, scalers: Sequence[Scaler]) -> dict[cst.Call, str]:
     """Return each autocast that sees a session, with its policy; the others are left."""
     seen: dict[cst.Call, str] = {}
     for call in work.source.calls(*AUTOCAST):
-        if isinstance(work.source.parents[call], cst.Decorator) or not any(s.seen_from(call) for s in scalers):
-            leave(work, call, "autocast where the session cannot be seen")
-            continue
-        if _entered(work.source, call) is None:
+        decorates = isinstance(work.source.parents[call], cst.Decorator)
+        if not decorates and _entered(work.source, call) is None:
             work.block(call, f"`{work.source.code(call)}` outside a with statement",
                        "write `with amp.autocast():` where the region is entered")  # fmt: skip
+            continue
+        if decorates or not any(scaler.seen_from(call) for scaler in scalers):
+            leave(work, call, "autocast where the session cannot be seen")
             continue
         with work.blocking():
             seen[call] = policy_of(work, call)

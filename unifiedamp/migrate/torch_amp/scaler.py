@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import dotted, parameters
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
@@ -68,7 +68,13 @@ class Scaler:
         """Return what the session is called where ``node`` stands, or None."""
         order, module = self._source.order, self._source.module
         scopes: list[cst.CSTNode] = [one for one in self._source.above(node) if isinstance(one, cst.FunctionDef)]
-        owners: list[cst.CSTNode] = [owner for owner in map(self._aliases.class_of, scopes) if owner is not None]
+        owners: list[cst.CSTNode] = [
+            owner
+            for scope in scopes
+            if isinstance(scope, cst.FunctionDef) and parameters(scope)[:1] == ["self"]
+            for owner in (self._aliases.class_of(scope),)
+            if owner is not None
+        ]
         found: dict[cst.CSTNode, str] = {key[0]: name for key, name in self._names.items()}
         for scope in [*scopes, *owners, module]:
             if scope not in found:
@@ -97,9 +103,7 @@ class Scaler:
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.arguments(call):
             if arg.keyword is not None and (function, name) in keys:
-                self._work.edits.change(
-                    arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp))
-                )
+                self._work.edits.change(arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp)))
 
     def _renamed(self, text: str) -> str:
         root = text.rpartition(".")[0]

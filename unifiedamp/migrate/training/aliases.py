@@ -17,7 +17,21 @@ WRAPPERS = (
     "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
 )  # fmt: skip
 _CONSTANTS = ("None", "True", "False")
-_EVERYWHERE = ("step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log")
+_EVERYWHERE = (
+    "step",
+    "update",
+    "get",
+    "append",
+    "add",
+    "items",
+    "keys",
+    "values",
+    "reset",
+    "save",
+    "load",
+    "to",
+    "log",
+)
 _MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
 
 
@@ -205,10 +219,10 @@ class Aliases:
                 if isinstance(value, cst.Call):
                     self._returned(value, one.value, place, len(target.elements))
             return
-        for one in peeled(value):
-            self._same(self.key(target), self.key(one))
-            if isinstance(one, cst.Call):
-                self._returned(one, target, None, 0)
+        for part in peeled(value):
+            self._same(self.key(target), self.key(part))
+            if isinstance(part, cst.Call):
+                self._returned(part, target, None, 0)
 
     def _given_back(self, target: cst.Tuple | cst.List, value: cst.BaseExpression) -> None:
         """``[a, b], c = amp.initialize([d, e], f)``: lists in lists."""
