@@ -58,7 +58,7 @@ with autocast():
 scaler.step(optimizer)
 scaler.update()
 """
-REGION_APART = TORCH_STEP.replace("with autocast():", "region = autocast()\nwith region:")
+REGION_APART = TORCH_STEP.replace("with autocast():", "regions = [autocast()]\nwith regions[0]:")
 LATE = """\
 for epoch in range(2):
     loss = torch.ones(1)

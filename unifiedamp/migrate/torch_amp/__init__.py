@@ -14,7 +14,7 @@ from ..training.names import free_name
 from ..work import Work
 from .calls import rewrite_calls
 from .prepare import model_groups, prepare
-from .regions import leave, rewrite_regions, seen_regions
+from .regions import entered, leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
 from .session import Session, common_flag
 from .uses import find_uses
@@ -52,8 +52,17 @@ def plan(work: Work) -> None:
         _refuse_references(work)
         regions = seen_regions(work, scalers)
         for scaler in scalers:
-            _plan_one(work, aliases, scaler, {c: p for c, p in regions.items() if scaler.seen_from(c) is not None})
+            _plan_one(work, aliases, scaler, _seen(work, scaler, regions))
     work.decide()
+
+
+def _seen(work: Work, scaler: Scaler, regions: dict[cst.Call, str]) -> dict[cst.Call, str]:
+    """Return the regions that are entered where a session can be seen."""
+    return {
+        call: policy
+        for call, policy in regions.items()
+        if all(scaler.seen_from(item) is not None for item in entered(work.source, call))
+    }
 
 
 def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Call, str]) -> None:
@@ -69,8 +78,8 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
         prepare(work, aliases, scaler, session, uses)
     plain = f"autocast({'' if session.switched else 'enabled=False'})"
     scaled = set(uses.of("scale"))
-    entered = [work.source.parents[work.source.parents[c]] for c in regions if c in regions]
-    loops.regions = {one for node in entered for one in (node, *work.source.above(node)) if isinstance(one, cst.With)}
+    withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]
+    loops.regions = {one for one in withs if isinstance(one, cst.With)}
     loops.rewrite(
         lambda site: (
             None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:"
