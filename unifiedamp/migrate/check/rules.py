@@ -75,8 +75,8 @@ def clipping(facts: Facts) -> Iterator[Problem]:
 
 def regions(facts: Facts) -> Iterator[Problem]:
     """Regions hold forward passes alone, and each scaled loss has one."""
-    for with_ in facts.regions():
-        inside = {*walk(with_.body)}
+    inside = {node for with_ in facts.regions() for node in walk(with_.body)}
+    if inside:
         for call in facts.calls(*_ORDER):
             if call in inside:
                 yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"

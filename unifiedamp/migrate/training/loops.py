@@ -201,13 +201,14 @@ class Loops:
         """Return what steps behind ``place``, each once, until another loss goes backward."""
         source = self.work.source
         backward = [site.call for site in (*self.sites, *self.plain)]
+        steps = self._all_steps()
         position: Statement | None = place
         while position is not None:
             found: list[cst.BaseExpression] = []
             for later in source.after(position):
                 if found and any(source.inside(call, later) for call in backward):
                     break
-                found += [stepped(call) for call in self._all_steps() if source.inside(call, later)]
+                found += [stepped(call) for call in steps if source.inside(call, later)]
             if found:
                 seen = {source.code(one): one for one in reversed(found)}
                 return list(reversed(seen.values()))
