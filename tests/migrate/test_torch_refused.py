@@ -66,6 +66,17 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 model2 = torch.nn.Linear(2, 2)
 """
+TWO = """\
+scaler2 = GradScaler()
+def run(a, b):
+    with autocast():
+        loss = model(torch.ones(2, 2)).sum()
+    a.scale(loss).backward()
+    a.step(optimizer)
+    a.update()
+    b.update()
+run(scaler, scaler2)
+"""
 TUNE = """\
 
 
@@ -102,6 +113,7 @@ def tune(x):
         (TORCH + TORCH_STEP.replace("backward()", "backward(create_graph=True)") + "r = scaler.step(optimizer)\n",
          [(9, "create_graph=True"), (10, "the result of scaler.step(optimizer) is used")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler = None\n", [(11, "assigned twice")]),
+        (TORCH + TWO, [(8, "a and b are passed to one function")]),
         (TORCH + LATE, [(6, "no autocast region where the GradScaler can be seen")]),
     ],
 )  # fmt: skip

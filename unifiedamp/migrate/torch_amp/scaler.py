@@ -94,11 +94,21 @@ class Scaler:
             if not edits.covers(self._source, use):
                 edits.expression(use, self.name(use))
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
+        self._refuse_pairs(keys)
         for node in self._source.nodes:
             if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
             elif isinstance(node, cst.Call):
                 self._rename_keywords(node, keys)
+
+    def _refuse_pairs(self, keys: set[Key]) -> None:
+        """Refuse functions that are given two scalers: one session would be passed twice."""
+        for function in {scope for scope, _ in keys}:
+            given = [name for scope, name in sorted(keys, key=lambda key: key[1]) if scope is function]
+            given = [name for name in given if name in parameters(function)]
+            if len(given) > 1:
+                self._work.block(function, f"{' and '.join(given)} are passed to one function",
+                                 "a session has one scale for all its losses: pass one")  # fmt: skip
 
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.arguments(call):
