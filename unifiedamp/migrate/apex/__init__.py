@@ -38,6 +38,7 @@ def plan(work: Work) -> None:
     work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     aliases = Aliases(work.source)
     answer(work)
+    _read_scale(work)
     _refuse_unknown(work)
     made: list[Start] = []
     for call in starts:
@@ -51,6 +52,18 @@ def plan(work: Work) -> None:
     work.decide()
     for call in starts[:1]:
         share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
+
+
+def _read_scale(work: Work) -> None:
+    """``amp._amp_state.loss_scalers[0].loss_scale()`` is the scale."""
+    for call in work.source.methods("loss_scale"):
+        assert isinstance(call.func, cst.Attribute)
+        scalers = call.func.value
+        if (
+            isinstance(scalers, cst.Subscript)
+            and work.source.meaning(scalers.value) == "apex.amp._amp_state.loss_scalers"
+        ):
+            work.edits.expression(call, f"{work.names.amp}.loss_scale")
 
 
 def _drop_globals(work: Work) -> None:
@@ -76,7 +89,7 @@ def _refuse_unknown(work: Work) -> None:
             continue
         if isinstance(node, cst.Name) and not source.is_reference(node):
             continue
-        if name not in ("initialize", *IN_LOOPS):
+        if name not in ("initialize", *IN_LOOPS) and not work.edits.covers(source, node):
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import libcst as cst
 
 from ..nodes import dotted
-from ..source import Statement
 from ..work import Work
 
 
@@ -43,15 +42,11 @@ def _question(work: Work, node: cst.Comparison) -> None:
         return
     none = isinstance(one.operator, cst.Is | cst.Equal)
     around = work.source.parents[node]
-    if none and isinstance(around, cst.If) and around.orelse is None and isinstance(_statement(work, around), cst.If):
-        if isinstance(work.source.parents.get(around), cst.IndentedBlock | cst.Module):
-            work.edits.statement(around)
-            return
+    alone = isinstance(work.source.parents.get(around), cst.IndentedBlock | cst.Module)
+    if none and alone and isinstance(around, cst.If) and around.orelse is None:
+        work.edits.statement(around)
+        return
     work.edits.expression(node, "False" if none else "True")
-
-
-def _statement(work: Work, node: cst.CSTNode) -> Statement:
-    return work.source.statement(node)
 
 
 def _is_amp(node: cst.CSTNode) -> bool:

@@ -158,6 +158,3 @@ def _objects(work: Work, call: cst.Call, given: cst.BaseExpression | None) -> li
             "assign models and optimizers to names before, and run migrate again",
         )  # fmt: skip
     return parts
-
-
-

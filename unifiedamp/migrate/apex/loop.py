@@ -25,13 +25,16 @@ def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None
     amp = work.names.amp
     models = {aliases.of(one) for start in starts for one in start.models}
     optimizers = {aliases.of(one): work.source.code(one) for start in starts for one in start.optimizers}
-    loops = Loops(work, aliases, models - {None}, {k: v for k, v in optimizers.items() if k}, lambda node: amp)
+    loops = Loops(work, aliases, models - {None}, {k: v for k, v in optimizers.items() if k}, lambda _: amp)
+    loops.unscales = True
     for call in calls_of(work.source, "scale_loss"):
         with work.blocking():
             loops.sites.append(_site(work, loops, call))
+    if len(starts) < len(calls_of(work.source, "initialize")):
+        return  # said of initialize
     loops.find_plain()
-    _master_params(work, loops)
-    loops.rewrite(lambda site: f"with {amp}.autocast():")
+    _master_params(work)
+    loops.rewrite(lambda _: f"with {amp}.autocast():")
 
 
 def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
@@ -52,7 +55,7 @@ def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
     many = optimizers.elements if isinstance(optimizers, cst.List | cst.Tuple) else ()
     named = [one.value for one in many] or [optimizers]
     for one in named:
-        if not loops.is_optimizer(one):
+        if loops.optimizers and not loops.is_optimizer(one):
             work.block(call, f"{source.code(one)} cannot be told to be an optimizer that amp.initialize was given",
                        "scale the loss for the optimizers that `amp.prepare` returned")  # fmt: skip
     codes = [source.code(one) for one in named]
@@ -86,7 +89,7 @@ def _handle(work: Work, with_: cst.With, name: str) -> None:
         work.edits.expression(use, f"{name}.value")
 
 
-def _master_params(work: Work, loops: Loops) -> None:
+def _master_params(work: Work) -> None:
     """``amp.master_params(optimizer)``: in torch's clipping, and elsewhere, the optimizer's parameters."""
     source = work.source
     for call in calls_of(source, "master_params"):

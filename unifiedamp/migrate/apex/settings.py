@@ -27,8 +27,7 @@ def _loss_scale(work: Work, call: cst.Call) -> str | None:
     source = work.source
     bounds = {"min_scale": argument(call, "min_loss_scale"), "max_scale": argument(call, "max_loss_scale")}
     known = {key: source.code(value) for key, value in bounds.items() if value is not None}
-    if "max_scale" in known:  # where Apex begins: 2**16, or below
-        known = {"initial_scale": f"min(2.0**16, {known['max_scale']})"} | known
+    known = _start(bounds["max_scale"], known) | known
     if known:
         return dynamic(work.names, **known)
     given = argument(call, "loss_scale")
@@ -36,6 +35,15 @@ def _loss_scale(work: Work, call: cst.Call) -> str | None:
         return None
     value = literal(given)
     return str(float(value)) if isinstance(value, str) and _is_number(value) else source.code(given)
+
+
+def _start(bound: cst.BaseExpression | None, known: dict[str, str]) -> dict[str, str]:
+    """Apex begins at 2**16, or at ``max_loss_scale`` where that is below."""
+    value = literal(bound)
+    if bound is None or (isinstance(value, int | float) and value >= 2.0**16):
+        return {}
+    code = known["max_scale"]
+    return {"initial_scale": code if isinstance(value, int | float) else f"min(2.0**16, {code})"}
 
 
 def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:

@@ -1,4 +1,4 @@
-"""Reads a migrated torch training script before it is offered: what would train wrongly, or not run, is refused by line."""
+"""Reads a migrated torch script before it is offered: what would train wrongly, or not run, is refused by line."""
 
 from __future__ import annotations
 

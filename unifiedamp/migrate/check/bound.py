@@ -30,11 +30,17 @@ def _assigned(facts: Facts, scope: cst.CSTNode, name: str) -> bool:
 
 
 def _parameters(scope: cst.CSTNode) -> list[str]:
-    return [p.name.value for p in walk(scope.params) if isinstance(p, cst.Param)] if isinstance(scope, cst.FunctionDef) else []
+    return (
+        [p.name.value for p in walk(scope.params) if isinstance(p, cst.Param)]
+        if isinstance(scope, cst.FunctionDef)
+        else []
+    )
 
 
 def _body(scope: cst.CSTNode) -> Sequence[cst.CSTNode]:
-    return scope.body if isinstance(scope, cst.Module) else scope.body.body  # type: ignore[attr-defined,no-any-return]
+    if isinstance(scope, cst.Module):
+        return scope.body
+    return scope.body.body if isinstance(scope, cst.FunctionDef) else ()
 
 
 class _Paths:
@@ -91,9 +97,11 @@ class _Paths:
 
     def _look(self, node: cst.CSTNode, bound: set[str]) -> None:
         for one in walk(node):
-            if isinstance(one, cst.Name) and one.value in self._names - bound and self._facts.source.is_reference(one):
-                if not isinstance(self._facts.source.parents[one], cst.AssignTarget | cst.NameItem | cst.Param):
-                    self.found.append(one)
+            if not isinstance(one, cst.Name) or one.value not in self._names - bound:
+                continue
+            bare = isinstance(self._facts.source.parents[one], cst.AssignTarget | cst.NameItem | cst.Param)
+            if not bare and self._facts.source.is_reference(one):
+                self.found.append(one)
 
 
 def _both(one: set[str] | None, other: set[str] | None) -> set[str] | None:

@@ -32,9 +32,10 @@ class Facts:
         self.sessions = {self.aliases.of(one) for one in self.made} - {None}
         self._calls: dict[str, list[cst.Call]] = {}
         for node in source.nodes:
-            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-                if self.aliases.of(node.func.value) in self.sessions:
-                    self._calls.setdefault(node.func.attr.value, []).append(node)
+            if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+                continue
+            if self.aliases.of(node.func.value) in self.sessions:
+                self._calls.setdefault(node.func.attr.value, []).append(node)
         self.handles = {handle for call in self.calls("scale_loss") for handle in self._handle(call)}
         self.optimizers: dict[Key | None, str] = {}
         for call in self.calls("step", "clip_grad_norm", "clip_grad_value", "unscale"):
@@ -57,7 +58,8 @@ class Facts:
         """Whether an expression is the handle of a ``scale_loss`` around it."""
         text = dotted(node)
         return any(
-            text == handle and any(above is with_ for above in self.source.above(node)) for with_, handle in self.handles
+            text == handle and any(above is with_ for above in self.source.above(node))
+            for with_, handle in self.handles
         )
 
     def in_scope(self, calls: list[cst.Call], scope: cst.CSTNode) -> list[cst.Call]:
@@ -66,9 +68,10 @@ class Facts:
 
     def _made(self) -> Iterator[cst.BaseExpression]:
         for node in self.source.nodes:
-            if isinstance(node, cst.Assign) and len(node.targets) == 1 and isinstance(node.value, cst.Call):
-                if self.source.meaning(node.value.func) == "unifiedamp.Amp":
-                    yield node.targets[0].target
+            made = node.value if isinstance(node, cst.Assign) and len(node.targets) == 1 else None
+            if isinstance(made, cst.Call) and self.source.meaning(made.func) == "unifiedamp.Amp":
+                assert isinstance(node, cst.Assign)
+                yield node.targets[0].target
 
     def _handle(self, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
         item = self.source.parents[call]

@@ -49,7 +49,7 @@ def bare_steps(facts: Facts) -> Iterator[Problem]:
     for call in facts.source.methods("step"):
         assert isinstance(call.func, cst.Attribute)
         receiver = call.func.value
-        if facts.aliases.of(receiver) in facts.sessions or facts.aliases.of(receiver) in facts.handles:
+        if facts.aliases.of(receiver) in facts.sessions:
             continue
         known = facts.aliases.of(receiver) in facts.optimizers or (
             dotted(receiver).rpartition(".")[2] in names and not _fresh(facts, receiver)
@@ -66,21 +66,25 @@ def clipping(facts: Facts) -> Iterator[Problem]:
                 continue
             for place in _places(facts, node):
                 if not _is_unscaled(facts, place):
-                    yield node, f"{facts.source.code(node)} clips gradients that are still scaled", \
-                        "`amp.clip_grad_norm(optimizer, max_norm)`, or `amp.unscale(optimizer)` before it"
+                    yield (
+                        node,
+                        f"{facts.source.code(node)} clips gradients that are still scaled",
+                        "`amp.clip_grad_norm(optimizer, max_norm)`, or `amp.unscale(optimizer)` before it",
+                    )
 
 
 def regions(facts: Facts) -> Iterator[Problem]:
     """Regions hold forward passes alone, and each scaled loss has one."""
-    for with_ in facts.regions():
-        inside = {*walk(with_.body)}
+    inside = {node for with_ in facts.regions() for node in walk(with_.body)}
+    if inside:
         for call in facts.calls(*_ORDER):
             if call in inside:
                 yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
         for call in facts.source.methods("backward"):
-            if call in inside and isinstance(call.func, cst.Attribute) and "loss" in dotted(call.func.value):
+            assert isinstance(call.func, cst.Attribute)
+            if call in inside and "loss" in dotted(call.func.value) and not facts.is_handle(call.func.value):
                 yield call, f"{facts.source.code(call)} inside amp.autocast()", "move it behind the region"
-    around = [facts.source.scope(one) for one in facts.calls("autocast")]
+    around: list[cst.CSTNode] = [facts.source.scope(one) for one in facts.calls("autocast")]
     for call in facts.calls("scale_loss"):
         if not _near(facts, facts.source.scope(call), around):
             yield call, "no region computes this loss", "compute it in `with amp.autocast():`"
@@ -94,7 +98,11 @@ def prepared(facts: Facts) -> Iterator[Problem]:
         for one in scaled_for(call):
             code = facts.source.code(one)
             if facts.aliases.of(one) not in groups:
-                yield call, f"{code} cannot be told to be prepared", "`model, optimizer = amp.prepare(model, optimizer)`"
+                yield (
+                    call,
+                    f"{code} cannot be told to be prepared",
+                    "`model, optimizer = amp.prepare(model, optimizer)`",
+                )
             elif facts.aliases.of(one) not in stepped:
                 yield call, f"no step of {code} was found", "`amp.step(optimizer)` where its gradients are complete"
 
@@ -122,9 +130,7 @@ def _steps_others(facts: Facts, call: cst.Call) -> bool:
         later = [c for c in facts.source.methods("step") if facts.source.order[c] > facts.source.order[call]]
         later = [c for c in later if facts.source.scope(c) is scope and "sched" not in dotted(c.func)]
         return bool(later) and facts.aliases.of(later[0].func.value) not in facts.sessions  # type: ignore[attr-defined]
-    return any(
-        facts.source.scope(c) is scope and "opt" in dotted(c.func).lower() for c in facts.source.methods("step")
-    )
+    return any(facts.source.scope(c) is scope and "opt" in dotted(c.func).lower() for c in facts.source.methods("step"))
 
 
 def _places(facts: Facts, call: cst.Call, depth: int = 2) -> list[cst.Call]:
@@ -157,5 +163,7 @@ def _near(facts: Facts, scope: cst.CSTNode, around: list[cst.CSTNode], depth: in
     called = [f for n in walk(scope) if isinstance(n, cst.Call) for f in facts.aliases.functions(n)]
     if any(one is f for one in around for f in called):
         return True
-    callers = [facts.source.scope(call) for call in facts.aliases.calls(scope)] if isinstance(scope, cst.FunctionDef) else []
+    callers = (
+        [facts.source.scope(call) for call in facts.aliases.calls(scope)] if isinstance(scope, cst.FunctionDef) else []
+    )
     return any(_near(facts, caller, around, depth - 1) for caller in callers)

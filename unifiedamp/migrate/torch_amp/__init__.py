@@ -14,7 +14,7 @@ from ..training.names import free_name
 from ..work import Work
 from .calls import rewrite_calls
 from .prepare import model_groups, prepare
-from .regions import leave, rewrite_regions, seen_regions
+from .regions import entered, leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
 from .session import Session, common_flag
 from .uses import find_uses
@@ -42,7 +42,9 @@ def plan(work: Work) -> None:
             leave(work, call, "autocast without a GradScaler made in this file")
         return
     if work.source.calls("apex.amp.initialize"):
-        raise work.stop(calls[0], "a GradScaler beside apex.amp.initialize", "keep one of the two, and run migrate again")
+        raise work.stop(
+            calls[0], "a GradScaler beside apex.amp.initialize", "keep one of the two, and run migrate again"
+        )
     work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     aliases = Aliases(work.source)
     scalers = find_scalers(work, aliases, calls)
@@ -50,8 +52,17 @@ def plan(work: Work) -> None:
         _refuse_references(work)
         regions = seen_regions(work, scalers)
         for scaler in scalers:
-            _plan_one(work, aliases, scaler, {c: p for c, p in regions.items() if scaler.seen_from(c) is not None})
+            _plan_one(work, aliases, scaler, _seen(work, scaler, regions))
     work.decide()
+
+
+def _seen(work: Work, scaler: Scaler, regions: dict[cst.Call, str]) -> dict[cst.Call, str]:
+    """Return the regions that are entered where a session can be seen."""
+    return {
+        call: policy
+        for call, policy in regions.items()
+        if all(scaler.seen_from(item) is not None for item in entered(work.source, call))
+    }
 
 
 def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Call, str]) -> None:
@@ -67,9 +78,13 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
         prepare(work, aliases, scaler, session, uses)
     plain = f"autocast({'' if session.switched else 'enabled=False'})"
     scaled = set(uses.of("scale"))
-    entered = [work.source.parents[work.source.parents[c]] for c in regions if c in regions]
-    loops.regions = {one for node in entered for one in (node, *work.source.above(node)) if isinstance(one, cst.With)}
-    loops.rewrite(lambda site: None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:")
+    withs = [work.source.parents[item] for call in regions for item in entered(work.source, call)]
+    loops.regions = {one for one in withs if isinstance(one, cst.With)}
+    loops.rewrite(
+        lambda site: (
+            None if site.call in scaled or site in loops.sites else f"with {loops.session_at(site.call)}.{plain}:"
+        )
+    )
     rewrite_regions(work, scaler, regions, session)
     scaler.rename()
 
@@ -80,9 +95,10 @@ def _refuse_references(work: Work) -> None:
         if not isinstance(node, cst.Attribute | cst.Name) or work.source.meaning(node) not in (*AUTOCAST, *SCALERS):
             continue
         parent = work.source.parents[node]
-        if isinstance(parent, cst.Call | cst.Decorator | cst.Attribute | cst.ImportAlias | cst.ImportFrom):
-            if not isinstance(parent, cst.Attribute) or parent.value is not node:
-                continue
+        inner = isinstance(parent, cst.Attribute) and parent.value is node
+        known = (cst.Call, cst.Decorator, cst.Attribute, cst.ImportAlias, cst.ImportFrom)
+        if isinstance(parent, known) and not inner:
+            continue
         if isinstance(node, cst.Name) and not work.source.is_reference(node):
             continue
         if isinstance(parent, cst.Annotation | cst.Subscript | cst.SubscriptElement | cst.Index | cst.BinaryOperation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, literal
+from ..nodes import argument, dotted, literal
 from ..source import Source
 from ..work import Work
 from .words import POLICIES, SCALERS
@@ -30,8 +30,18 @@ def enabled_of(source: Source, call: cst.Call) -> str | None:
     return None if given is None or literal(given) is True else source.code(given)
 
 
-def policy_of(work: Work, call: cst.Call) -> str:
-    """Return the policy that an autocast region's dtype stands for.
+def policy_code(policy: str) -> str:
+    """Return the code of a policy: of a name, or of what :func:`policy_of` returned as code."""
+    return f'"{policy}"' if policy.isidentifier() else policy
+
+
+def policy_of(work: Work, call: cst.Call, home: cst.FunctionDef | cst.Module) -> str:
+    """Return the policy that an autocast region's dtype stands for; code where a variable holds the dtype.
+
+    Args:
+        work: the file.
+        call: what makes the region.
+        home: where the session is made, which must see the variable.
 
     Raises:
         CannotMigrate: the dtype is known only when the program runs.
@@ -43,6 +53,8 @@ def policy_of(work: Work, call: cst.Call) -> str:
     if meaning not in POLICIES and isinstance(dtype, cst.Name):
         values = {source.meaning(assign.value) for assign in source.assigns(dtype.value)}
         meaning = values.pop() if len(values) == 1 else ""
+    if meaning not in POLICIES and dotted(dtype) and work.source.bound_in(dotted(dtype).partition(".")[0], home):
+        return f'{{torch.float16: "mixed_float16", torch.bfloat16: "mixed_bfloat16"}}.get({dotted(dtype)}, "float32")'
     if meaning not in POLICIES:
         raise work.stop(
             call, f"autocast to {source.code(dtype)}, known only when the program runs",

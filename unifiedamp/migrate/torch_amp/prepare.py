@@ -26,6 +26,8 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         CannotMigrate: session, models and optimizer can nowhere be seen together.
     """
     groups = {aliases.of(one): one for one in uses.optimizers}
+    if not groups:
+        return  # said of the scaler
     makers = [
         node
         for node in work.source.nodes
@@ -39,6 +41,9 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     home = work.source.scope(scaler.first.assign)
     codes = [work.source.code(one) for one in groups.values()]
     seen = [scope for scope, assigns in scopes.items() if scope is home or scaler.seen_from(assigns[-1]) is not None]
+    at_home = {aliases.of(target.target) for assign in scopes.get(home, ()) for target in assign.targets}
+    if at_home >= set(groups):
+        seen = [home]  # elsewhere they are made for it
     if not seen and _bound(aliases, home, groups):
         _in_home(work, aliases, scaler, session, home, groups)
         return
@@ -73,7 +78,12 @@ def _in_scope(
 
 
 def _in_home(
-    work: Work, aliases: Aliases, scaler: Scaler, session: Session, home: cst.CSTNode, groups: dict[Key | None, cst.BaseExpression]
+    work: Work,
+    aliases: Aliases,
+    scaler: Scaler,
+    session: Session,
+    home: cst.CSTNode,
+    groups: dict[Key | None, cst.BaseExpression],
 ) -> None:
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
@@ -85,7 +95,13 @@ def _in_home(
 
 
 def _write(
-    work: Work, aliases: Aliases, place: Statement, scope: cst.CSTNode, amp: str, models: list[str], optimizers: list[str]
+    work: Work,
+    aliases: Aliases,
+    place: Statement,
+    scope: cst.CSTNode,
+    amp: str,
+    models: list[str],
+    optimizers: list[str],
 ) -> None:
     """Add the line; what the function does not bind itself is prepared without a new value."""
     objects = [*models, *optimizers]
@@ -163,5 +179,3 @@ def _common_block(source: Source, scope: cst.CSTNode, nodes: Sequence[cst.CSTNod
 
 def _makes(source: Source, use: cst.BaseExpression) -> bool:
     return isinstance(source.parents[use], cst.AssignTarget | cst.AnnAssign)
-
-

@@ -9,7 +9,7 @@ import libcst as cst
 from ..nodes import dotted
 from ..source import Source
 from ..work import Work
-from .arguments import enabled_of, policy_of
+from .arguments import enabled_of, policy_code, policy_of
 from .scaler import Scaler
 from .session import Session
 from .words import AUTOCAST
@@ -27,15 +27,17 @@ def seen_regions(work: Work, scalers: Sequence[Scaler]) -> dict[cst.Call, str]:
     """Return each autocast that sees a session, with its policy; the others are left."""
     seen: dict[cst.Call, str] = {}
     for call in work.source.calls(*AUTOCAST):
-        if isinstance(work.source.parents[call], cst.Decorator) or not any(s.seen_from(call) for s in scalers):
-            leave(work, call, "autocast where the session cannot be seen")
-            continue
-        if _entered(work.source, call) is None:
+        decorates = isinstance(work.source.parents[call], cst.Decorator)
+        items = entered(work.source, call)
+        if not decorates and not items:
             work.block(call, f"`{work.source.code(call)}` outside a with statement",
                        "write `with amp.autocast():` where the region is entered")  # fmt: skip
             continue
+        if decorates or not any(all(map(scaler.seen_from, items)) for scaler in scalers):
+            leave(work, call, "autocast where the session cannot be seen")
+            continue
         with work.blocking():
-            seen[call] = policy_of(work, call)
+            seen[call] = policy_of(work, call, work.source.scope(scalers[0].first.assign))
     if not seen and not work.blockers:
         work.block(
             scalers[0].call, "no autocast region where the GradScaler can be seen",
@@ -54,38 +56,49 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
         session: what replaces the scaler.
     """
     for call, own in regions.items():
-        item = _entered(work.source, call)
-        assert item is not None
-        switch = _switch(work.source, call, item.item)
+        switch = _switch(work.source, call)
         arguments = []
         if switch is not None and not _same(work, scaler, session, call, switch):
             arguments.append(f"enabled={_answered(work, scaler, switch)}")
         if own != session.policy:
-            arguments.append(f'policy="{own}"')
-        work.edits.expression(item.item, f"{scaler.seen_from(call)}.autocast({', '.join(arguments)})")
+            arguments.append(f"policy={policy_code(own)}")
+        for item in entered(work.source, call):
+            work.edits.expression(item.item, f"{scaler.seen_from(item)}.autocast({', '.join(arguments)})")
+        if isinstance(work.source.parents[_choice(work.source, call) or call], cst.Assign):
+            work.edits.statement(work.source.statement(call))
 
 
-def _entered(source: Source, call: cst.Call) -> cst.WithItem | None:
-    """Return the item of the ``with`` statement that enters a region, by itself or by choice."""
-    parent = source.parents[call]
+def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
+    """Return the items of the ``with`` statements that enter a region: itself, by choice, or kept in a variable."""
+    place = _choice(source, call) or call
+    parent = source.parents[place]
     if isinstance(parent, cst.WithItem):
-        return parent
-    if isinstance(parent, cst.IfExp):
-        other = parent.orelse if parent.body is call else parent.body
-        item = source.parents[parent]
-        nothing = isinstance(other, cst.Call) and dotted(other.func).rpartition(".")[2] in _NOTHING
-        if isinstance(item, cst.WithItem) and nothing:
-            return item
-    return None
+        return [parent]
+    name = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) and len(parent.targets) == 1 else ""
+    if not name or "." in name or len(source.assigns(name)) > 1:
+        return []
+    items = [source.parents[use] for use in source.uses(name) if not isinstance(source.parents[use], cst.AssignTarget)]
+    found = [item for item in items if isinstance(item, cst.WithItem)]
+    return found if len(found) == len(items) else []
 
 
-def _switch(source: Source, call: cst.Call, entered: cst.BaseExpression) -> cst.BaseExpression | str | None:
+def _choice(source: Source, call: cst.Call) -> cst.IfExp | None:
+    """Return ``autocast() if flag else nullcontext()``."""
+    parent = source.parents[call]
+    if not isinstance(parent, cst.IfExp):
+        return None
+    other = parent.orelse if parent.body is call else parent.body
+    nothing = isinstance(other, cst.Call) and dotted(other.func).rpartition(".")[2] in _NOTHING
+    return parent if nothing else None
+
+
+def _switch(source: Source, call: cst.Call) -> str | None:
     """Return what says whether a region is on: ``enabled=``, or the condition it is chosen by."""
-    own = enabled_of(source, call)
-    if not isinstance(entered, cst.IfExp):
+    own, choice = enabled_of(source, call), _choice(source, call)
+    if choice is None:
         return own
-    test = source.code(entered.test)
-    test = test if entered.body is call else f"not ({test})"
+    test = source.code(choice.test)
+    test = test if choice.body is call else f"not ({test})"
     return test if own is None else f"({test}) and ({own})"
 
 

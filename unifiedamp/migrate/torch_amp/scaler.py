@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import dotted, parameters
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
@@ -68,7 +68,13 @@ class Scaler:
         """Return what the session is called where ``node`` stands, or None."""
         order, module = self._source.order, self._source.module
         scopes: list[cst.CSTNode] = [one for one in self._source.above(node) if isinstance(one, cst.FunctionDef)]
-        owners: list[cst.CSTNode] = [owner for owner in map(self._aliases.class_of, scopes) if owner is not None]
+        owners: list[cst.CSTNode] = [
+            owner
+            for scope in scopes
+            if isinstance(scope, cst.FunctionDef) and parameters(scope)[:1] == ["self"]
+            for owner in (self._aliases.class_of(scope),)
+            if owner is not None
+        ]
         found: dict[cst.CSTNode, str] = {key[0]: name for key, name in self._names.items()}
         for scope in [*scopes, *owners, module]:
             if scope not in found:
@@ -88,18 +94,26 @@ class Scaler:
             if not edits.covers(self._source, use):
                 edits.expression(use, self.name(use))
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
+        self._refuse_pairs(keys)
         for node in self._source.nodes:
             if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
             elif isinstance(node, cst.Call):
                 self._rename_keywords(node, keys)
 
+    def _refuse_pairs(self, keys: set[Key]) -> None:
+        """Refuse functions that are given two scalers: one session would be passed twice."""
+        for function in {scope for scope, _ in keys}:
+            given = [name for scope, name in sorted(keys, key=lambda key: key[1]) if scope is function]
+            given = [name for name in given if name in parameters(function)]
+            if len(given) > 1:
+                self._work.block(function, f"{' and '.join(given)} are passed to one function",
+                                 "a session has one scale for all its losses: pass one")  # fmt: skip
+
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.arguments(call):
             if arg.keyword is not None and (function, name) in keys:
-                self._work.edits.change(
-                    arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp))
-                )
+                self._work.edits.change(arg, lambda new: new.with_changes(keyword=cst.Name(self._work.names.amp)))
 
     def _renamed(self, text: str) -> str:
         root = text.rpartition(".")[0]

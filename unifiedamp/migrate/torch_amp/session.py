@@ -12,7 +12,7 @@ from ..source import Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
-from .arguments import device_of, enabled_of
+from .arguments import device_of, enabled_of, policy_code
 from .scaler import Made, Scaler, statement_in, target_of
 from .words import SETTINGS
 
@@ -109,7 +109,7 @@ class Session:
             self.switched = True
         scale = self._loss_scale()
         default = scale == '"dynamic"' and self.policy == "mixed_float16"
-        code = f'"{self.policy}"'
+        code = policy_code(self.policy)
         if self.switched and self.switch:
             code = f'{code} if {self.switch} else "float32"'
         if self.switch and not (self.switched and default):

@@ -100,7 +100,11 @@ def _given(work: Work, scaler: Scaler, assign: cst.CSTNode, use: cst.BaseExpress
     made = [one for one in scaler.made if one.assign is assign]
     order = work.source.order
     late = [one for one in made if one.call is None and order[assign] > order[scaler.call]]
-    late = [one for one in late if work.source.scope(assign) is work.source.scope(scaler.call) and not _other_branch(work, scaler, one)]
+    late = [
+        one
+        for one in late
+        if work.source.scope(assign) is work.source.scope(scaler.call) and not _other_branch(work, scaler, one)
+    ]
     if late and isinstance(assign, cst.Assign):
         raise work.stop(use, f"the scaler's name is assigned twice, also in `{work.source.code(assign)}`",
                         "make one session for both cases")  # fmt: skip

@@ -17,7 +17,21 @@ WRAPPERS = (
     "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
 )  # fmt: skip
 _CONSTANTS = ("None", "True", "False")
-_EVERYWHERE = ("step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log")
+_EVERYWHERE = (
+    "step",
+    "update",
+    "get",
+    "append",
+    "add",
+    "items",
+    "keys",
+    "values",
+    "reset",
+    "save",
+    "load",
+    "to",
+    "log",
+)
 _MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
 
 
@@ -93,6 +107,8 @@ class Aliases:
             return []
         root, _, last = name.rpartition(".")
         found = self._functions.get(last, [])
+        if not root and not found:
+            return [f for f in self._functions.get("__call__", ()) if self.class_of(f) in self._classes_of(name)]
         if not root:
             return [f for f in found if self.class_of(f) is None or f.name.value == "__init__"]
         owner = self._owner(call)
@@ -105,6 +121,12 @@ class Aliases:
     def _owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the class whose code a node is in."""
         return next((above for above in self._source.above(node) if isinstance(above, cst.ClassDef)), None)
+
+    def _classes_of(self, name: str) -> list[cst.ClassDef]:
+        """Return the classes of this file that a variable is made of."""
+        made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
+        inits = [f for value in made for f in self._functions.get(dotted(value.func), ()) if f.name.value == "__init__"]
+        return [owner for owner in map(self.class_of, inits) if owner is not None]
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
         """Yield each argument that a function of this file takes, with the function and its parameter's name."""
@@ -205,10 +227,10 @@ class Aliases:
                 if isinstance(value, cst.Call):
                     self._returned(value, one.value, place, len(target.elements))
             return
-        for one in peeled(value):
-            self._same(self.key(target), self.key(one))
-            if isinstance(one, cst.Call):
-                self._returned(one, target, None, 0)
+        for part in peeled(value):
+            self._same(self.key(target), self.key(part))
+            if isinstance(part, cst.Call):
+                self._returned(part, target, None, 0)
 
     def _given_back(self, target: cst.Tuple | cst.List, value: cst.BaseExpression) -> None:
         """``[a, b], c = amp.initialize([d, e], f)``: lists in lists."""

@@ -54,6 +54,7 @@ class Clips:
         optimizers = [masters] if masters else self._stepped_after(call)
         if not optimizers or self._unscaled_before(call):
             return
+        self._tell_of_scaled(call)
         limit = self._whole(call, optimizers, masters is not None or self._beside_masters(call))
         amp = self._loops.session_at(call)
         if limit is None:
@@ -64,7 +65,7 @@ class Clips:
             return
         name = CLIPS[dotted(call.func).rpartition(".")[2]][0]
         code = f"{amp}.{name}({optimizers[0]}, {limit})"
-        step = self._gated_step(call, optimizers[0])
+        step = self._gated_step(call)
         if step is None:
             self._work.edits.expression(call, code)
             return
@@ -77,6 +78,16 @@ class Clips:
             self._moved.add((step, code))
             self._work.edits.before(step, code)
 
+    def _tell_of_scaled(self, node: cst.CSTNode) -> None:
+        """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
+        source, order = self._source, self._source.order[node]
+        sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
+        before = [site for site in sites if source.order[site.call] < order]
+        if not self._loops.unscales and before and before[-1] in self._loops.sites:
+            code = " ".join(source.code(source.statement(node)).split())
+            self._work.note(node, f"gradients were still scaled at `{code[:80]}`",
+                            "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
+
     def _masters(self, call: cst.Call) -> str | None:
         """Return the optimizer of Apex's ``amp.master_params(optimizer)`` that is clipped."""
         over = argument(call, "parameters", 0)
@@ -88,7 +99,9 @@ class Clips:
         """Whether the other branch of the ``if`` around clips all that the optimizer trains."""
         around = next((one for one in self._source.above(call) if isinstance(one, cst.If)), None)
         return around is not None and any(
-            isinstance(one, cst.Call) and dotted(one.func).rpartition(".")[2] in CLIPS and self._masters(one) is not None
+            isinstance(one, cst.Call)
+            and dotted(one.func).rpartition(".")[2] in CLIPS
+            and self._masters(one) is not None
             for one in walk(around)
         )
 
@@ -128,7 +141,7 @@ class Clips:
         over = parameters_of(first)
         return over is not None and self._aliases.of(over) == self._aliases.of(model) is not None
 
-    def _gated_step(self, call: cst.Call, optimizer: str) -> Statement | None:
+    def _gated_step(self, call: cst.CSTNode) -> Statement | None:
         """Return the step's statement where it is taken after several micro-batches and the clipping after each."""
         places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
         for step in (*self._loops.steps, *self._loops.plain_steps):
@@ -156,6 +169,8 @@ class Clips:
         """Code that reads or edits gradients sees true ones after ``amp.unscale``."""
         optimizers = self._stepped_after(node)
         if optimizers and not self._unscaled_before(node):
+            if self._source.statement(node) not in self._unscaled:
+                self._tell_of_scaled(node)
             self._unscale(node, optimizers)
 
     def _unscale(self, node: cst.CSTNode, optimizers: list[str]) -> None:
@@ -163,7 +178,7 @@ class Clips:
         for above in (statement, *self._source.above(statement)):
             if isinstance(above, cst.For | cst.While) and not self._holds_step(above):
                 statement = above
-        gated = self._gated_step(statement, optimizers[0])
+        gated = self._gated_step(statement)
         if gated is not None:
             raise self._work.stop(
                 node, "gradients are read or edited after each micro-batch, before the step",
@@ -253,5 +268,8 @@ def _edits_gradients(call: cst.Call) -> bool:
 
 def _reads(node: cst.CSTNode) -> bool:
     return any(isinstance(one, cst.Attribute) and one.attr.value == "grad" for one in walk(node)) and not all(
-        name in _EMPTIES for one in walk(node) if isinstance(one, cst.Call) for name in (dotted(one.func).rpartition(".")[2],)
+        name in _EMPTIES
+        for one in walk(node)
+        if isinstance(one, cst.Call)
+        for name in (dotted(one.func).rpartition(".")[2],)
     )

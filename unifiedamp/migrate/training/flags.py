@@ -24,13 +24,15 @@ class Guard(NamedTuple):
     def elsewhere(self, names: Collection[str]) -> bool:
         """Whether another branch binds one of these names too."""
         orelse = self.node.orelse
-        return isinstance(orelse, cst.Else) and bool(targets(orelse) & set(names) and targets(self.node.body) & set(names))
+        return isinstance(orelse, cst.Else) and bool(
+            targets(orelse) & set(names) and targets(self.node.body) & set(names)
+        )
 
 
 def guards(source: Source, statement: Statement, bound: Collection[str]) -> list[Guard]:
     """Return the ``if`` statements around ``statement``, from the inside out, whose branches bind none of ``bound``."""
     found: list[Guard] = []
-    position: cst.CSTNode = statement
+    position: Statement = statement
     while True:
         block = source.block(position)
         owner = source.parents.get(block)
@@ -45,7 +47,7 @@ def guards(source: Source, statement: Statement, bound: Collection[str]) -> list
 
 
 def lift(work: Work, statement: Statement, chain: Sequence[Guard], gone: Collection[Statement]) -> str | None:
-    """Say where a session's line can stand outside its guards: ``"before"`` or ``"after"`` the outermost; None: nowhere.
+    """Say where a session's line can stand outside its guards: ``"before"`` or ``"after"`` the outermost, or None.
 
     Args:
         work: the file.
@@ -57,7 +59,7 @@ def lift(work: Work, statement: Statement, chain: Sequence[Guard], gone: Collect
     if not all(_pure(guard.node.test) for guard in chain):
         return None
     first, last = True, True
-    position: cst.CSTNode = statement
+    position: Statement = statement
     for guard in chain:
         body = statements(source.block(position))
         place = body.index(position)

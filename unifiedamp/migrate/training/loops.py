@@ -51,6 +51,7 @@ class Loops:
         plain: the backward passes that pass it by.
         plain_steps: the steps that pass it by.
         regions: the ``with`` statements that hold autocast regions of the old code.
+        unscales: the old API's gradients are true behind a backward pass, as Apex's.
     """
 
     work: Work
@@ -63,6 +64,7 @@ class Loops:
     plain: list[Site] = field(default_factory=list)
     plain_steps: list[cst.Call] = field(default_factory=list)
     regions: set[cst.CSTNode] = field(default_factory=set)
+    unscales: bool = False
 
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
@@ -136,6 +138,8 @@ class Loops:
             return True
         if any(arg.keyword is None for arg in call.args):
             return False
+        if isinstance(receiver, cst.Call) and source.code(receiver.func).endswith(".scale"):
+            return False  # what a scaler scales is no loss without AMP
         if "loss" in dotted(receiver).lower():
             return True
         return not any(self.aliases.class_of(f) for f in self.aliases.functions(call) if not _static(f))
@@ -148,7 +152,11 @@ class Loops:
                 return  # trains an optimizer that never was under AMP
             raise self.work.stop(call, f"{source.code(call)}: which optimizers it trains cannot be told", SCALED)
         amp = self.session_at(call)
-        if not source.is_alone(call) or keywords(call) - {"retain_graph"} or dotted(call.func) == "torch.autograd.backward":
+        if (
+            not source.is_alone(call)
+            or keywords(call) - {"retain_graph"}
+            or dotted(call.func) == "torch.autograd.backward"
+        ):
             raise self.work.stop(call, source.code(call), SCALED)
         beside = self._beside(site)
         handle = site.handle if beside is None else beside.handle
@@ -161,6 +169,11 @@ class Loops:
         if call.args or not source.is_alone(call):
             raise self.work.stop(call, source.code(call), "`amp.step(optimizer)`, which takes no closure")
         optimizer = source.code(_receiver(call))
+        scope = source.scope(call)
+        plain, scaled = ([s for s in sites if source.scope(s.place) is scope] for sites in (self.plain, self.sites))
+        if scaled and not plain and not self.unscales:
+            self.work.note(call, f"{source.code(call)} applied scaled gradients",
+                           "the session applies true ones: look at the learning rate")  # fmt: skip
         self.work.edits.statement(source.statement(call), f"{self.session_at(call)}.step({optimizer})")
 
     def _beside(self, plain: Site) -> Site | None:
@@ -177,11 +190,7 @@ class Loops:
 
     def _next_steps(self, place: Statement) -> list[str]:
         """Return the prepared optimizers whose steps come next, until another loss goes backward."""
-        return [
-            self.work.source.code(receiver)
-            for receiver in self._following(place)
-            if self.is_optimizer(receiver)
-        ]
+        return [self.work.source.code(receiver) for receiver in self._following(place) if self.is_optimizer(receiver)]
 
     def _other_steps(self, place: Statement) -> bool:
         """Whether what steps next are optimizers that were never prepared."""
@@ -192,13 +201,14 @@ class Loops:
         """Return what steps behind ``place``, each once, until another loss goes backward."""
         source = self.work.source
         backward = [site.call for site in (*self.sites, *self.plain)]
+        steps = self._all_steps()
         position: Statement | None = place
         while position is not None:
             found: list[cst.BaseExpression] = []
             for later in source.after(position):
                 if found and any(source.inside(call, later) for call in backward):
                     break
-                found += [stepped(call) for call in self._all_steps() if source.inside(call, later)]
+                found += [stepped(call) for call in steps if source.inside(call, later)]
             if found:
                 seen = {source.code(one): one for one in reversed(found)}
                 return list(reversed(seen.values()))
@@ -254,4 +264,3 @@ def _optimizer_like(name: str) -> bool:
 
 def _static(function: cst.FunctionDef) -> bool:
     return any(dotted(one.decorator).endswith("staticmethod") for one in function.decorators)
-

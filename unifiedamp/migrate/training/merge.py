@@ -1,4 +1,4 @@
-"""``if flag: X else: X``: the branches with and without AMP that say the same once both are the session's become one."""
+"""``if flag: X else: X``: branches with and without AMP that are the same calls of a session become one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class _Merge(cst.CSTTransformer):
             return updated_node
         if _text(updated_node.body) != _text(orelse.body):
             return updated_node
-        body = list(updated_node.body.body)
-        body[0] = body[0].with_changes(leading_lines=[*updated_node.leading_lines, *body[0].leading_lines])  # type: ignore[union-attr]
+        body: list[Any] = list(updated_node.body.body)
+        body[0] = body[0].with_changes(leading_lines=[*updated_node.leading_lines, *body[0].leading_lines])
         return cst.FlattenSentinel(body)
 
 

@@ -40,7 +40,14 @@ class Regions:
         there: ``with`` statements that are regions already.
     """
 
-    def __init__(self, work: Work, aliases: Aliases, models: set[Key | None], ends: Iterable[cst.CSTNode], there: Iterable[cst.CSTNode] = ()) -> None:
+    def __init__(
+        self,
+        work: Work,
+        aliases: Aliases,
+        models: set[Key | None],
+        ends: Iterable[cst.CSTNode],
+        there: Iterable[cst.CSTNode] = (),
+    ) -> None:
         self._there = set(there)
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
@@ -68,7 +75,9 @@ class Regions:
 
     def emit(self) -> None:
         """Put the regions in the file's edits; those that touch become one, and one inside another goes."""
-        whole = {s for block, found in self._ranges.items() for r in found for s in statements(block)[r.first : r.last + 1]}
+        whole = {
+            s for block, found in self._ranges.items() for r in found for s in statements(block)[r.first : r.last + 1]
+        }
         for block, found in self._ranges.items():
             if any(above in whole for above in self._source.above(block)):
                 continue
@@ -112,7 +121,8 @@ class Regions:
 
     def _slice(self, block: Block, body: list[Statement], place: int, needed: set[str], header: str) -> bool:
         """Find, backwards from ``place``, what computes ``needed``, which grows; return whether a model is called."""
-        found, flagged = False, []
+        found = False
+        flagged: list[int] = []
         for index in range(place - 1, -1, -1):
             if body[index] in self._ending:
                 # An earlier step may have computed what this loss uses too, such as a GAN's generated batch.
@@ -154,7 +164,7 @@ class Regions:
         """Cover the losses that callers hand to a function."""
         given = [
             self.cover(arg.value, self._source.statement(call), header, depth + 1)
-            or self.computes(arg.value) and self._own_line(call, arg, header)
+            or (self.computes(arg.value) and self._own_line(call, arg, header))
             for call in self._aliases.calls(scope)
             for arg, function, name in self._aliases.arguments(call)
             if function is scope and name in needed

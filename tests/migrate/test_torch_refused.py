@@ -1,0 +1,140 @@
+"""Torch scripts that are refused, each for all of its true reasons; nothing of them is changed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("libcst")
+from migrating import migrated
+
+APEX = """\
+import torch
+from apex import amp
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+"""
+APEX_STEP = """\
+loss = model(torch.ones(2, 2)).sum()
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+"""
+TORCH = """\
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = GradScaler()
+"""
+TORCH_STEP = """\
+with autocast():
+    loss = model(torch.ones(2, 2)).sum()
+scaler.scale(loss).backward()
+"""
+OTHER_FUNCTION = """\
+def run(loader, model, optim):
+    for x in loader:
+        loss = model(x).sum()
+        with amp.scale_loss(loss, optim) as scaled_loss:
+            scaled_loss.backward()
+        optim.step()
+"""
+INSIDE = APEX_STEP + "    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)\n    optimizer.step()\n"
+MICRO = """\
+for i, x in enumerate([1, 2]):
+    loss = model(torch.ones(2, 2)).sum()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    norms = [p.grad.norm() for p in model.parameters()]
+    if (i + 1) % 2 == 0:
+        optimizer.step()
+"""
+IN_REGION = """\
+with autocast():
+    loss = model(torch.ones(2, 2)).sum()
+    scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+REGION_APART = TORCH_STEP.replace("with autocast():", "regions = [autocast()]\nwith regions[0]:")
+LATE = """\
+for epoch in range(2):
+    loss = torch.ones(1)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+model2 = torch.nn.Linear(2, 2)
+"""
+TWO = """\
+scaler2 = GradScaler()
+def run(a, b):
+    with autocast():
+        loss = model(torch.ones(2, 2)).sum()
+    a.scale(loss).backward()
+    a.step(optimizer)
+    a.update()
+    b.update()
+run(scaler, scaler2)
+"""
+TUNE = """\
+
+
+def tune(x):
+    with autocast():
+        loss = model(torch.ones(3, 2)).sum()
+    scaler.scale(loss).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (APEX + OTHER_FUNCTION, [(10, "optim cannot be told to be an optimizer that amp.initialize was given"),
+                                 (10, "no call of the model was found")]),
+        (APEX + INSIDE, [(10, "clip_grad_norm_(amp.master_params(optimizer), 1.0) inside amp.scale_loss"),
+                         (11, "optimizer.step() inside amp.scale_loss")]),
+        (APEX + MICRO, [(11, "after each micro-batch")]),
+        (APEX + APEX_STEP + "optimizer.step(lambda: 0)\n", [(10, "optimizer.step(lambda: 0)")]),
+        (APEX + APEX_STEP, [(8, "no step of optimizer was found")]),
+        (APEX + "print(amp._amp_state.opt_properties)\n@amp.half_function\ndef f(x):\n    return x\n",
+         [(7, "_amp_state"), (8, "amp.half_function")]),
+        (APEX.replace("model, optimizer = amp.i", "trained = amp.i") + APEX_STEP + "optimizer.step()\n",
+         [(6, "amp.initialize with other results")]),
+        (APEX + APEX_STEP + "optimizer.step()\n" + "scaler = torch.cuda.amp.GradScaler()\n",
+         [(11, "a GradScaler beside apex.amp.initialize")]),
+        (TORCH + IN_REGION, [(9, "inside amp.autocast()")]),
+        (TORCH + REGION_APART + "scaler.step(optimizer)\nscaler.update()\n", [(7, "outside a with statement")]),
+        (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler.update()\nsave(scaler)\nlog(scaler._scale)\n",
+         [(12, "the scaler is passed to save"), (13, "scaler._scale")]),
+        (TORCH + TORCH_STEP.replace("autocast()", "autocast(dtype=pick())") + "scaler.step(optimizer)\n",
+         [(7, "known only when the program runs")]),
+        (TORCH + TORCH_STEP.replace("backward()", "backward(create_graph=True)") + "r = scaler.step(optimizer)\n",
+         [(9, "create_graph=True"), (10, "the result of scaler.step(optimizer) is used")]),
+        (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler = None\n", [(11, "assigned twice")]),
+        (TORCH + TWO, [(8, "a and b are passed to one function")]),
+        (TORCH + LATE, [(6, "no autocast region where the GradScaler can be seen")]),
+    ],
+)  # fmt: skip
+def test_all_reasons_are_given_by_line(text, wanted):
+    done = migrated(text)
+    assert not done.changed, done.diff()
+    blocking = [found for found in done.findings if found.blocks]
+    for line, what in wanted:
+        assert any(found.line == line and what in found.what for found in blocking), (line, what, blocking)
+    assert {found.line for found in blocking} == {line for line, _ in wanted}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (TORCH + TORCH_STEP + "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n", 10,
+         "gradients were still scaled"),
+        (TORCH + TORCH_STEP + "scaler.step(optimizer)\n" + TUNE, 17, "applied scaled gradients"),
+    ],
+)  # fmt: skip
+def test_what_the_old_code_did_wrong_is_said(text, line, what):
+    done = migrated(text)
+    assert done.changed, done.findings
+    assert any(found.line == line and what in found.what and not found.blocks for found in done.findings), done.findings
