@@ -380,6 +380,9 @@ class BackendPlugin:
         modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
             the only one ("jaxlib").
         sharing: environment variables under which several processes can share a device.
+        unavailable: why the framework cannot run under this Python, whatever is installed; empty where it can.
+        import_hint: takes the error of a failed import and returns what to do about it; empty text where it does not
+            know.
     """
 
     name: str
@@ -390,3 +393,5 @@ class BackendPlugin:
     harness: str = ""
     modules: tuple[str, ...] = ()
     sharing: Mapping[str, str] = field(default_factory=dict)
+    unavailable: str = ""
+    import_hint: Callable[[BaseException], str] | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .native import call, context_of, dtype_code
+from .native import call, cast, context_of, dtype_code
 
 CHUNK = 200
 """Arrays per call of the finite check, as in MXNet's own scaler."""
@@ -31,9 +32,18 @@ def all_finite(arrays: Iterable[Any]) -> bool:
 
 
 def global_norm(arrays: Iterable[Any]) -> Any:
-    """Return the 2-norm over all arrays of one context, a native scalar."""
-    groups = by_context(map(dense, arrays))
-    squares = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in groups]
+    """Return the 2-norm over all arrays of one context, a native scalar; where the squares overflow, it waits."""
+    grads = [dense(array) for array in arrays]
+    norm = _norm(grads)
+    if math.isinf(float(norm.asnumpy().reshape(()))):
+        largest = max(float(abs(grad).max().asnumpy().reshape(())) for grad in grads)
+        norm = _norm([grad / largest for grad in grads]) * largest
+    return norm
+
+
+def _norm(grads: list[Any]) -> Any:
+    sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
+    squares = [cast(one, "float32") for one in sums] if len(sums) > 1 else sums
     return sum(squares[1:], squares[0]) ** 0.5
 
 

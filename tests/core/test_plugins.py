@@ -15,14 +15,16 @@ GROUP = plugins.GROUP
 class Registered:
     """Stands in for a module that an entry point names."""
 
-    def __init__(self, framework="json", load=None, error=None):
-        self.framework, self.load, self.error = framework, load, error
+    def __init__(self, framework="json", load=None, error=None, **answers):
+        self.framework, self.load, self.error, self.answers = framework, load, error, answers
 
     @hookimpl
     def unifiedamp_backend(self):
         if self.error:
             raise self.error
-        return BackendPlugin("mine", self.framework, ("no-such-distribution",), "pip install mine", self.load)
+        return BackendPlugin(
+            "mine", self.framework, ("no-such-distribution",), "pip install mine", self.load, **self.answers
+        )
 
 
 @pytest.fixture
@@ -63,6 +65,28 @@ def test_broken_framework_shows_its_own_message(register):
     register(mine=Registered(load=load))
     with pytest.raises(ua.BackendUnavailableError, match=r"json .*fails to import: OSError: libfoo.so.7"):
         ua.Amp("mine")
+
+
+def test_the_plugin_says_what_to_do_about_an_import_that_failed(register):
+    def load():
+        raise errors.pop()
+
+    errors = [OSError("libbar.so"), OSError("libfoo.so.7")]
+    register(mine=Registered(load=load, import_hint=lambda error: "apt install foo" if "libfoo" in str(error) else ""))
+    with pytest.raises(ua.BackendUnavailableError, match=r"OSError: libfoo\.so\.7\. apt install foo$"):
+        ua.Amp("mine")
+    with pytest.raises(ua.BackendUnavailableError, match=r"libbar\.so\. Mend or reinstall it: pip install mine$"):
+        ua.Amp("mine")
+
+
+@pytest.mark.parametrize("framework", ["json", "no_such_framework"])
+def test_a_framework_that_cannot_run_here_is_not_advised_to_be_installed(register, framework):
+    register(mine=Registered(framework, unavailable="json does not run under this Python; use another"))
+    with pytest.raises(ua.BackendUnavailableError, match=r"^backend 'mine': json does not run .*; use another$"):
+        ua.Amp("mine")
+    info = ua.available_backends()["mine"]
+    assert not info.installed
+    assert info.reason == "json does not run under this Python; use another"
 
 
 def test_broken_plugin_harms_nobody_else(register):
