@@ -94,6 +94,7 @@ class MXNetBackend(MXNetExtras):
             checks.check_owner(trainer, names)
             checks.check_contexts(trainer)
             checks.check_kvstore(trainer)
+            checks.check_compression(trainer, self.spec)
             if self.spec.master_weights:
                 checks.check_alone(trainer)
                 masters.check(trainer, self._before)
