@@ -395,6 +395,9 @@ class BackendPlugin:
         sharing: environment variables under which several processes can share a device.
         aliases: other words that users write for it; an unknown name that is like one of them gets it suggested.
         place: where it stands among the installed backends that a message suggests; small numbers first.
+        unavailable: why the framework cannot run under this Python, whatever is installed; empty where it can.
+        import_hint: takes the error of a failed import and returns what to do about it; empty text where it does not
+            know.
     """
 
     name: str
@@ -407,3 +410,5 @@ class BackendPlugin:
     sharing: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     place: int = 100
+    unavailable: str = ""
+    import_hint: Callable[[BaseException], str] | None = None

@@ -275,6 +275,8 @@ def load_backend(name: str) -> Any:
         BackendNotFoundError, BackendUnavailableError: see :func:`load_plugin`; the framework is missing or broken.
     """
     plugin = load_plugin(name)
+    if plugin.unavailable:
+        raise BackendUnavailableError(f"backend {name!r}: {plugin.unavailable}")
     if not is_installed(plugin.framework):
         raise BackendUnavailableError(
             f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
@@ -285,8 +287,13 @@ def load_backend(name: str) -> Any:
         found = installed_version(plugin) or "unknown version"
         raise BackendUnavailableError(
             f"backend {name!r}: {plugin.framework} ({found}) is installed but fails to import: "
-            f"{type(error).__name__}: {error}. Mend or reinstall it: {plugin.install}"
+            f"{type(error).__name__}: {error}. {_import_hint(plugin, error)}"
         ) from error
+
+
+def _import_hint(plugin: BackendPlugin, error: BaseException) -> str:
+    hint = plugin.import_hint(error) if plugin.import_hint is not None else ""
+    return hint or f"Mend or reinstall it: {plugin.install}"
 
 
 def is_installed(framework: str) -> bool:
@@ -323,6 +330,6 @@ def backend_info(name: str) -> BackendInfo:
         plugin = load_plugin(name)
     except BackendUnavailableError as error:
         return BackendInfo(name, False, None, str(error), "")
-    found = is_installed(plugin.framework)
-    reason = "" if found else f"{plugin.framework} is not installed: {plugin.install}"
+    found = is_installed(plugin.framework) and not plugin.unavailable
+    reason = plugin.unavailable or ("" if found else f"{plugin.framework} is not installed: {plugin.install}")
     return BackendInfo(name, found, installed_version(plugin) if found else None, reason, plugin.install, plugin)

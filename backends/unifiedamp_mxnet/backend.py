@@ -24,7 +24,7 @@ from .adopt import AdoptedScaler, Everywhere
 from .autocast import Region, outside_regions
 from .bound import Bound
 from .casts import Table
-from .compile import OPTIONS
+from .compile import check_options
 from .custom import wrap_custom
 from .extras import MXNetExtras
 from .half import cast_parameters, layer_dtypes
@@ -43,7 +43,7 @@ class MXNetBackend(MXNetExtras):
     name = "mxnet"
 
     def __init__(self, spec: SessionSpec) -> None:
-        spec.check_options(OPTIONS, self.name)
+        check_options(spec)
         if upstream._amp_initialized:
             raise errors.ConfigError(
                 "mxnet's own amp.init() was called in this process; it casts every operator for good and cannot be "
@@ -94,6 +94,7 @@ class MXNetBackend(MXNetExtras):
             checks.check_owner(trainer, names)
             checks.check_contexts(trainer)
             checks.check_kvstore(trainer)
+            checks.check_compression(trainer, self.spec)
             if self.spec.master_weights:
                 checks.check_alone(trainer)
                 masters.check(trainer, self._before)

@@ -121,6 +121,20 @@ def check_contexts(trainer: Any) -> None:
         )
 
 
+def check_compression(trainer: Any, spec: SessionSpec) -> None:
+    """Refuse compressed gradients under a scaler: they are cut at a threshold before they are looked at and unscaled.
+
+    Raises:
+        PrepareError: the Trainer compresses.
+    """
+    if trainer._compression_params and spec.loss_scale.enabled:
+        raise errors.PrepareError(
+            f"the Trainer has compression_params={trainer._compression_params!r}, whose threshold would meet gradients "
+            "that are multiplied by the loss scale, and hide an inf in them: make it without compression_params, or "
+            "the session with loss_scale='none'"
+        )
+
+
 def check_alone(trainer: Any) -> None:
     """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
 

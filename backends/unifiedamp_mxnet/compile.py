@@ -17,8 +17,28 @@ FLAGS: dict[str, Any] = {"static_alloc": True, "static_shape": True, "inline_lim
 BULK = 64
 """Operators that mode "max" hands to the engine at once; MXNet's own number is 15."""
 
-OPTIONS = (*FLAGS, "forward_bulk_size", "backward_bulk_size", "layout_optimization")
-"""What ``backend_options.mxnet`` may hold."""
+OPTIONS: dict[str, type] = {
+    "static_alloc": bool,
+    "static_shape": bool,
+    "inline_limit": int,
+    "forward_bulk_size": int,
+    "backward_bulk_size": int,
+    "layout_optimization": bool,
+}
+"""What ``backend_options.mxnet`` may hold: true or false, or a number of operators."""
+
+
+def check_options(spec: SessionSpec) -> None:
+    """Check ``backend_options.mxnet``.
+
+    Raises:
+        ConfigError: an unknown setting, or a value of the wrong type.
+    """
+    spec.check_options(OPTIONS, "mxnet")
+    for name, value in spec.options.items():
+        wanted = "true or false" if OPTIONS[name] is bool else "a whole number of at least 0"
+        if type(value) is not OPTIONS[name] or value < 0:
+            raise errors.ConfigError(f"backend_options.mxnet.{name} must be {wanted}, got {value!r}")
 
 
 def hybridize_flags(options: Mapping[str, Any], mode: str) -> dict[str, Any]:

@@ -32,18 +32,18 @@ def all_finite(arrays: Iterable[Any]) -> bool:
 
 
 def global_norm(arrays: Iterable[Any]) -> Any:
-    """Return the 2-norm over all arrays of one context, a native scalar; waits for the device."""
-    values = [dense(array) for array in arrays]
-    norm = _norm(values)
-    if math.isinf(float(norm.asnumpy().reshape(()))):  # the squares overflow float32
-        largest = max(float(abs(value).max().asnumpy().reshape(())) for value in values)
-        norm = _norm([value / largest for value in values]) * largest
+    """Return the 2-norm over all arrays of one context, a native scalar; where the squares overflow, it waits."""
+    grads = [dense(array) for array in arrays]
+    norm = _norm(grads)
+    if math.isinf(float(norm.asnumpy().reshape(()))):
+        largest = max(float(abs(grad).max().asnumpy().reshape(())) for grad in grads)
+        norm = _norm([grad / largest for grad in grads]) * largest
     return norm
 
 
-def _norm(values: list[Any]) -> Any:
-    sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(values)]
-    squares = [cast(one, "float32") for one in sums] if len(sums) > 1 else sums
+def _norm(grads: list[Any]) -> Any:
+    sums = [call("multi_sum_sq", group, num_arrays=len(group)).sum() for group in by_context(grads)]
+    squares = [cast(one.reshape((1,)), "float32") for one in sums] if len(sums) > 1 else sums
     return sum(squares[1:], squares[0]) ** 0.5
 
 

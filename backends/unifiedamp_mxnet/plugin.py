@@ -1,5 +1,7 @@
 """The entry point of the mxnet backend: light facts, no framework."""
 
+import sys
+
 from unifiedamp.backend import BackendPlugin, hookimpl
 
 
@@ -7,6 +9,23 @@ def _load():  # type: ignore[no-untyped-def]
     from .backend import MXNetBackend
 
     return MXNetBackend
+
+
+def unavailable(python: tuple[int, ...]) -> str:
+    """Return why MXNet cannot run under a version of Python; empty where it can."""
+    if python < (3, 13):
+        return ""
+    return (
+        f"MXNet does not run under Python {python[0]}.{python[1]}: it needs numpy 1, which has no release for Python "
+        "3.13 and newer; use Python 3.11 or 3.12"
+    )
+
+
+def import_hint(error: BaseException) -> str:
+    """Return what to do about an error at the import of MXNet; empty where nothing is known."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "distutils":
+        return "Python 3.12 no longer has distutils, and setuptools brings it back: pip install setuptools"
+    return ""
 
 
 @hookimpl
@@ -21,4 +40,6 @@ def unifiedamp_backend() -> BackendPlugin:
         "unifiedamp_mxnet.harness",
         aliases=("gluon", "mx"),
         place=3,
+        unavailable=unavailable(sys.version_info[:2]),
+        import_hint=import_hint,
     )

@@ -113,6 +113,7 @@ class ScaledLosses:
             values = [loss * self._factor for loss in self._losses]
         return values[0] if self._single else values
 
+    @in_numpy_semantics
     def backward(self) -> None:
         """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
         self._used = True

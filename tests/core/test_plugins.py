@@ -67,6 +67,28 @@ def test_broken_framework_shows_its_own_message(register):
         ua.Amp("mine")
 
 
+def test_the_plugin_says_what_to_do_about_an_import_that_failed(register):
+    def load():
+        raise errors.pop()
+
+    errors = [OSError("libbar.so"), OSError("libfoo.so.7")]
+    register(mine=Registered(load=load, import_hint=lambda error: "apt install foo" if "libfoo" in str(error) else ""))
+    with pytest.raises(ua.BackendUnavailableError, match=r"OSError: libfoo\.so\.7\. apt install foo$"):
+        ua.Amp("mine")
+    with pytest.raises(ua.BackendUnavailableError, match=r"libbar\.so\. Mend or reinstall it: pip install mine$"):
+        ua.Amp("mine")
+
+
+@pytest.mark.parametrize("framework", ["json", "no_such_framework"])
+def test_a_framework_that_cannot_run_here_is_not_advised_to_be_installed(register, framework):
+    register(mine=Registered(framework, unavailable="json does not run under this Python; use another"))
+    with pytest.raises(ua.BackendUnavailableError, match=r"^backend 'mine': json does not run .*; use another$"):
+        ua.Amp("mine")
+    info = ua.available_backends()["mine"]
+    assert not info.installed
+    assert info.reason == "json does not run under this Python; use another"
+
+
 def test_broken_plugin_harms_nobody_else(register):
     register(broken=Registered(error=ZeroDivisionError("boom")), good=Registered())
     infos = ua.available_backends()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from unifiedamp_mxnet import lend
+from unifiedamp_mxnet.plugin import import_hint, unavailable, unifiedamp_backend
 
 ALIASES = ("bool", "object", "int", "float", "complex", "str")
 
@@ -44,3 +45,16 @@ def test_mxnet_finds_the_aliases_long_after_the_import():
     assert x[np.array([True, False, True])].asnumpy().tolist() == [1.0, 3.0]
     assert mx.np.full_like(x, 1, dtype=None).asnumpy().tolist() == [1.0, 1.0, 1.0]
     assert "bool" not in vars(np) or np.__version__.startswith("2")
+
+
+def test_a_python_without_distutils_is_told_what_brings_it_back():
+    error = ModuleNotFoundError("No module named 'distutils'", name="distutils")
+    assert "pip install setuptools" in import_hint(error)
+    assert import_hint(ModuleNotFoundError("No module named 'graphviz'", name="graphviz")) == ""
+    assert import_hint(OSError("libquadmath")) == ""
+
+
+def test_pythons_that_mxnet_does_not_run_under():
+    assert unavailable((3, 11)) == unavailable((3, 12)) == unifiedamp_backend().unavailable == ""
+    assert "does not run under Python 3.13" in unavailable((3, 13))
+    assert "use Python 3.11 or 3.12" in unavailable((3, 14))

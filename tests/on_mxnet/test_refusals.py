@@ -95,6 +95,23 @@ def test_options_are_checked():
         ua.Amp("mxnet", "float32", device="tpu")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("static_alloc", "x", "true or false"),
+        ("static_shape", 1, "true or false"),
+        ("layout_optimization", None, "true or false"),
+        ("inline_limit", "2", "a whole number"),
+        ("inline_limit", True, "a whole number"),
+        ("forward_bulk_size", -1, "a whole number"),
+        ("backward_bulk_size", 1.5, "a whole number"),
+    ],
+)
+def test_the_types_of_options_are_checked(name, value, wanted):
+    with pytest.raises(ua.ConfigError, match=rf"backend_options\.mxnet\.{name} must be {wanted}.*got {value!r}"):
+        ua.Amp("mxnet", "float32", backend_options={"mxnet": {name: value}})
+
+
 def test_options_reach_hybridize(net):
     amp = ua.Amp("mxnet", "float32", backend_options={"mxnet": {"static_shape": False, "inline_limit": 5}})
     model = amp.compile(amp.prepare(net()))
