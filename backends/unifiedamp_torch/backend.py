@@ -251,6 +251,8 @@ class TorchBackend(TorchExtras):
         masters.begin_update(optimizer)
         outcome = self._steps.step(optimizer, update)
         masters.republish()
+        # Casts of the weights as they were are left there by a region around the step, or one that a signal kept open.
+        torch.clear_autocast_cache()
         self._mark.leave_regions()
         self._native.end(optimizer)
         if outcome is None:

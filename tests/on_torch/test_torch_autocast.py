@@ -1,5 +1,6 @@
 """Regions are torch.autocast's own, reentrant, and leave no trap in the cache of casts."""
 
+import contextlib
 import threading
 
 import pytest
@@ -137,3 +138,22 @@ def test_a_cache_that_loses_gradients_is_done_without(monkeypatch):
     with pytest.warns(ua.PolicyWarning, match="keeps casts that were made without gradients"):
         amp = session("mixed_bfloat16", backend_options={"torch": {"cache_enabled": True}})
     assert "cache_enabled=True" in amp.explain().row("compute_dtype").native
+
+
+def test_a_loop_inside_a_region_of_torchs_own_trains_on_the_weights_as_they_are():
+    """torch keeps its casts of the weights until the outermost region is left: each step would see those of the first."""
+
+    def losses(around):
+        amp = ua.Amp("torch", "mixed_bfloat16", device="cpu")
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        x, seen = torch.randn(8, 4), []
+        with around:
+            for _ in range(4):
+                loss = amp.backward(lambda: (model(x) - 1).square().mean(), optimizer)
+                amp.step(optimizer)
+                seen.append(loss.item())
+        return seen
+
+    assert losses(torch.autocast("cpu", torch.bfloat16)) == losses(contextlib.nullcontext())

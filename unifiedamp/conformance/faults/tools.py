@@ -29,18 +29,18 @@ class CloseDoesNothing(Backend):
 class ArraysInHalf(Backend):
     """``to_native`` rounds float32 to float16."""
 
-    def to_native(self, array: Any) -> Any:
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         half = isinstance(array, np.ndarray) and array.dtype == np.float32
-        return super().to_native(array.astype(np.float16) if half else array)
+        return super().to_native(array.astype(np.float16) if half else array, dtype)
 
 
 @fault("test_whole_numbers_stay_whole")
 class IntegersBecomeFloats(Backend):
     """``to_native`` makes whole numbers float32."""
 
-    def to_native(self, array: Any) -> Any:
+    def to_native(self, array: Any, dtype: str | None = None) -> Any:
         whole = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
-        return super().to_native(array.astype(np.float32) if whole else array)
+        return super().to_native(array.astype(np.float32) if whole else array, dtype)
 
 
 @fault(ARRAYS)
