@@ -203,7 +203,7 @@ class TorchBackend(TorchExtras):
             inputs = [param for param in of_model if param.requires_grad]
         after = functools.partial(self._carry, optimizers)
         overrides, switches = self.spec.policy.op_overrides, self._tuned.switches
-        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first, self._mark)
+        return Handle(value, optimizers, inputs, overrides, after, switches, self._native, first, loss, self._mark)
 
     def _carry(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:

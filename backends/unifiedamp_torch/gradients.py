@@ -57,8 +57,9 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if param.grad is not None:
-                values = real_values(param)
+            grad = param.grad
+            if grad is not None:
+                values = real_values(param) if grad.is_sparse or grad.is_complex() else grad
                 groups.setdefault((values.device, values.dtype), []).append(values)
     for (device, _), grads in groups.items():
         if device == found.device:

@@ -26,11 +26,12 @@ class Handle:
         switches: held during the backward pass.
         native: the session's look at native calls.
         first: no other loss was scaled since the optimizers' last steps.
+        loss: the unscaled loss.
         mark: what holds for the thread where the backward pass begins.
     """
 
     __slots__ = (
-        "_after", "_first", "_handed_out", "_inputs", "_mark", "_native", "_optimizers", "_overrides",
+        "_after", "_first", "_handed_out", "_inputs", "_loss", "_mark", "_native", "_optimizers", "_overrides",
         "_switches", "_used", "_value",
     )  # fmt: skip
 
@@ -44,13 +45,14 @@ class Handle:
         switches: Switches,
         native: NativeCalls,
         first: bool,
+        loss: torch.Tensor,
         mark: ThreadMark,
     ) -> None:
         self._mark = mark
         self._value = value
         self._optimizers = optimizers
         self._native = native
-        self._first = first
+        self._first, self._loss = first, loss
         self._used = self._handed_out = False
         self._inputs = inputs
         self._after = after
@@ -75,6 +77,8 @@ class Handle:
         return self._value
 
     def _use(self) -> None:
+        if self._first and not self._used:
+            self._native.check_first(self._optimizers)
         self._native.use(self._optimizers)
         self._used = True
 
@@ -95,6 +99,8 @@ class Handle:
         finally:
             passes.running.discard(id(self))
             recomputing.overrides = before
+        if self._first:
+            self._native.differentiated(self._loss, self._optimizers)
         self._after()
 
 

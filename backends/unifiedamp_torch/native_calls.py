@@ -1,7 +1,9 @@
 """``loss.backward()`` and ``optimizer.step()`` beside the session's calls, refused while a scaled loss is pending.
 
-Either would train on gradients of the wrong size. The first is seen by a hook on the unscaled loss, which fires when a
-backward pass comes to it by another way than the scaled one; the second by a hook before the optimizer's step.
+Either would train on gradients of the wrong size. The first is seen by the gradients that are there before the first
+scaled loss is differentiated; then that loss's ``backward`` refuses, and further losses have a hook that fires when a
+backward pass comes to them by another way than the scaled one. (A hook on each first loss would cost a small model's step
+two percent.) The second is seen by a hook before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -70,11 +72,20 @@ class Pending:
         used: one of them was differentiated, or handed out.
         refusal: why its gradients may not be applied; empty when all is well.
         hooks: on the unscaled losses.
+        losses: unscaled ones whose ``backward`` refuses.
     """
 
     used: bool = False
     refusal: str = ""
     hooks: list[Any] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Take back what was put on the losses."""
+        for hook in self.hooks:
+            hook.remove()
+        for loss in self.losses:
+            vars(loss).pop("backward", None)
 
 
 class NativeCalls:
@@ -93,22 +104,34 @@ class NativeCalls:
     # -- a scaled loss -------------------------------------------------------------------------------------------
 
     def begin(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> bool:
-        """Note that a loss is scaled for ``optimizers``; return whether it is the first one since their last steps.
+        """Note that a loss is scaled for ``optimizers``; return whether it is the first one since their last steps."""
+        first = self.rescales and not self._pending
+        for optimizer in optimizers:
+            self._pending.setdefault(id(optimizer), Pending())
+        if self.rescales and not first:
+            hook = loss.register_hook(functools.partial(self._on_unscaled, optimizers))
+            self._pending[id(optimizers[0])].hooks.append(hook)
+        return first
+
+    def differentiated(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse ``loss.backward()`` of the first loss from here on: its scaled form was differentiated."""
+        pending = self._pending.get(id(optimizers[0]))
+        if pending is not None:
+            loss.backward = functools.partial(self._refuse, optimizers)  # type: ignore[method-assign]
+            pending.losses.append(loss)
+
+    def check_first(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse to add the first scaled gradients to others.
 
         Raises:
-            StepOrderError: it is, and there are gradients already.
+            StepOrderError: there are gradients already.
         """
-        first = self.rescales and not self._pending
-        if first and self._stale(optimizers):
+        if self._stale(optimizers):
             raise errors.StepOrderError(
-                "amp.scale_loss: parameters have gradients from before the first scaled loss of this step, and they "
-                "would be divided by its scale: differentiate every loss by scaled_loss.backward() instead of "
-                "loss.backward(), or call optimizer.zero_grad() first"
+                "amp.scale_loss: parameters have gradients that came from no scaled loss, and they would be divided by "
+                "its scale: differentiate every loss by scaled_loss.backward() instead of loss.backward(), and call "
+                "optimizer.zero_grad() where gradients are left from before"
             )
-        known = [self._pending.setdefault(id(each), Pending()) for each in optimizers]
-        if self.rescales:
-            known[0].hooks.append(loss.register_hook(functools.partial(self._on_unscaled, optimizers)))
-        return first
 
     def use(self, optimizers: Sequence[Optimizer]) -> None:
         """Note that the scaled loss is differentiated, or handed out."""
@@ -143,8 +166,7 @@ class NativeCalls:
         """Note that the optimizer had its step, or that its gradients were dropped."""
         pending = self._pending.pop(id(optimizer), None)
         if pending is not None:
-            for hook in pending.hooks:
-                hook.remove()
+            pending.release()
 
     @staticmethod
     def rollback() -> None:
@@ -155,8 +177,7 @@ class NativeCalls:
     def close(self) -> None:
         """Forget what is pending, and take the hooks off its losses."""
         for pending in self._pending.values():
-            for hook in pending.hooks:
-                hook.remove()
+            pending.release()
         self._pending.clear()
 
     # -- captured steps ------------------------------------------------------------------------------------------
@@ -191,6 +212,9 @@ class NativeCalls:
         if any(_accumulates(self._masters.low(param)) for each in optimizers for param in parameters(each)):
             raise self._refused(optimizers)
 
+    def _refuse(self, optimizers: Sequence[Optimizer], *_: Any, **__: Any) -> NoReturn:
+        raise self._refused(optimizers)
+
     def _refused(self, optimizers: Sequence[Optimizer]) -> errors.StepOrderError:
         refusal = (
             "loss.backward() ran on a loss that is not scaled, between amp.scale_loss and amp.step: its gradients "
@@ -202,14 +226,13 @@ class NativeCalls:
         return errors.StepOrderError(f"amp.scale_loss: {refusal}")
 
     def _stale(self, optimizers: Sequence[Optimizer]) -> bool:
-        return any(_not_zero(grad) for optimizer in optimizers for grad in self._gradients(optimizer))
-
-    def _gradients(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    yield param.grad
-        yield from self._masters.low_gradients(optimizer)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    grad = param.grad
+                    if grad is not None and _not_zero(grad):
+                        return True
+        return any(_not_zero(grad) for each in optimizers for grad in self._masters.low_gradients(each))
 
 
 def _not_zero(grad: torch.Tensor) -> bool:
