@@ -2,8 +2,8 @@
 
 Either would train on gradients of the wrong size. The first is seen by the gradients that are there before the first
 scaled loss is differentiated; then that loss's ``backward`` refuses, and further losses have a hook that fires when a
-backward pass comes to them by another way than the scaled one. (A hook on each first loss would cost a small model's step
-two percent.) The second is seen by a hook before the optimizer's step.
+backward pass comes to them by another way than the scaled one. (A hook on each first loss would cost a small model's
+step two percent.) The second is seen by a hook before the optimizer's step.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_a_cache_that_loses_gradients_is_done_without(monkeypatch):
 
 
 def test_a_loop_inside_a_region_of_torchs_own_trains_on_the_weights_as_they_are():
-    """torch keeps its casts of the weights until the outermost region is left, so each step would see the first ones."""
+    """torch keeps its casts of the weights until the outermost region is left: each step would see the first ones."""
 
     def losses(around):
         amp = ua.Amp("torch", "mixed_bfloat16", device="cpu")
