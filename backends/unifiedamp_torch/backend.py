@@ -288,6 +288,8 @@ class TorchBackend(TorchExtras):
         """See ``Backend``."""
         self._mark.put_back()
         self._native.rollback()
+        if self._steps.capturing:
+            return False  # nothing was computed, and the capture restores what Python held
         for optimizer in optimizers:
             self._drop(optimizer)
             leave_kernel(optimizer)

@@ -210,8 +210,11 @@ class CapturedStep:
             return None
         ground = self._ground
         taken = (fixed(ground.models, ground.optimizers, ground.masters), ground.steps.remembers)
-        if entry.graph is None or entry.graph.fixed != taken:
-            entry.graph = None  # before another is captured: its memory is wanted
+        if entry.graph is not None and entry.graph.fixed != taken:
+            entry.graph = None  # its memory is wanted by the next one
+            entry.calls = WARM_UP  # what changed may have to be compiled, which a capture cannot
+            return None
+        if entry.graph is None:
             entry.graph = self._capture(entry, args, kwargs, tensors, taken)
             return entry.graph
         return entry.graph if entry.graph.before == ground.held(self._window) else None
@@ -235,7 +238,7 @@ class CapturedStep:
             after = ground.held(self._window)
             return Graph(inputs, output, replay, taken, before, after, ground.steps.counted() - counted)
         except NotYet:
-            entry.calls = 0
+            entry.calls, entry.captures = 0, entry.captures - 1
             ground.restore(before, self._window)
         except Exception as error:
             ground.restore(before, self._window)

@@ -31,6 +31,11 @@ def any_there(optimizer: Optimizer) -> bool:
     return any(param.grad is not None for param in parameters(optimizer))
 
 
+def any_sparse(optimizer: Optimizer) -> bool:
+    """Tell whether any gradient is sparse."""
+    return any(param.grad is not None and param.grad.is_sparse for param in parameters(optimizer))
+
+
 def real_values(param: torch.Tensor) -> torch.Tensor:
     """Return what is there of a parameter's gradient, to write to: of a sparse one its values, of a complex one its
     real and imaginary parts.

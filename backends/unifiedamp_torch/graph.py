@@ -29,10 +29,11 @@ class CudaStage:
         """Run ``fn`` on the stream that is captured later, so that what lives on a stream is ready there."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            output = fn()
-        current.wait_stream(self._stream)
-        return output
+        try:
+            with torch.cuda.stream(self._stream):
+                return fn()
+        finally:  # whatever an interrupted step asked for is done before it is looked at
+            current.wait_stream(self._stream)
 
     def capture(self, fn: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Capture what ``fn`` asks of the device, without doing it.

@@ -138,7 +138,7 @@ class TorchHarness(Harness):
 
     def mean_square(self, output: Any, target: Any) -> torch.Tensor:
         """See ``Harness``."""
-        return nn.functional.mse_loss(output, target)
+        return nn.functional.mse_loss(output.float(), target)  # on GPUs, both must have one dtype
 
     def cross_entropy(self, logits: Any, labels: Any) -> torch.Tensor:
         """See ``Harness``."""
