@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from unifiedamp.backend import LossScale
+
+from . import gradients
 
 Optimizer = torch.optim.Optimizer
 
@@ -43,6 +46,16 @@ def settle(optimizer: Optimizer) -> None:
             state["step"] = step.to(param.device)
 
 
+def compilable(optimizer: Optimizer) -> bool:
+    """Tell whether this step can be compiled: not with sparse gradients, and on a GPU in the main thread alone.
+
+    In others dynamo asserts on state of the thread that torch makes for the main one.
+    """
+    if gradients.any_sparse(optimizer):
+        return False
+    return threading.current_thread() is threading.main_thread() or not torch.cuda.is_available()
+
+
 def _own(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function with code of its own: dynamo counts compilations by code, over all sessions of a process."""
     made = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
@@ -55,13 +68,11 @@ class CompiledUpdate:
     Args:
         optimizer: a traceable one that has had a step, so that its state is there.
 
-    Attributes:
-        ran: it has been called, and so compiled.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self.ran = False
+        self._compiled: set[tuple[bool, ...]] = set()
         # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
         self._native = inspect.unwrap(type(optimizer).step)
         update = types.MethodType(_own(CompiledUpdate._update), self)
@@ -71,7 +82,15 @@ class CompiledUpdate:
         """Apply the step; with ``found`` (float32 scalar), only where it is 0."""
         with torch.no_grad():
             self._step(found)
-        self.ran = True
+        self._compiled.add(self._present())
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has run, and so been compiled, for the gradients that there are."""
+        return self._present() in self._compiled
+
+    def _present(self) -> tuple[bool, ...]:
+        return tuple([param.grad is not None for param in gradients.parameters(self._optimizer)])
 
     def _update(self, found: torch.Tensor | None) -> None:
         if found is None:
