@@ -24,7 +24,7 @@ from .native_calls import NativeCalls
 from .scale_state import DeviceResult
 from .steps import NotYet, Steps
 from .thread_mark import ThreadMark
-from .update import Updates
+from .update import Updates, compiles_in_this_thread
 
 WARM_UP = 3
 """Calls with one signature that run uncaptured before it is captured: kernels are chosen, optimizer state is made."""
@@ -180,10 +180,14 @@ class CapturedStep:
 
     def _uncaptured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = functools.partial(self._fn, *args, **kwargs)
-        if self._updates is None:
+        updates = self._usable_updates()
+        if updates is None:
             return self._ground.stage.run(run)
-        with self._ground.lent(self._updates):
+        with self._ground.lent(updates):
             return self._ground.stage.run(run)
+
+    def _usable_updates(self) -> Updates | None:
+        return self._updates if compiles_in_this_thread() else None
 
     def _add(self, key: Hashable) -> Entry | None:
         if len(self._entries) >= MOST_GRAPHS * self._places():
@@ -233,7 +237,7 @@ class CapturedStep:
         before, counted = ground.held(self._window), ground.steps.counted()
         try:
             ground.steps.begin_capture()
-            with ground.lent(self._updates), uncollected():
+            with ground.lent(self._usable_updates()), uncollected():
                 replay, output = ground.stage.capture(lambda: self._fn(*filled, **named))
             after = ground.held(self._window)
             return Graph(inputs, output, replay, taken, before, after, ground.steps.counted() - counted)

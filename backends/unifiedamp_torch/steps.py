@@ -11,7 +11,7 @@ from unifiedamp.backend import ScaleState, StepResult, errors, result
 
 from . import gradients
 from .native_calls import run_step
-from .update import CompiledUpdate, Updates, compilable
+from .update import CompiledUpdate, Updates
 
 Optimizer = torch.optim.Optimizer
 
@@ -65,8 +65,8 @@ class Steps:
 
     def _compiled(self, optimizer: Optimizer) -> CompiledUpdate | None:
         """Return the optimizer's compiled step where it is wanted; its first step makes its state, uncompiled."""
-        if self.updates is None or id(optimizer) not in self._settled or not compilable(optimizer):
-            return None
+        if self.updates is None or id(optimizer) not in self._settled or gradients.any_sparse(optimizer):
+            return None  # torch.compile takes no sparse tensors
         update = self.updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
             raise NotYet  # compiling asks for what a graph cannot hold

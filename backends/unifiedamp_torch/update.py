@@ -46,13 +46,8 @@ def settle(optimizer: Optimizer) -> None:
             state["step"] = step.to(param.device)
 
 
-def compilable(optimizer: Optimizer) -> bool:
-    """Tell whether this step can be compiled: not with sparse gradients, and on a GPU in the main thread alone.
-
-    In others dynamo asserts on state of the thread that torch makes for the main one.
-    """
-    if gradients.any_sparse(optimizer):
-        return False
+def compiles_in_this_thread() -> bool:
+    """Tell whether updates can be compiled here: on a GPU, dynamo asserts on state that only the main thread has."""
     return threading.current_thread() is threading.main_thread() or not torch.cuda.is_available()
 
 
