@@ -114,7 +114,7 @@ def _history(saved: Checkpoint, meta: Meta, path: object) -> History:
     # A step, the scale after it, the steps skipped until then.
     if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales[:, (0, 2)] % 1 == 0).all()):
         raise _altered(path, "history/scales holds numbers that are no steps and scales")
-    if [row.epoch for row in meta.epochs] != list(range(meta.epoch)):
+    if len(meta.epochs) != meta.epoch or any(row.epoch != place for place, row in enumerate(meta.epochs)):
         raise _altered(path, f"it stands in epoch {meta.epoch}, but its rows are not of the epochs before")
     fewest = meta.epoch + meta.batch
     if len(losses) < fewest or (not meta.epoch and len(losses) != meta.batch):

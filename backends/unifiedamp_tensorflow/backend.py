@@ -28,6 +28,7 @@ from .checks import check_spec, not_in_trace, scalar_loss
 from .extras import TensorFlowExtras
 from .fitting import Fitting
 from .handle import Handle
+from .optimizers import released
 from .replicas import Alone, check_scope, replicas_of
 from .scaler import UNKNOWN, DeviceScaler
 from .steps import Steps
@@ -85,6 +86,7 @@ class TensorFlowBackend(TensorFlowExtras):
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """See ``Backend.prepare``."""
+        optimizers = [released(optimizer) for optimizer in optimizers]
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
         again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in models]
@@ -128,6 +130,9 @@ class TensorFlowBackend(TensorFlowExtras):
         """See ``Backend.close``."""
         while self._undo:
             self._undo.pop()()
+        for bound in self.bounds:
+            if bound.outer is not bound.inner:
+                bound.outer._amp_closed = True
         self.told.stop()
         self.mode.detach()
 

@@ -36,6 +36,11 @@ def is_wrapped(obj: Any) -> bool:
     return isinstance(obj, NATIVE)
 
 
+def released(obj: Any) -> Any:
+    """Return the optimizer inside a wrapper whose session was closed; anything else as it is."""
+    return obj.inner_optimizer if getattr(obj, "_amp_closed", False) else obj
+
+
 def scaled(loss: Any, scale: Any, accumulate: int = 1) -> Any:
     """Return float32(loss) * scale / accumulate."""
     return tf.cast(loss, tf.float32) * (scale if accumulate == 1 else scale / float(accumulate))

@@ -18,7 +18,7 @@ class TheCeilingHoldsForDoubling(ToyBackend):
     """Growth by another factor passes it."""
 
     def update(self):
-        before, grew = self.state, bool(self.found) and not any(self.found)
+        before, grew = self.state, bool(self.found) and not any(self.found.values())
         super().update()
         factor = self.spec.loss_scale.growth_factor
         if grew and self.state.good_steps == 0 and factor != 2.0:
@@ -29,7 +29,7 @@ class TheCeilingHoldsForDoubling(ToyBackend):
 class HysteresisIsOneLonger(ToyBackend):
     def update(self):
         before, limit = self.state, self.spec.loss_scale.hysteresis
-        overflow = any(self.found)
+        overflow = any(self.found.values())
         super().update()
         if overflow and limit > 1 and before.bad_steps + 1 == limit:
             self.state = replace(self.state, scale=before.scale)
@@ -55,7 +55,7 @@ class CountsBadStepsFromTheFirst(ToyBackend):
 @mutant("test_three_with_one_that_skips")
 class TheLastOptimizerDecides(ToyBackend):
     def update(self):
-        self.found = self.found[-1:]
+        self.found = dict([*self.found.items()][-1:])
         super().update()
 
 
@@ -71,7 +71,7 @@ class ADiscardedStepForgetsTheOthers(ToyBackend):
         discarded = bool(self._grads(optimizer)) and self.checked.get(id(optimizer)) and len(self.found) == 1
         super().drop_gradients(optimizer)
         if discarded and len(self.optimizers) > 1:
-            self.found = []
+            self.found = {}
 
 
 @mutant("test_of_discarded_steps")

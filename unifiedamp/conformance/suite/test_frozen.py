@@ -16,8 +16,11 @@ SCALE = ua.DynamicLossScale(initial_scale=64.0, growth_interval=3)
 LR = 0.01
 
 
-@pytest.fixture(autouse=True)
-def _freezes(harness):
+pytestmark = pytest.mark.usefixtures("freezes")
+
+
+@pytest.fixture
+def freezes(harness):
     if type(harness).set_trainable is Harness.set_trainable:
         pytest.skip(f"the harness of {harness.backend!r} has no set_trainable: its framework freezes nothing later")
 
