@@ -47,6 +47,7 @@ def test_cells_are_migrated_and_the_rest_keeps_its_bytes(indent, ascii_only):
         before["cells"][place]["source"] = text.splitlines(keepends=True)
         content = (json.dumps(before, indent=indent, ensure_ascii=ascii_only) + "\n").encode()
     assert done.after == content
+    pytest.importorskip("torch")
     code = "\n".join(text for text in new if not text.startswith("%%"))
     space: dict = {}
     exec("\n".join(line for line in code.splitlines() if not line.startswith(("%", "!", "files"))), space)

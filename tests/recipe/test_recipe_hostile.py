@@ -167,7 +167,8 @@ def test_the_command_says_it_in_one_line(backend, tmp_path):
     config = write_config(tmp_path, {"backend": backend, "policy": "float32"}, epochs=2, model="mlp", samples=192)
     code, out, err = finish(start("train", "--config", config, "--out", tmp_path / "run", "--resume", cwd=tmp_path))
     assert (code, out) == (2, "")
-    assert err.startswith(f"unifiedamp: {path} was altered, or not written by this recipe: epoch: ")
-    assert err.count("\n") == 1
+    ours = [line for line in err.splitlines() if not line.startswith("[")]  # MXNet 2 names its storage manager
+    assert len(ours) == 1
+    assert ours[0].startswith(f"unifiedamp: {path} was altered, or not written by this recipe: epoch: ")
     assert "\x1b" not in err
     assert path.read_bytes() == altered

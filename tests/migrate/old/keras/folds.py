@@ -6,7 +6,6 @@ from tensorflow.keras import layers, mixed_precision
 
 
 def setup():
-    keras.utils.set_random_seed(1)
     mixed_precision.set_global_policy("mixed_bfloat16")
 
 
