@@ -219,8 +219,8 @@ def test_loading_a_state_ends_the_refusal(harness):
 class Timer:
     """A timer whose signal raises :class:`Interrupted` in the session's code: core's, or its backend's.
 
-    A framework's own code is left alone, where an exception at any moment can end the process. There the timer rings
-    again a moment later.
+    A framework's own code is left alone, where an exception at any moment can end the process; so is what runs in an
+    ``__exit__``, since Python lets a signal raise before its first line. There the timer rings again a moment later.
     """
 
     def __init__(self, amp):
@@ -247,11 +247,18 @@ class Timer:
         module = frame.f_globals.get("__name__", "")
         if not self._runs:
             return  # the signal was on its way when the timer was stopped
-        if module.partition(".")[0] not in self._roots or module == __name__:
+        if module.partition(".")[0] not in self._roots or module == __name__ or leaving(frame):
             self.start(2e-5)
             return
         self.rang = True
         raise Interrupted
+
+
+def leaving(frame):
+    """Whether a context is being left."""
+    while frame is not None and frame.f_code.co_name != "__exit__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def longest_step(run, accumulate):
