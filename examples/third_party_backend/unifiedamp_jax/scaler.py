@@ -68,8 +68,8 @@ class Window:
 def to_arrays(state: ScaleState) -> dict[str, jax.Array]:
     """Return the numbers on the device."""
     scale = jnp.asarray(state.scale, jnp.float32)
-    counts = {name: jnp.asarray(getattr(state, name), jnp.int32) for name in ScaleState.__dataclass_fields__}
-    return {**counts, "scale": scale}
+    names = [name for name in ScaleState.__dataclass_fields__ if name != "scale"]
+    return {"scale": scale, **{name: jnp.asarray(getattr(state, name), jnp.int32) for name in names}}
 
 
 def to_state(numbers: dict[str, jax.Array]) -> ScaleState:
