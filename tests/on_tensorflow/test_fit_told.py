@@ -158,7 +158,7 @@ def test_observers_hear_of_a_function_of_ones_own(several):
 
 
 def test_exhaustion_ends_a_function_of_ones_own():
-    """TensorFlow hands on what Python raised within a graph as an error of its own."""
+    """TensorFlow hands on what Python raised within a graph as a TensorFlow error."""
     amp, feed = own_function()
     feed(1.0, 1.0)
     with pytest.raises(tf.errors.UnknownError, match="LossScaleExhausted: 3 steps in a row were skipped"):

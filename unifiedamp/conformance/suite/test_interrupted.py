@@ -191,7 +191,7 @@ def test_a_partly_applied_update_is_refused_until_it_is_discarded(harness):
     before = np.array(run.weights())
     context = harness.interrupted_update(run.optimizer, Interrupted())
     if context is None:
-        return  # nothing is changed in place, so no update is ever applied in part
+        pytest.skip("updates make new values, so none is ever applied in part")
     with context, pytest.raises(Interrupted):
         run.feed(*FEEDS[1])
     after = np.array(run.weights())
@@ -209,7 +209,7 @@ def test_loading_a_state_ends_the_refusal(harness):
     state = run.amp.state_dict()
     context = harness.interrupted_update(run.optimizer, Interrupted())
     if context is None:
-        return
+        pytest.skip("updates make new values, so none is ever applied in part")
     with context, pytest.raises(Interrupted):
         run.feed(*FEEDS[0])
     run.amp.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""One loss trains two optimizers, stepped in a loop of their own lines."""
+"""One loss trains two optimizers, each stepped on a separate line."""
 
 import torch
 from torch.cuda.amp import GradScaler, autocast
