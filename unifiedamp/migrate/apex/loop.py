@@ -80,8 +80,8 @@ def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
 
 def _handle(work: Work, with_: cst.With, name: str) -> None:
     """The handle's one method is ``backward``; everything else wants the number."""
-    for use in work.source.uses(name):
-        if not work.source.inside(use, with_.body):
+    for use in walk(with_.body):
+        if not isinstance(use, cst.Name) or use.value != name or not work.source.is_reference(use):
             continue
         attribute = work.source.parents[use]
         if isinstance(attribute, cst.Attribute) and attribute.attr.value == "backward":

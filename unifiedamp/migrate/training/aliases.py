@@ -150,7 +150,15 @@ class Aliases:
 
     def calls(self, function: cst.FunctionDef) -> list[cst.Call]:
         """Return the calls of this file that may reach a function."""
-        return [n for n in self._source.nodes if isinstance(n, cst.Call) and function in self.functions(n)]
+        return self._callers.get(function, [])
+
+    @functools.cached_property
+    def _callers(self) -> dict[cst.FunctionDef, list[cst.Call]]:
+        found: dict[cst.FunctionDef, list[cst.Call]] = {}
+        for call in self._source.of(cst.Call):
+            for function in dict.fromkeys(self.functions(call)):
+                found.setdefault(function, []).append(call)
+        return found
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the class that a method is one of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -143,18 +144,24 @@ class Clips:
 
     def _gated_step(self, call: cst.CSTNode) -> Statement | None:
         """Return the step's statement where it is taken after several micro-batches and the clipping after each."""
-        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
-        for step in (*self._loops.steps, *self._loops.plain_steps):
-            statement = self._source.statement(step)
-            if self._source.scope(statement) is not self._source.scope(call):
-                continue
-            block = self._source.block(statement)
-            gate = enclosing(self._source, statement)
-            if isinstance(gate, cst.If) and self._source.in_block(call, block) is None and block not in places:
+        for statement, gate in self._gated.get(self._source.scope(call), ()):
+            if self._source.in_block(call, self._source.block(statement)) is None:
                 outer = self._source.in_block(call, self._source.block(gate))
-                if outer is not None and self._counts(gate.test) and not self._same_gate(outer, gate):
+                if outer is not None and not self._same_gate(outer, gate):
                     return statement
         return None
+
+    @functools.cached_property
+    def _gated(self) -> dict[cst.CSTNode, list[tuple[Statement, cst.If]]]:
+        """Return function -> its steps that are taken after several micro-batches, and the conditions for that."""
+        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
+        found: dict[cst.CSTNode, list[tuple[Statement, cst.If]]] = {}
+        for step in (*self._loops.steps, *self._loops.plain_steps):
+            statement = self._source.statement(step)
+            gate = enclosing(self._source, statement)
+            if isinstance(gate, cst.If) and self._source.block(statement) not in places and self._counts(gate.test):
+                found.setdefault(self._source.scope(step), []).append((statement, gate))
+        return found
 
     def _counts(self, test: cst.BaseExpression) -> bool:
         """Whether a condition counts micro-batches."""

@@ -69,12 +69,13 @@ class Loops:
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
         known = {site.call for site in self.sites}
+        places = {site.place for site in self.sites}
         old_steps = set(self.steps)
         for call in self.work.source.methods("step"):
             if call not in old_steps and self.is_optimizer(_receiver(call)):
                 self.plain_steps.append(call)
         for call in self.work.source.methods("backward"):
-            if call not in known and self._is_plain(call):
+            if call not in known and self._is_plain(call, places):
                 self.plain.append(Site(call, _receiver(call), self.work.source.statement(call)))
 
     def is_optimizer(self, node: cst.CSTNode) -> bool:
@@ -126,13 +127,13 @@ class Loops:
 
     # -- what passes the old API by ------------------------------------------------------------------------------
 
-    def _is_plain(self, call: cst.Call) -> bool:
+    def _is_plain(self, call: cst.Call, places: set[Statement]) -> bool:
         """Whether this is ``loss.backward()`` of a tensor, and no handle's or method's of that name."""
         source = self.work.source
         receiver = _receiver(call)
         if dotted(receiver) == "self" or self.is_optimizer(receiver) or self.aliases.of(receiver) in self.models:
             return False
-        if any(source.inside(call, site.place) and call is not site.call for site in self.sites):
+        if any(above in places for above in source.above(call)):
             return False
         if source.meaning(call.func) == "torch.autograd.backward":
             return True
