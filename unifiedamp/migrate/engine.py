@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
 
@@ -57,26 +58,33 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
 def _migrate(path: str, content: bytes) -> Migration:
     source = _read(path, content)
     try:
-        folded = _without_flags(source)
+        folded, notes = _without_flags(source)
     except CannotMigrate as error:
         return Migration(path, content, content, (), error.findings)
     if folded != source.module.bytes:
         done = _migrate_as_read(path, folded, _read(path, folded))
-        lines = old_lines(source.module.bytes, folded)
-        findings = tuple(sorted(replace(each, line=lines.get(each.line, 1)) for each in done.findings))
-        return Migration(path, content, done.after if done.changed else content, done.apis, findings)
+        found = [*_as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
+        return Migration(path, content, done.after if done.changed else content, done.apis, tuple(sorted(set(found))))
     return _migrate_as_read(path, content, source)
 
 
-def _without_flags(source: Source) -> bytes:
-    """Return the text in which no flag chooses between AMP and none, where an API knows how."""
+def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
+    """Return the text in which no flag chooses between AMP and none, where an API knows how, and notes."""
+    before, found = source.module.bytes, []
     for api, fold in ((keras, keras.without_flags), (mxnet, mxnet.without_flags)):
         for _ in range(_NESTED):
-            folded = fold(source) if api.found(source) else source.module.bytes
+            folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
+            found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes
             if folded == source.module.bytes:
                 break
             source = Source(folded)
-    return source.module.bytes
+    return source.module.bytes, found
+
+
+def _as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list[Finding]:
+    """Return findings of a changed text with the lines of the text as it was."""
+    lines = old_lines(before, after)
+    return [replace(each, line=lines.get(each.line, 1)) for each in findings]
 
 
 def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:

@@ -42,13 +42,13 @@ class Loop:
 
 
 def find_loops(work: Work) -> list[Loop]:
-    """Return the loops of a file.
-
-    Raises:
-        CannotMigrate: one does more with the gradients than is understood.
-    """
-    calls = [*work.source.methods("apply_gradients"), *work.source.methods("apply")]
-    return [_read(work, call) for call in calls if _applies(work.source, call)]
+    """Return the loops of a file; one that does more with the gradients than is understood blocks."""
+    loops: list[Loop] = []
+    for call in (*work.source.methods("apply_gradients"), *work.source.methods("apply")):
+        if _applies(work.source, call):
+            with work.blocking():
+                loops.append(_read(work, call))
+    return loops
 
 
 def _applies(source: Source, call: cst.Call) -> bool:
