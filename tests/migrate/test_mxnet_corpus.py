@@ -115,7 +115,9 @@ trainer.step(4)
 
 def test_every_blocker_is_named_at_once():
     text = SMALL.replace("trainer.step(4)", "done = trainer.step(4)\namp.list_lp16_ops()")
-    text = text.replace("amp.init()", "amp.init(target_dtype=pick())").replace("        autograd.b", "        x = autograd.b")
+    text = text.replace("amp.init()", "amp.init(target_dtype=pick())").replace(
+        "        autograd.b", "        x = autograd.b"
+    )
     done = migrated(text)
     assert not done.changed
     wanted = {3: "pick()", 10: "trainer.step", 11: "amp.list_lp16_ops"}

@@ -27,7 +27,7 @@ TORCH = (apex.NAME, torch_amp.NAME)
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
 _NESTED = 4  # flags, one under the other
-_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
+UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
 def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
@@ -93,9 +93,9 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
     for api in APIS:
         if not api.found(source):
             continue
-        made, said = _plan(api, source)
+        made, said = plan(api, source)
         if made:
-            refused = refusals(path, api, source, made, _ua(source))
+            refused = refusals(path, api, source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
@@ -108,10 +108,10 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
         edits, apis = Edits(), []  # half of a training loop would not run
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
-    tidy(source, edits, old, _ua(source), needs)
+    tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
     after = (merge(module) if torch else module).bytes
-    _check_result(path, content, after)
+    check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 
 
@@ -121,21 +121,21 @@ def _to_compat(path: str, content: bytes) -> Migration:
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     after = edits.apply(source.module).bytes
-    _check_result(path, content, after)
+    check_result(path, content, after)
     return Migration(path, content, after, (facades.NAME,), tuple(sorted(findings)))
 
 
 def _read(path: str, content: bytes) -> Source:
     try:
         return Source(content)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _no_python(path, content, error) from None
 
 
 def _check(path: str, content: bytes) -> None:
     try:
         cst.parse_module(content)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _no_python(path, content, error) from None
 
 
@@ -153,9 +153,9 @@ def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: cannot be read: {' '.join(said.split())}")
 
 
-def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
+def plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
     """Return an API's changes; ``amp`` is taken as the session's name where nothing else keeps it."""
-    ua = _ua(source)
+    ua = package_name(source)
     try:
         work = _worked_out(api, source, Names("amp", ua))
         kept = [use for use in source.uses("amp") if not work.edits.covers(source, use)]
@@ -172,7 +172,8 @@ def _worked_out(api: ModuleType, source: Source, names: Names) -> Work:
     return work
 
 
-def _ua(source: Source) -> str:
+def package_name(source: Source) -> str:
+    """Return what migrated code calls this package."""
     for name, meaning in source.imports.items():
         if meaning == "unifiedamp":
             return name
@@ -193,7 +194,7 @@ def _parses(content: bytes) -> bool:
     return True
 
 
-def _check_result(path: str, before: bytes, after: bytes) -> None:
+def check_result(path: str, before: bytes, after: bytes) -> None:
     """Refuse a result that does not parse where the file did."""
     if _parses(before) and not _parses(after):
         raise ConfigError(f"{path}: the migrated text would not be Python (a fault of migrate's); nothing was changed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -27,6 +28,16 @@ def in_folder(folder: Path) -> list[Path]:
 def _is_own(folder: Path) -> bool:
     known = folder.name in NOT_OURS and (folder.name not in ("venv", "env") or not (folder / "__init__.py").exists())
     return not (folder.name.startswith(".") or known or (folder / "pyvenv.cfg").exists())
+
+
+def readable(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the Python files that can be read."""
+    for path in paths:
+        if path.suffix == ".py":
+            try:
+                yield str(path), path.read_bytes()
+            except OSError:
+                continue  # migrate_file says why
 
 
 def migrate_file(path: Path, to: str = "amp") -> Migration:

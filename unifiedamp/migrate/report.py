@@ -20,12 +20,14 @@ class Finding:
         what: what was found there.
         write: what to write by hand, or to look at.
         blocks: the calls of its API were all left as they are because of it.
+        path: the file, where several are migrated together.
     """
 
     line: int
     what: str
     write: str
     blocks: bool = False
+    path: str = ""
 
 
 class CannotMigrate(Exception):

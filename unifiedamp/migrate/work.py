@@ -43,11 +43,12 @@ class Work:
 
     def note(self, node: cst.CSTNode, what: str, write: str) -> None:
         """Leave something at ``node`` to a person."""
-        self.findings.append(Finding(self.source.line(node), what, write))
+        self.findings.append(Finding(self.source.line(node), what, write, path=self.source.path(node)))
 
     def stop(self, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
         """Return the error that leaves the API's calls as they are."""
-        return CannotMigrate(Finding(self.source.line(node), " ".join(what.split()), write, blocks=True))
+        line, path = self.source.line(node), self.source.path(node)
+        return CannotMigrate(Finding(line, " ".join(what.split()), write, blocks=True, path=path))
 
     def alone(self, call: cst.Call, write: str, what: str | None = None) -> Statement:
         """Return the statement that is this call and nothing else.

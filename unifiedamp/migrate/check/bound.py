@@ -16,7 +16,8 @@ _LEAVE = ("sys.exit", "exit", "quit", "os._exit")
 def unbound(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
     """Yield the uses of a session that some path reaches without one."""
     names = {dotted(one) for one in facts.made if "." not in dotted(one)}
-    for scope in [facts.source.module, *(n for n in facts.source.nodes if isinstance(n, cst.FunctionDef))]:
+    modules = [each.module for each in facts.source.files.values()] or [facts.source.module]
+    for scope in [*modules, *(n for n in facts.source.nodes if isinstance(n, cst.FunctionDef))]:
         local = {name for name in names if _assigned(facts, scope, name)}
         if local:
             walker = _Paths(facts, local)

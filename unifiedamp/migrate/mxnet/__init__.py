@@ -45,9 +45,7 @@ def plan(work: Work) -> None:
     share(work, starts[0], [*prepared, *scales])
 
 
-def _rewrite(
-    work: Work, starts: Sequence[cst.Call], prepared: Sequence[cst.Call], scales: Sequence[cst.Call]
-) -> None:
+def _rewrite(work: Work, starts: Sequence[cst.Call], prepared: Sequence[cst.Call], scales: Sequence[cst.Call]) -> None:
     trainers: list[str] = []
     for start in starts:
         with work.blocking():

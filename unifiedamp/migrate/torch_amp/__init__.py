@@ -115,4 +115,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "found", "plan"]

@@ -162,6 +162,6 @@ def common_flag(work: Work, scaler: Scaler, calls: list[cst.Call]) -> str | None
     for code in sorted(set.intersection(*flags)) if flags else ():
         root = code.partition(".")[0]
         scope = source.scope(scaler.first.assign)
-        if source.bound_in(root, scope) or (source.bound_in(root, source.module) and "." not in code):
+        if source.bound_in(root, scope) or (source.bound_in(root, source.root(scope)) and "." not in code):
             return code
     return None

@@ -49,6 +49,9 @@ class Aliases:
         self._bound: dict[cst.CSTNode, set[str]] = {}
         self._attributes: dict[str, list[Key]] = {}
         self._functions: dict[str, list[cst.FunctionDef]] = {}
+        self._classes: dict[str, list[cst.ClassDef]] = {}
+        for owner in source.of(cst.ClassDef):
+            self._classes.setdefault(owner.name.value, []).append(owner)
         self._find_scopes()
         self._join()
 
@@ -106,7 +109,12 @@ class Aliases:
         if not name:
             return []
         root, _, last = name.rpartition(".")
+        link = self._source.link(call, root or name)
+        if link is not None and not (root and link[1]):
+            return [f for f in self._functions.get(link[1] or last, ()) if self._is_open(f, link[0])]
         found = self._functions.get(last, [])
+        if not root and self._source.files:
+            found = [f for f in found if self._source.root(f) is self._source.root(call)]
         if not root and not found:
             return [f for f in self._functions.get("__call__", ()) if self.class_of(f) in self._classes_of(name)]
         if not root:
@@ -118,6 +126,11 @@ class Aliases:
             return []
         return [f for f in found if self.class_of(f) is not None]
 
+    def _is_open(self, function: cst.FunctionDef, module: cst.Module) -> bool:
+        """Whether a file's importers can name a function: its own functions, and classes by their ``__init__``."""
+        outside = self.class_of(function) is None or function.name.value == "__init__"
+        return outside and self._source.root(function) is module
+
     def _owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the class whose code a node is in."""
         return next((above for above in self._source.above(node) if isinstance(above, cst.ClassDef)), None)
@@ -125,7 +138,7 @@ class Aliases:
     def _classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
         made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
-        inits = [f for value in made for f in self._functions.get(dotted(value.func), ()) if f.name.value == "__init__"]
+        inits = [f for value in made for f in self.functions(value) if f.name.value == "__init__"]
         return [owner for owner in map(self.class_of, inits) if owner is not None]
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
@@ -173,7 +186,7 @@ class Aliases:
 
     def scope(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the function around a node, or the module."""
-        return self._scopes.get(node, self._source.module)
+        return self._scopes.get(node) or self._source.root(node)
 
     def binds(self, scope: cst.CSTNode, name: str) -> bool:
         """Whether a function, or the module, gives a name its value."""
@@ -181,20 +194,21 @@ class Aliases:
 
     def _binding(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
         scope = self.scope(node)
-        while scope is not self._source.module:
+        while not isinstance(scope, cst.Module):
             if name in self._bound.get(scope, ()):
                 return scope
             scope = self.scope(scope)
         return scope
 
     def _find_scopes(self) -> None:
-        module = self._source.module
         declared: dict[cst.CSTNode, set[str]] = {}
         for node in self._source.nodes:
             parent = self._source.parents.get(node)
-            if parent is not None:
+            if parent is None:
+                self._scopes[node] = node
+            else:
                 inside = isinstance(parent, cst.FunctionDef) and node is not parent.name
-                self._scopes[node] = parent if inside else self._scopes.get(parent, module)
+                self._scopes[node] = parent if inside else self._scopes[parent]
             scope = self.scope(node)
             if isinstance(node, cst.FunctionDef):
                 self._functions.setdefault(node.name.value, []).append(node)
@@ -213,6 +227,9 @@ class Aliases:
     # -- who is the same -----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
+        for module, name, other, its in self._source.linked():
+            if its and its not in self._functions:
+                self._same((module, name), (other, its))
         for node in self._source.nodes:
             if isinstance(node, cst.Assign):
                 for target in node.targets:
@@ -268,8 +285,23 @@ class Aliases:
         known = self._attributes.setdefault(name, [])
         if root == "self" and key is not None and key not in known and isinstance(key[0], cst.ClassDef):
             known.append(key)
-        elif root != "self" and len(known) == 1 and root in self._bound.get(self._binding(node, root), ()):
-            self._same(key, known[0])
+        elif root != "self" and root in self._bound.get(self._binding(node, root), ()):
+            if len({self.group(one) for one in known}) == 1:
+                self._same(key, known[0])
+        if root == "self" and key is not None and isinstance(key[0], cst.ClassDef):
+            for base in self._bases(key[0]):
+                self._same(key, (base, text))
+
+    def _bases(self, owner: cst.ClassDef) -> list[cst.ClassDef]:
+        """Return the classes of these files that a class inherits from, directly."""
+        found = []
+        for base in owner.bases:
+            name = dotted(base.value)
+            link = self._source.link(owner, name.rpartition(".")[0] or name)
+            module, wanted = link if link is not None else (self._source.root(owner), name)
+            wanted = wanted or name.rpartition(".")[2]
+            found += [one for one in self._classes.get(wanted, ()) if self._source.root(one) is module]
+        return found
 
     def _same(self, one: Key | None, other: Key | None) -> None:
         first, second = self.group(one), self.group(other)
