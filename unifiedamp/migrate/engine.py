@@ -168,7 +168,9 @@ def plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
 
 def _worked_out(api: ModuleType, source: Source, names: Names) -> Work:
     work = Work(source, names)
-    api.plan(work)
+    with work.blocking():
+        api.plan(work)
+    work.decide()
     return work
 
 

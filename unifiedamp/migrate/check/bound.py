@@ -26,6 +26,20 @@ def unbound(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
                 yield node, f"{facts.source.code(node)} may not exist here", _WRITE
 
 
+def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield what is prepared where some path has not made it yet."""
+    for call in facts.calls("prepare"):
+        scope = facts.source.scope(call)
+        given = {arg.value for arg in call.args if isinstance(arg.value, cst.Name)}
+        names = {one.value for one in given if facts.aliases.binds(scope, one.value)}
+        walker = _Paths(facts, names)
+        walker.block(_body(scope), set(_parameters(scope)))
+        for node in walker.found:
+            if node in given:
+                write = "name each model and optimizer, and prepare them where they are made"
+                yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
+
+
 def _assigned(facts: Facts, scope: cst.CSTNode, name: str) -> bool:
     return any(facts.source.scope(one) is scope for one in facts.made if dotted(one) == name)
 
@@ -68,7 +82,8 @@ class _Paths:
             return _both(self.block(node.body.body, set(bound)), other)
         if isinstance(node, cst.For | cst.While):
             self._look(node.iter if isinstance(node, cst.For) else node.test, bound)
-            self.block(node.body.body, set(bound))
+            target = {dotted(one) for one in walk(node.target)} if isinstance(node, cst.For) else set[str]()
+            self.block(node.body.body, bound | target)
             return self._orelse(node.orelse, bound)
         if isinstance(node, cst.With):
             for item in node.items:

@@ -111,6 +111,8 @@ def _has_variables(source: Source, value: cst.Call, model: str) -> bool | None:
         first = _first_layer(source, value, model)
         return None if first is None else _has_shape(source, first)
     classes = [c for c in source.of(cst.ClassDef) if c.name.value == name]
+    if len(value.args) > 1 and name not in source.functions():
+        return True  # inputs and outputs, and no __init__ that takes them for something else
     return not (classes and any("Model" in dotted(base.value) for base in classes[0].bases))
 
 

@@ -119,7 +119,7 @@ class Scaler:
                                  "a session has one scale for all its losses: pass one")  # fmt: skip
 
     def _refuse_omitted(self, keys: set[Key]) -> None:
-        """Refuse calls that leave a scaler out: there the old code trained without one, and the session would be None."""
+        """Refuse calls that leave the scaler out: the session would be None there."""
         for function, name in sorted(keys, key=lambda key: (self._source.order[key[0]], key[1])):
             if name not in parameters(function):
                 continue
@@ -127,7 +127,7 @@ class Scaler:
                 given = {its for _, one, its in self._aliases.arguments(call) if one is function}
                 if name not in given and not any(arg.star for arg in call.args):
                     self._work.block(call, f"{dotted(call.func)} is called without its {name}",
-                                     f"give it a session: the function cannot tell {name}=None from one any more")  # fmt: skip
+                                     f"give it a session, which takes the place of {name}=None too")  # fmt: skip
 
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.arguments(call):

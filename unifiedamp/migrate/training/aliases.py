@@ -285,12 +285,14 @@ class Aliases:
         known = self._attributes.setdefault(name, [])
         if root == "self" and key is not None and key not in known and isinstance(key[0], cst.ClassDef):
             known.append(key)
-        elif root != "self" and root in self._bound.get(self._binding(node, root), ()):
-            if len({self.group(one) for one in known}) == 1:
-                self._same(key, known[0])
+        elif root != "self" and self._is_one(known) and root in self._bound.get(self._binding(node, root), ()):
+            self._same(key, known[0])
         if root == "self" and key is not None and isinstance(key[0], cst.ClassDef):
             for base in self._bases(key[0]):
                 self._same(key, (base, text))
+
+    def _is_one(self, keys: Sequence[Key]) -> bool:
+        return len({self.group(key) for key in keys}) == 1
 
     def _bases(self, owner: cst.ClassDef) -> list[cst.ClassDef]:
         """Return the classes of these files that a class inherits from, directly."""

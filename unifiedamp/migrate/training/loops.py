@@ -231,7 +231,9 @@ class Loops:
         ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
         regions = Regions(self.work, self.aliases, self.models, ends, self.regions)
         for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
-            header = region(site)
+            header = None
+            with self.work.blocking():
+                header = region(site)
             if header is None:
                 continue
             if regions.computes(site.loss):
