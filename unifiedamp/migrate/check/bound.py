@@ -31,13 +31,20 @@ def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
     for call in facts.calls("prepare"):
         scope = facts.source.scope(call)
         given = {arg.value for arg in call.args if isinstance(arg.value, cst.Name)}
-        names = {one.value for one in given if facts.aliases.binds(scope, one.value)}
+        names = {one.value for one in given if _made_in(facts, one.value, scope)}
         walker = _Paths(facts, names)
         walker.block(_body(scope), set(_parameters(scope)))
         for node in walker.found:
             if node in given:
                 write = "name each model and optimizer, and prepare them where they are made"
                 yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
+
+
+def _made_in(facts: Facts, name: str, scope: cst.CSTNode) -> bool:
+    """Whether lines of a function, or the turns of a loop, give a name its value."""
+    made: list[cst.CSTNode] = [*facts.source.assigns(name)]
+    made += [loop for loop in facts.source.of(cst.For) if dotted(loop.target) == name]
+    return any(facts.source.scope(one) is scope for one in made)
 
 
 def _assigned(facts: Facts, scope: cst.CSTNode, name: str) -> bool:
