@@ -14,9 +14,12 @@ import libcst as cst
 from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
-from .checked import old_lines, refusals
+from .check import check as check_torch
+from .checked import Check, old_lines, refusals
 from .edits import Edits
 from .imports import tidy
+from .keras.check import check as check_keras
+from .mxnet.check import check as check_mxnet
 from .report import CannotMigrate, Finding, Migration
 from .source import Source
 from .training.merge import merge
@@ -24,6 +27,7 @@ from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
+CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
 _NESTED = 4  # flags, one under the other
@@ -94,8 +98,8 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
         if not api.found(source):
             continue
         made, said = plan(api, source)
-        if made:
-            refused = refusals(path, api, source, made, package_name(source))
+        if made and api.NAME in CHECKS:
+            refused = refusals(path, api, CHECKS[api.NAME], source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:

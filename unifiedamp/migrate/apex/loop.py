@@ -11,7 +11,7 @@ from ..training.aliases import Aliases
 from ..training.loops import Loops, Site, listed
 from ..work import Work
 from .initialize import Start
-from .words import calls_of
+from .settings import calls_of
 
 
 def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None:

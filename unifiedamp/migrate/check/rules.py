@@ -8,7 +8,7 @@ import libcst as cst
 
 from ..nodes import dotted, walk
 from ..source import Source
-from ..torch_amp.words import SCALERS
+from ..torch_amp.arguments import SCALERS
 from ..training.clips import CLIPS
 from .facts import Facts, scaled_for
 

@@ -27,7 +27,7 @@ def rewrite_loop(work: Work, start: Start, trained: Trained, loop: Loop) -> None
     """
     if loop.model == "self":
         raise work.stop(loop.apply, "a model that takes its own steps (train_step)",
-                        "compile it with the bare optimizer and let fit take the steps, or write the loop outside")  # fmt: skip
+                        "compile it with the bare optimizer, and let fit take the steps")  # fmt: skip
     _tape(work, loop)
     trained.users.append(loop.apply)
     trained.models[loop.model] = loop.apply

@@ -9,7 +9,8 @@ import libcst as cst
 from ..nodes import dotted
 from ..sessions import LONGEST, behind, models_of, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import Aliases, Key, peeled
+from ..training.aliases import Aliases, Key
+from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session

@@ -11,7 +11,7 @@ from ..nodes import dotted, parameters
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
-from .words import SCALERS
+from .arguments import SCALERS
 
 
 @dataclass(frozen=True)

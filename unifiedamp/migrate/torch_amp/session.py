@@ -12,9 +12,8 @@ from ..source import Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
-from .arguments import device_of, enabled_of, policy_code
+from .arguments import SETTINGS, device_of, enabled_of, policy_code
 from .scaler import Made, Scaler, statement_in, target_of
-from .words import SETTINGS
 
 
 class Session:

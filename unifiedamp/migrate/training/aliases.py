@@ -10,12 +10,9 @@ import libcst as cst
 
 from ..nodes import dotted, walk
 from ..source import Source
+from .values import bindings, elements, parts, peeled
 
 Key = tuple[Any, str]
-WRAPPERS = (
-    "DDP", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDP", "ApexDDP", "NativeDDP",
-    "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
-)  # fmt: skip
 _CONSTANTS = ("None", "True", "False")
 _EVERYWHERE = (
     "step",
@@ -32,7 +29,6 @@ _EVERYWHERE = (
     "to",
     "log",
 )
-_MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
 
 
 class Aliases:
@@ -220,7 +216,7 @@ class Aliases:
             elif isinstance(node, cst.Global | cst.Nonlocal):
                 declared.setdefault(scope, set()).update(item.name.value for item in node.names)
             else:
-                self._bound.setdefault(scope, set()).update(_bindings(node))
+                self._bound.setdefault(scope, set()).update(bindings(node))
         for scope, names in declared.items():
             self._bound[scope] -= names
 
@@ -247,7 +243,7 @@ class Aliases:
         if isinstance(target, cst.Tuple | cst.List):
             self._given_back(target, value)
             for place, one in enumerate(target.elements):
-                for given in _elements(value, len(target.elements), place):
+                for given in elements(value, len(target.elements), place):
                     self._assign(one.value, given)
                 if isinstance(value, cst.Call):
                     self._returned(value, one.value, place, len(target.elements))
@@ -259,9 +255,9 @@ class Aliases:
 
     def _given_back(self, target: cst.Tuple | cst.List, value: cst.BaseExpression) -> None:
         """``[a, b], c = amp.initialize([d, e], f)``: lists in lists."""
-        parts = _parts(value)
-        if len(parts) == len(target.elements):
-            for one, given in zip(target.elements, parts, strict=True):
+        values = parts(value)
+        if len(values) == len(target.elements):
+            for one, given in zip(target.elements, values, strict=True):
                 if isinstance(one.value, cst.Tuple | cst.List):
                     self._assign(one.value, given)
 
@@ -271,7 +267,7 @@ class Aliases:
                 continue
             for node in walk(function.body):
                 if isinstance(node, cst.Return) and node.value is not None and self.scope(node) is function:
-                    values = peeled(node.value) if place is None else _elements(node.value, many, place)
+                    values = peeled(node.value) if place is None else elements(node.value, many, place)
                     for value in values:
                         self._same(self.key(target), self.key(value))
 
@@ -309,56 +305,3 @@ class Aliases:
         first, second = self.group(one), self.group(other)
         if first is not None and second is not None and first != second:
             self._root[first] = second
-
-
-def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the expressions that a value is, without wrappers, moves to a device, and choices between them."""
-    if isinstance(value, cst.IfExp):
-        return [*peeled(value.body), *peeled(value.orelse)]
-    if isinstance(value, cst.Attribute) and value.attr.value == "module":
-        return peeled(value.value)
-    if isinstance(value, cst.Call):
-        if isinstance(value.func, cst.Attribute) and value.func.attr.value in _MOVES:
-            return peeled(value.func.value)
-        last = dotted(value.func).rpartition(".")[2]
-        if last in WRAPPERS and value.args:
-            return peeled(value.args[0].value)
-    return [value]
-
-
-def _elements(value: cst.BaseExpression, many: int, place: int) -> Sequence[cst.BaseExpression]:
-    parts = _parts(value)
-    return peeled(parts[place]) if len(parts) == many else ()
-
-
-def _parts(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return a tuple's elements, or the objects that ``initialize`` and ``prepare`` give back."""
-    if isinstance(value, cst.Tuple | cst.List):
-        return [element.value for element in value.elements]
-    if isinstance(value, cst.Call) and dotted(value.func).rpartition(".")[2] in ("initialize", "prepare"):
-        named = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
-        given = [arg.value for arg in value.args if arg.keyword is None]
-        given += [named[key] for key in ("models", "optimizers")[len(given) :] if key in named]
-        return given
-    return []
-
-
-def _bindings(node: cst.CSTNode) -> Iterator[str]:
-    """Yield the plain names that a node itself binds."""
-    goals: list[cst.CSTNode] = []
-    if isinstance(node, cst.AssignTarget | cst.AugAssign | cst.AnnAssign | cst.NamedExpr | cst.For):
-        goals = [node.target]
-    elif isinstance(node, cst.AsName):
-        goals = [node.name]
-    elif isinstance(node, cst.ImportAlias):
-        yield node.evaluated_alias or node.evaluated_name.partition(".")[0]
-    elif isinstance(node, cst.FunctionDef | cst.ClassDef):
-        yield node.name.value
-    while goals:
-        goal = goals.pop()
-        if isinstance(goal, cst.Name):
-            yield goal.value
-        elif isinstance(goal, cst.Tuple | cst.List):
-            goals += [element.value for element in goal.elements]
-        elif isinstance(goal, cst.StarredElement):
-            goals.append(goal.value)

@@ -10,7 +10,8 @@ import libcst as cst
 from ..nodes import dotted, targets, walk
 from ..source import Block, Source, Statement
 from ..work import Work
-from .aliases import WRAPPERS, Aliases, Key
+from .aliases import Aliases, Key
+from .values import WRAPPERS
 
 _NO_FORWARD = (
     "train", "eval", "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "no_sync", "to",
