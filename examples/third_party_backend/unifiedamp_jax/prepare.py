@@ -7,7 +7,7 @@ from flax import nnx
 
 from unifiedamp.backend import SessionSpec, errors
 
-from . import autocast, ops
+from . import autocast, layers
 
 
 def prepare_model(model: nnx.Module, spec: SessionSpec) -> None:
@@ -34,7 +34,9 @@ def _parameters(model: nnx.Module) -> list[tuple[str, nnx.Variable]]:
 
 
 def _cast_parameters(model: nnx.Module, dtype: str, keep_norms: bool) -> None:
-    norms = [path for path, layer in ops.layers(model).items() if isinstance(layer, ops.NORMS)] if keep_norms else []
+    norms = (
+        [path for path, layer in layers.layers(model).items() if isinstance(layer, layers.NORMS)] if keep_norms else []
+    )
     for path, parameter in _parameters(model):
         if path.rpartition(".")[0] not in norms:
             parameter.set_value(parameter.get_value().astype(dtype))
