@@ -55,7 +55,7 @@ class History:
         return cls(arrays["history/losses"].tolist(), scales, list(epochs))
 
     def write(self, path: Path, about: dict[str, Any]) -> None:
-        """Write the log atomically: ``{**about, "epochs": …, "losses": …, "scales": …}``; null for non-finite losses."""
+        """Write the log atomically: ``{**about, "epochs": …, "losses": …, "scales": …}``; null if non-finite."""
         losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         log = {**about, "epochs": self.epochs, "losses": losses, "scales": self.scales}
         write_whole(path, json.dumps(log, indent=1))
