@@ -1,8 +1,8 @@
-"""Regions under a policy.
+"""Autocast regions.
 
-The region is a ``jax.make_user_context`` value: thread-local, nested, restored by exceptions, and part of the key of
-every ``jax.jit`` cache, so that a function jitted by anyone is traced anew under another policy. Flax's layers have an
-attribute ``promote_dtype`` that chooses the dtype to compute in: ``attach`` puts one there that looks at the region.
+The region is a ``jax.make_user_context`` value: thread-local, nested, restored after exceptions, and part of the key of
+every ``jax.jit`` cache, so any jitted function is retraced under another policy. Flax's layers have an attribute
+``promote_dtype`` that selects the compute dtype: ``attach`` replaces it by one that follows the region.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import ops
 
 
 class Region(NamedTuple):
-    """What layers look at."""
+    """The settings that layers read."""
 
     compute: str
     output: str
@@ -31,23 +31,23 @@ class Region(NamedTuple):
 
 
 current = jax.make_user_context(None)
-"""The :class:`Region` in force, or None; ``current.value`` reads it, ``with current(region):`` sets it."""
+"""The active :class:`Region`, or None; ``current.value`` reads it, ``with current(region):`` sets it."""
 
 
 def region(enabled: bool, policy: Policy) -> AbstractContextManager[Any]:
-    """Return a new region (each is entered once)."""
+    """Return a new region, to be entered once."""
     named = Region(policy.compute_dtype, policy.output_dtype, policy.keep_norm_float32)
     return current(named if enabled else None)
 
 
 @dataclass(frozen=True)
 class Promote:
-    """A layer's ``promote_dtype`` under policies. A dtype given to the layer itself wins over them all.
+    """A layer's ``promote_dtype`` that follows the policy. The layer's own ``dtype`` overrides the policy.
 
     Attributes:
-        own: what the layer had.
-        norm: whether it normalizes.
-        override: the dtype that ``layer_overrides`` names for it.
+        own: the layer's original ``promote_dtype``.
+        norm: whether it is a normalization layer.
+        override: its dtype in ``layer_overrides``.
     """
 
     own: Callable[..., Any] = dtypes.promote_dtype
@@ -55,7 +55,7 @@ class Promote:
     override: str | None = None
 
     def __call__(self, args: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
-        """Cast ``args`` to one dtype, as Flax's own does."""
+        """Cast ``args`` to one dtype, like Flax's function."""
         now = current.value
         if dtype is None and now is not None:
             dtype = self.override or ("float32" if self.norm and now.keep_norms else now.compute)
@@ -63,7 +63,7 @@ class Promote:
 
 
 promote_dtype = Promote()
-"""For layers of your own: ``x, w = promote_dtype((x, w))`` before a product."""
+"""For custom layers: ``x, w = promote_dtype((x, w))`` before a product."""
 
 
 def attach(model: nnx.Module, policy: Policy) -> None:
@@ -86,7 +86,7 @@ def detach(model: nnx.Module) -> None:
 
 @functools.cache
 def _casting(kind: type) -> type:
-    """Return a subclass whose instances answer in the region's output dtype."""
+    """Return a subclass whose instances return the region's output dtype."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = kind.__call__(self, *args, **kwargs)
@@ -98,12 +98,12 @@ def _casting(kind: type) -> type:
 
 
 MODES = ("deterministic", "use_running_average")
-"""What ``nnx.Module.eval`` sets."""
+"""The attributes set by ``nnx.Module.eval``."""
 
 
 @contextmanager
 def inference(models: Sequence[nnx.Module], policy: Policy) -> Iterator[None]:
-    """Run a region with ``models`` in evaluation mode; JAX records no gradients unless asked."""
+    """Run a region with ``models`` in evaluation mode; JAX records gradients only on request."""
     layers = [layer for model in models for _, layer in nnx.iter_modules(model, graph=True)]
     found = [(layer, name, getattr(layer, name)) for layer in layers for name in MODES if hasattr(layer, name)]
     try:
@@ -117,7 +117,7 @@ def inference(models: Sequence[nnx.Module], policy: Policy) -> Iterator[None]:
 
 
 def custom_function(target: Callable[..., Any], cast_inputs: str | None) -> Callable[..., Any]:
-    """Return ``target`` run without a region, on inputs cast to ``cast_inputs``, wherever a region is in force.
+    """Return a function that, inside a region, casts inputs to ``cast_inputs`` and runs ``target`` without a region.
 
     Raises:
         UnsupportedError: ``target`` is a class.

@@ -31,7 +31,7 @@ from .prepare import prepare_model
 
 
 class JaxBackend(Backend):
-    """One session. Everything that moves is in ``carry``, so that a compiled step takes it in and gives it back."""
+    """One session. All mutable state is in ``carry``, an input and output of compiled steps."""
 
     name = "jax"
     replays_traces = True
@@ -91,7 +91,7 @@ class JaxBackend(Backend):
             autocast.detach(model)
 
     def bundle(self) -> Any:
-        """Return all that a step may change besides ``carry``."""
+        """Return everything that a step may change besides ``carry``."""
         return self.models, [one.optimizer for one in self.trained]
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class JaxBackend(Backend):
         return self._result(found, reason, before)
 
     def _settle(self, optimizer: Any, window: scaler.Window, trained: gradients.Trained) -> Any:
-        """Apply or skip, and count; return whether a gradient was not finite (None: nobody looked)."""
+        """Apply or skip the step and count it; return whether a gradient was not finite (None: not checked)."""
         found = None
         if self.spec.loss_scale.enabled:
             if window.bad is None:
@@ -226,7 +226,7 @@ class JaxBackend(Backend):
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def compile(self, fn: Callable[..., Any], window: Any, mode: str) -> Callable[..., Any]:
-        """See ``Backend``: ``jax.jit``, which is also the most there is."""
+        """See ``Backend``: ``jax.jit`` in every mode."""
         self.looking_is_free = False
         return compile_step(self, fn, window)
 
@@ -244,7 +244,7 @@ class JaxBackend(Backend):
             array = np.asarray(array)
         if dtype is not None or array.dtype == np.float64:
             array = array.astype(_checked(dtype or "float32"))
-        # Without a device that was asked for, an array stays where JAX may move it, as the models' own do.
+        # Without an explicit device, the array is uncommitted, like the models' arrays.
         return jax.device_put(array, self.device if self.spec.device else None)
 
     def to_numpy(self, tensor: Any) -> Any:

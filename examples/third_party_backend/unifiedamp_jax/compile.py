@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 
 def current_trace() -> Any:
-    """Return what JAX is tracing, comparable; one value means that it traces nothing."""
+    """Return an identifier of the current JAX trace, for comparison."""
     return get_opaque_trace_state(convention="nnx")
 
 
 @jax.tree_util.register_pytree_node_class
 class Static:
-    """A hashable value in a pytree's structure: as an argument it keys the trace, as a result it belongs to it."""
+    """A hashable value in a pytree's structure: part of the trace's key as an argument, constant as a result."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def tree_flatten(self) -> tuple[tuple[()], Any]:
-        """Return no arrays, and the value."""
+        """Return no arrays, and the value as structure."""
         return (), self.value
 
     @classmethod
     def tree_unflatten(cls, value: Any, _: Any) -> Static:
-        """Return it again."""
+        """Rebuild the value."""
         return cls(value)
 
 
 def compile_step(backend: JaxBackend, fn: Callable[..., Any], window: Any) -> Callable[..., Any]:
-    """Return ``fn`` with everything it closes over carried in and out as arrays.
+    """Return ``fn`` compiled, with the state it closes over passed in and out as arrays.
 
-    A trace is keyed by ``window.snapshot()``, by the modules' attributes (training or evaluation mode) and by the
-    region; the snapshot it ended in comes back with its results.
+    The key of a trace is ``window.snapshot()``, the modules' attributes (training or evaluation mode) and the region.
+    The final snapshot is returned with the results.
     """
 
     @functools.partial(nnx.jit, graph=True)

@@ -1,4 +1,4 @@
-"""What JAX can do on a device, and what a session's settings become."""
+"""JAX's capabilities on a device, and the rows of ``amp.explain()``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MISSING = {
 
 
 def find_device(name: str | None) -> jax.Device:
-    """Return the device that a session asks for: "cpu", "gpu:1", "tpu"; None is JAX's default.
+    """Return a session's device: "cpu", "gpu:1", "tpu"; None is JAX's default.
 
     Raises:
-        ConfigError: there is none such.
+        ConfigError: there is no such device.
     """
     if name is None:
         return jax.devices()[0]
@@ -40,7 +40,7 @@ def find_device(name: str | None) -> jax.Device:
 
 
 def default_policy(name: str | None) -> tuple[str, str]:
-    """Return the preset that the device does best, and why."""
+    """Return the recommended preset of the device, and the reason."""
     device = find_device(name)
     if device.platform == "cpu":
         return "float32", "XLA's CPU kernels are made for float32"
@@ -56,7 +56,7 @@ def _compute_capability(device: jax.Device) -> float:
 
 
 def helps(dtype: str, device: jax.Device) -> Support:
-    """Tell whether the device computes faster in ``dtype`` than in float32."""
+    """Return whether ``dtype`` is faster than float32 on the device."""
     if device.platform == "tpu":
         return Support(dtype == "bfloat16", "a TPU multiplies in bfloat16 only")
     if device.platform != "cpu":
@@ -71,7 +71,7 @@ def helps(dtype: str, device: jax.Device) -> Support:
 
 
 def check_spec(spec: SessionSpec, device: jax.Device) -> None:
-    """Refuse what cannot be had, and warn of a policy that cannot help."""
+    """Refuse unsupported settings; warn about a policy that is not faster."""
     spec.check_options([], "jax")
     ops.check_policy(spec.policy)
     compute = spec.policy.compute_dtype
@@ -87,7 +87,7 @@ def _runs(dtype: str, device: jax.Device) -> Support:
 
 
 def capabilities(device: jax.Device) -> Capabilities:
-    """Return the answers for one device."""
+    """Return the capabilities of one device."""
     features = {name: Support(name not in MISSING, MISSING.get(name, "")) for name in FEATURES}
     policies = {name: _runs(preset.compute_dtype, device) for name, preset in PRESETS.items()}
     policies["mixed_float8"] = Support(False, ops.NO_FLOAT8)

@@ -1,4 +1,4 @@
-"""The loss scale on the device: pure functions over arrays, the same eager and inside a compiled step."""
+"""Loss scaling on the device: pure functions over arrays, for eager and compiled steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Grads = dict[str, jax.Array]
 @partial(jax.tree_util.register_dataclass, data_fields=["numbers", "windows", "found"], meta_fields=[])
 @dataclass
 class Carry:
-    """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
+    """The state of a session between steps: a pytree, input and output of a compiled step.
 
     Attributes:
         numbers: the fields of ``ScaleState``, as arrays.
         windows: one per optimizer.
-        found: whether a step since the last move of the scale was not finite; None when there was no step.
+        found: whether a step overflowed since the last update of the scale; None without a step.
     """
 
     numbers: dict[str, jax.Array]
@@ -38,13 +38,13 @@ class Carry:
 )
 @dataclass
 class Window:
-    """One optimizer's gradients, until its step.
+    """The gradients of one optimizer until its step.
 
     Attributes:
-        grads: name → sum of gradients; scaled until ``unscale``.
-        bad: which of them (in the order of sorted names) are not finite; None until ``unscale``.
-        loss_finite: whether all unscaled losses of the window were finite; None when there was none.
-        blame: ``bad`` of the last skipped step, if it was this optimizer's; else all False.
+        grads: name → accumulated gradient; scaled until ``unscale``.
+        bad: which gradients (by sorted name) are not finite; None until ``unscale``.
+        loss_finite: whether all unscaled losses of the window were finite; None without a loss.
+        blame: ``bad`` of the last skipped step if it was this optimizer's, else all False.
         blamed_loss_finite: ``loss_finite`` of that step.
     """
 
@@ -55,31 +55,31 @@ class Window:
     loss_finite: jax.Array | None = None
 
     def add(self, grads: Grads, loss: jax.Array) -> None:
-        """Add the gradients of one more loss."""
+        """Accumulate the gradients of a loss."""
         self.grads = _added(self.grads, grads) if self.grads else grads
         finite = jnp.isfinite(loss)
         self.loss_finite = finite if self.loss_finite is None else self.loss_finite & finite
 
     def clear(self) -> None:
-        """Empty the window; what the last skip left behind stays."""
+        """Clear the window; keep the report of the last skipped step."""
         self.grads, self.bad, self.loss_finite = {}, None, None
 
 
 def to_arrays(state: ScaleState) -> dict[str, jax.Array]:
-    """Return the numbers on the device."""
+    """Return the state as device arrays."""
     scale = jnp.asarray(state.scale, jnp.float32)
     names = [name for name in ScaleState.__dataclass_fields__ if name != "scale"]
     return {"scale": scale, **{name: jnp.asarray(getattr(state, name), jnp.int32) for name in names}}
 
 
 def to_state(numbers: dict[str, jax.Array]) -> ScaleState:
-    """Read the numbers; waits for the device."""
+    """Read the state; synchronizes."""
     return ScaleState(**{name: value.item() for name, value in jax.device_get(numbers).items()})
 
 
 def moved(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
-    """Return the numbers after an iteration: ``LossScale.next_state``, for arrays."""
-    # In float64, and rounded once, as the reference does: 1.1 is no float32.
+    """Return the state after an iteration: ``LossScale.next_state`` for arrays."""
+    # In float64, rounded once, like the reference: 1.1 is not a float32 value.
     with jax.enable_x64(True):
         factors = np.array([settings.growth_factor, settings.backoff_factor], np.float64)
         bounds = np.array(settings.scale_bounds, np.float32)
@@ -113,17 +113,17 @@ def counted(numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Ar
 
 @jax.jit
 def unscaled(grads: Grads, scale: jax.Array) -> tuple[Grads, jax.Array]:
-    """Return true gradients, and which of the raw ones (by sorted name) hold inf or nan."""
+    """Return unscaled gradients, and which raw ones (by sorted name) contain inf or nan."""
     bad = jnp.stack([~jnp.isfinite(grads[name]).all() for name in sorted(grads)])
     return {name: (grad.astype(jnp.float32) / scale).astype(grad.dtype) for name, grad in grads.items()}, bad
 
 
 @jax.jit
 def clipped_norm(grads: Grads, max_norm: float) -> tuple[Grads, jax.Array]:
-    """Return gradients whose 2-norm, taken over all of them, is at most ``max_norm``, and the norm before."""
+    """Return gradients clipped to a global 2-norm of ``max_norm``, and the norm before clipping."""
     wide = [grad.astype(jnp.float32) for grad in grads.values()]
     largest = jnp.max(jnp.stack([jnp.abs(grad).max() for grad in wide]))
-    unit = jnp.where(largest > 2.0**60, largest, 1.0)  # their squares would overflow
+    unit = jnp.where(largest > 2.0**60, largest, 1.0)  # avoids overflow of the squares
     norm = jnp.sqrt(sum(jnp.square(grad / unit).sum() for grad in wide)) * unit
     factor = jnp.where(norm > max_norm, max_norm / norm, 1.0)
     return {name: (grad * factor).astype(grad.dtype) for name, grad in grads.items()}, norm
@@ -131,7 +131,7 @@ def clipped_norm(grads: Grads, max_norm: float) -> tuple[Grads, jax.Array]:
 
 @jax.jit
 def clipped_value(grads: Grads, limit: float) -> Grads:
-    """Return gradients with each element in [-limit, limit]."""
+    """Return gradients clamped to [-limit, limit]."""
     return {name: jnp.clip(grad, -limit, limit).astype(grad.dtype) for name, grad in grads.items()}
 
 
@@ -141,7 +141,7 @@ def _added(one: Grads, two: Grads) -> Grads:
 
 
 def blame(windows: list[Window], culprit: Window, found: Any) -> None:
-    """Where ``found``, note on the device which gradients of ``culprit`` were to blame, and no others."""
+    """If ``found``, record on the device which gradients of ``culprit`` were not finite."""
     for window in windows:
         bad = culprit.bad if window is culprit else jnp.zeros_like(window.blame)
         window.blame = jnp.where(found, bad, window.blame)
