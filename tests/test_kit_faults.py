@@ -10,7 +10,7 @@ import forked
 import pytest
 from typer.testing import CliRunner
 
-from unifiedamp.backend import Backend
+from unifiedamp.backend import LegacyBackend
 from unifiedamp.cli import app
 from unifiedamp.config import plugins
 from unifiedamp.conformance import mutants
@@ -91,11 +91,11 @@ def test_all_killed_is_exit_code_0(monkeypatch):
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_changes_what_a_backend_does(fault):
     """It overrides something that ``Backend`` has, and says what is wrong in a sentence."""
-    own = [name for layer in fault.layer.__mro__[:-1] if layer is not Backend for name in vars(layer)]
-    assert set(own) & set(dir(Backend)) - {"__doc__", "__module__"}
+    own = [name for layer in fault.layer.__mro__[:-1] if layer is not LegacyBackend for name in vars(layer)]
+    assert set(own) & set(dir(LegacyBackend)) - {"__doc__", "__module__"}
     assert re.fullmatch(r"[A-Z`].*\.", fault.about, re.S)
-    broken = fault.over(Backend)
-    assert issubclass(broken, Backend)
+    broken = fault.over(LegacyBackend)
+    assert issubclass(broken, LegacyBackend)
     assert broken.__name__ == "Backend"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from unifiedamp.backend import (
     FEATURES,
     PRESETS,
-    Backend,
     Capabilities,
+    LegacyBackend,
     NonFiniteReport,
     PlanRow,
     StepResult,
@@ -42,7 +42,7 @@ class Scaled:
 NO_FLOAT8 = "no linear layer has three products to run in float8"
 
 
-class ToyBackend(Backend):
+class ToyBackend(LegacyBackend):
     """One session over the toy framework."""
 
     name = "toy"

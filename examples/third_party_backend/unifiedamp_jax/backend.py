@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from unifiedamp.backend import (
-    Backend,
     Capabilities,
+    LegacyBackend,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -30,7 +30,7 @@ from .compile import compile_step, current_trace
 from .prepare import prepare_model
 
 
-class JaxBackend(Backend):
+class JaxBackend(LegacyBackend):
     """One session. All mutable state is in ``carry``, an input and output of compiled steps."""
 
     name = "jax"

@@ -1,10 +1,10 @@
 """Looks at the state that a session trusts."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
-from unifiedamp.backend import Backend, ScaleState
+from unifiedamp.backend import LegacyBackend, ScaleState
 
 from .registry import fault
 
@@ -12,7 +12,7 @@ EXHAUSTED = ("test_exhaustion_names_tensors_and_the_loss", "test_canonical_trace
 
 
 @fault(*EXHAUSTED)
-class StateOfTheLookBefore(Backend):
+class StateOfTheLookBefore(LegacyBackend):
     """Every look at the state shows what the look before it should have shown."""
 
     _before: ScaleState | None = None
@@ -24,7 +24,7 @@ class StateOfTheLookBefore(Backend):
 
 
 @fault(*EXHAUSTED)
-class PeeksShowNothing(Backend):
+class PeeksShowNothing(LegacyBackend):
     """A look that must not wait never sees anything."""
 
     def peek_state(self) -> ScaleState | None:

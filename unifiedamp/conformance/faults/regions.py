@@ -1,6 +1,6 @@
 """Regions that are not entered, not left, or entered as others."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from unifiedamp.backend import Backend, Policy, SessionSpec
+from unifiedamp.backend import LegacyBackend, Policy, SessionSpec
 
 from .registry import fault
 
 FOUND = ("test_state_is_as_found", "test_regions_nest")
 
 
-class _Leaks(Backend):
+class _Leaks(LegacyBackend):
     """Holds what it entered, so that no garbage collection leaves it."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -35,7 +35,7 @@ class _Leaks(Backend):
 
 
 @fault("test_mixed_rounds_to_bfloat16_and_answers_float32", "test_what_a_policy_is_for_runs_in_the_compute_dtype")
-class AutocastDisabled(Backend):
+class AutocastDisabled(LegacyBackend):
     """Autocast regions are entered as disabled ones."""
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
@@ -43,7 +43,7 @@ class AutocastDisabled(Backend):
 
 
 @fault("test_disabled_regions_nest", *FOUND)
-class AutocastAlwaysEnabled(Backend):
+class AutocastAlwaysEnabled(LegacyBackend):
     """``autocast(enabled=False)`` is an enabled region."""
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
@@ -51,7 +51,7 @@ class AutocastAlwaysEnabled(Backend):
 
 
 @fault("test_a_region_of_another_policy", "test_two_policies_in_one_process", *FOUND)
-class PolicyOfTheRegionIgnored(Backend):
+class PolicyOfTheRegionIgnored(LegacyBackend):
     """``autocast(policy=...)`` runs under the session's policy."""
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
@@ -75,7 +75,7 @@ class AutocastNotLeftOnErrors(_Leaks):
 
 
 @fault("test_context_form_and_closure_form_mean_the_same", "test_mixed_rounds_to_bfloat16_and_answers_float32")
-class ClosureOutsideThePolicy(Backend):
+class ClosureOutsideThePolicy(LegacyBackend):
     """``backward`` computes the loss in float32."""
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
@@ -87,7 +87,7 @@ class ClosureOutsideThePolicy(Backend):
 
 
 @fault("test_no_gradients_come_of_inference", "test_batch_norm_moves_in_training_and_rests_in_inference")
-class InferenceRecordsGradients(Backend):
+class InferenceRecordsGradients(LegacyBackend):
     """``inference`` is a training region."""
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -95,7 +95,7 @@ class InferenceRecordsGradients(Backend):
 
 
 @fault("test_batch_norm_moves_in_training_and_rests_in_inference")
-class InferenceTrains(Backend):
+class InferenceTrains(LegacyBackend):
     """``inference`` leaves models in training mode."""
 
     def inference(self, models: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -135,7 +135,7 @@ class ScopeNotLeftOnErrors(_Leaks):
 
 
 @fault("test_parameters_stay_float32_and_learn")
-class ScopeNotEntered(Backend):
+class ScopeNotEntered(LegacyBackend):
     """Models are made as they would be without the scope."""
 
     def scope(self) -> AbstractContextManager[None]:

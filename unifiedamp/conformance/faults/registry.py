@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from unifiedamp.backend import Backend
+from unifiedamp.backend import LegacyBackend
 
-B = TypeVar("B", bound=type[Backend])
+B = TypeVar("B", bound=type[LegacyBackend])
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Fault:
     """
 
     name: str
-    layer: type[Backend]
+    layer: type[LegacyBackend]
     seen_by: tuple[str, ...]
     needs: str = ""
 
@@ -32,7 +32,7 @@ class Fault:
         """What is wrong, in a sentence."""
         return (self.layer.__doc__ or "").strip()
 
-    def over(self, backend: type[Backend]) -> type[Backend]:
+    def over(self, backend: type[LegacyBackend]) -> type[LegacyBackend]:
         """Return ``backend`` with the fault."""
         return type(backend.__name__, (self.layer, backend), {"__module__": backend.__module__, "__doc__": self.about})
 

@@ -1,6 +1,6 @@
 """The scaled loss and the gradients it gives."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from unifiedamp.backend import Backend, ScaledLoss, SessionSpec
+from unifiedamp.backend import LegacyBackend, ScaledLoss, SessionSpec
 
 from .registry import fault
 
@@ -17,7 +17,7 @@ TRACE = "test_canonical_trace"
 CLIP = "test_clip_grad_norm_sees_true_gradients"
 
 
-class _OtherScale(Backend):
+class _OtherScale(LegacyBackend):
     """Scales losses by another number than the scale."""
 
     def _other(self) -> float:
@@ -66,7 +66,7 @@ class LossNotScaled(_OtherScale):
 
 
 @fault("test_accumulated_micro_batches_are_one_batch", needs="accumulation")
-class WindowSummed(Backend):
+class WindowSummed(LegacyBackend):
     """Micro-batches are summed, not averaged."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -89,7 +89,7 @@ class _Proxy:
 
 
 @fault("test_the_scaled_loss_is_divided", "test_the_loss_is_scaled_in_float32", needs="context_form")
-class ScaledValueUnscaled(Backend):
+class ScaledValueUnscaled(LegacyBackend):
     """``scaled_loss.value`` is the loss itself."""
 
     @contextmanager
@@ -99,7 +99,7 @@ class ScaledValueUnscaled(Backend):
 
 
 @fault("test_context_form_and_closure_form_mean_the_same", needs="context_form")
-class BackwardDropped(Backend):
+class BackwardDropped(LegacyBackend):
     """``scaled_loss.backward()`` does nothing."""
 
     @contextmanager
@@ -109,7 +109,7 @@ class BackwardDropped(Backend):
 
 
 @fault("test_one_loss_for_two_optimizers", needs="several_optimizers")
-class OneOptimizerLeftOut(Backend):
+class OneOptimizerLeftOut(LegacyBackend):
     """Of several optimizers that a loss names, the last gets no gradients."""
 
     @contextmanager
@@ -126,7 +126,7 @@ class OneOptimizerLeftOut(Backend):
     "test_training_one_more_often_than_the_other",
     needs="several_optimizers",
 )
-class OptimizersNotNamedTrainToo(Backend):
+class OptimizersNotNamedTrainToo(LegacyBackend):
     """A loss trains all prepared optimizers, not those that it names."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -148,7 +148,7 @@ class OptimizersNotNamedTrainToo(Backend):
 
 
 @fault("test_the_loss_comes_back_whole", "test_context_form_and_closure_form_mean_the_same")
-class BackwardReturnsTheScaledLoss(Backend):
+class BackwardReturnsTheScaledLoss(LegacyBackend):
     """``amp.backward`` returns the scaled loss."""
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
@@ -157,7 +157,7 @@ class BackwardReturnsTheScaledLoss(Backend):
 
 
 @fault(CLIP)
-class UnscaleDropped(Backend):
+class UnscaleDropped(LegacyBackend):
     """``unscale`` does nothing."""
 
     def unscale(self, optimizer: Any) -> None:
@@ -165,7 +165,7 @@ class UnscaleDropped(Backend):
 
 
 @fault(CLIP)
-class UnscaleByHalfTheScale(Backend):
+class UnscaleByHalfTheScale(LegacyBackend):
     """``unscale`` divides by another number than the loss was multiplied by."""
 
     def unscale(self, optimizer: Any) -> None:
@@ -178,7 +178,7 @@ class UnscaleByHalfTheScale(Backend):
 
 
 @fault(CLIP)
-class ClipBeforeUnscale(Backend):
+class ClipBeforeUnscale(LegacyBackend):
     """Gradients are clipped before they are unscaled."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -208,7 +208,7 @@ class ClipBeforeUnscale(Backend):
 
 
 @fault(CLIP)
-class NormNotClipped(Backend):
+class NormNotClipped(LegacyBackend):
     """``clip_grad_norm`` returns the norm and clips nothing."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -216,7 +216,7 @@ class NormNotClipped(Backend):
 
 
 @fault(CLIP)
-class NormClippedToTwice(Backend):
+class NormClippedToTwice(LegacyBackend):
     """``clip_grad_norm`` clips to twice the norm asked for."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -224,7 +224,7 @@ class NormClippedToTwice(Backend):
 
 
 @fault(CLIP)
-class NormAfterClipping(Backend):
+class NormAfterClipping(LegacyBackend):
     """``clip_grad_norm`` returns the norm after clipping."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
@@ -233,7 +233,7 @@ class NormAfterClipping(Backend):
 
 
 @fault("test_every_gradient_is_clamped", "test_gradients_can_be_read_between_unscale_and_step")
-class ValueNotClipped(Backend):
+class ValueNotClipped(LegacyBackend):
     """``clip_grad_value`` does nothing."""
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
@@ -241,14 +241,14 @@ class ValueNotClipped(Backend):
 
 
 @fault("test_every_gradient_is_clamped", "test_gradients_can_be_read_between_unscale_and_step")
-class ValueClippedToTwice(Backend):
+class ValueClippedToTwice(LegacyBackend):
     """``clip_grad_value`` clips to twice the value asked for."""
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         super().clip_grad_value(optimizer, 2 * clip_value)
 
 
-class _Gradients(Backend):
+class _Gradients(LegacyBackend):
     def _changed(self, found: dict[str, Any]) -> Mapping[str, Any]:
         raise NotImplementedError
 
@@ -282,7 +282,7 @@ class GradientsSwapped(_Gradients):
 
 
 @fault("test_gradients_have_the_names_of_parameters", "test_gradients_can_be_read_between_unscale_and_step")
-class GradientsOfTheWindowBefore(Backend):
+class GradientsOfTheWindowBefore(LegacyBackend):
     """``gradients`` returns what it returned the first time."""
 
     def __init__(self, spec: SessionSpec) -> None:

@@ -1,13 +1,13 @@
 """Numbers of the state that are read stale, or not taken over."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
 from typing import Any
 
-from unifiedamp.backend import Backend, ScaleState
+from unifiedamp.backend import LegacyBackend, ScaleState
 
 from .registry import fault
 
@@ -15,8 +15,8 @@ READ = ("test_every_number_is_taken_over", "test_canonical_trace")
 WRITTEN = ("test_every_number_is_taken_over", "test_resuming_at_every_step_under_any_backend")
 
 
-def _stale(name: str) -> type[Backend]:
-    class Stale(Backend):
+def _stale(name: str) -> type[LegacyBackend]:
+    class Stale(LegacyBackend):
         _first: Any = None
 
         def read_state(self) -> ScaleState:
@@ -29,8 +29,8 @@ def _stale(name: str) -> type[Backend]:
     return Stale
 
 
-def _dropped(name: str) -> type[Backend]:
-    class Dropped(Backend):
+def _dropped(name: str) -> type[LegacyBackend]:
+    class Dropped(LegacyBackend):
         def write_state(self, state: ScaleState) -> None:
             super().write_state(replace(state, **{name: getattr(super().read_state(), name)}))
 
@@ -47,7 +47,7 @@ for _field in fields(ScaleState):
 
 
 @fault("test_findings_before_a_loaded_state_are_dropped", needs="several_optimizers")
-class UpdateWritesTheOldStateBack(Backend):
+class UpdateWritesTheOldStateBack(LegacyBackend):
     """A state that was written is lost at the next update of an iteration that was open."""
 
     _before: ScaleState | None = None

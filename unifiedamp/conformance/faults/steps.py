@@ -1,13 +1,13 @@
 """Steps, what they say of themselves, and the update of the scale."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unifiedamp.backend import Backend, NonFiniteReport, ScaleState, SessionSpec, StepResult, result
+from unifiedamp.backend import LegacyBackend, NonFiniteReport, ScaleState, SessionSpec, StepResult, result
 
 from .registry import fault
 from .scaling import TRACE
@@ -17,7 +17,7 @@ TELLS = "test_step_result_tells_what_happened_also_later"
 
 
 @fault(TRACE)
-class StepDropped(Backend):
+class StepDropped(LegacyBackend):
     """A step applies nothing, and says that it did."""
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
@@ -27,7 +27,7 @@ class StepDropped(Backend):
 
 
 @fault(TRACE)
-class ScaleNeverUpdated(Backend):
+class ScaleNeverUpdated(LegacyBackend):
     """No step updates the scale."""
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
@@ -38,7 +38,7 @@ class ScaleNeverUpdated(Backend):
 
 
 @fault(TRACE)
-class ScaleUpdatedOneStepLate(Backend):
+class ScaleUpdatedOneStepLate(LegacyBackend):
     """What a step found updates the scale when the next one begins."""
 
     _due = False
@@ -56,7 +56,7 @@ class ScaleUpdatedOneStepLate(Backend):
 
 
 @fault("test_each_skips_by_itself_and_the_scale_moves_once", needs="several_optimizers")
-class ScaleUpdatedByEachOptimizer(Backend):
+class ScaleUpdatedByEachOptimizer(LegacyBackend):
     """Each optimizer's step updates the scale, not each iteration."""
 
     def step(self, optimizer: Any, update: bool) -> StepResult:
@@ -64,7 +64,7 @@ class ScaleUpdatedByEachOptimizer(Backend):
 
 
 @fault("test_training_one_more_often_than_the_other", needs="several_optimizers")
-class OpenIterationsNotEnded(Backend):
+class OpenIterationsNotEnded(LegacyBackend):
     """An iteration that core ends between steps updates nothing."""
 
     _inside = False
@@ -82,7 +82,7 @@ class OpenIterationsNotEnded(Backend):
 
 
 @fault("test_discard_step_drops_the_window")
-class GradientsNotDropped(Backend):
+class GradientsNotDropped(LegacyBackend):
     """A discarded window stays."""
 
     _inside = False
@@ -99,7 +99,7 @@ class GradientsNotDropped(Backend):
             super().drop_gradients(optimizer)
 
 
-class _Tells(Backend):
+class _Tells(LegacyBackend):
     def _values(self, outcome: StepResult) -> StepResult:
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class ResultGivesNoReason(_Tells):
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportNamesNothing(Backend):
+class ReportNamesNothing(LegacyBackend):
     """What was not finite is not told."""
 
     def non_finite_report(self) -> NonFiniteReport:
@@ -150,7 +150,7 @@ class ReportNamesNothing(Backend):
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportInvertsTheLoss(Backend):
+class ReportInvertsTheLoss(LegacyBackend):
     """A loss that was finite is reported as one that was not."""
 
     def non_finite_report(self) -> NonFiniteReport:
@@ -159,7 +159,7 @@ class ReportInvertsTheLoss(Backend):
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportOfTheFirstSkip(Backend):
+class ReportOfTheFirstSkip(LegacyBackend):
     """The report is that of the first step that was skipped."""
 
     _first: NonFiniteReport | None = None
@@ -175,7 +175,7 @@ class ReportOfTheFirstSkip(Backend):
 
 
 @fault(SKIPPED)
-class SkippedStepsCountAsApplied(Backend):
+class SkippedStepsCountAsApplied(LegacyBackend):
     """Skipped steps are counted among the applied ones."""
 
     def read_state(self) -> ScaleState:
@@ -185,7 +185,7 @@ class SkippedStepsCountAsApplied(Backend):
 
 
 @fault("test_training_one_more_often_than_the_other", "test_one_loss_for_two_optimizers", needs="several_optimizers")
-class OptimizersReturnedInReverse(Backend):
+class OptimizersReturnedInReverse(LegacyBackend):
     """``prepare`` returns optimizers in another order than they were given in."""
 
     def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -194,7 +194,7 @@ class OptimizersReturnedInReverse(Backend):
 
 
 @fault("test_a_closure_runs_once")
-class ClosureRunTwice(Backend):
+class ClosureRunTwice(LegacyBackend):
     """``backward`` computes the loss once for nothing before it differentiates."""
 
     def __init__(self, spec: SessionSpec) -> None:

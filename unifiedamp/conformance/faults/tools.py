@@ -1,6 +1,6 @@
 """Arrays in and out, batches made ready, custom functions, whole models, the plan."""
 
-# ruff: noqa: D102 (what each method means, Backend says; what is wrong with it, its class)
+# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from unifiedamp.backend import Backend, MatmulShape, PlanRow, Policy
+from unifiedamp.backend import LegacyBackend, MatmulShape, PlanRow, Policy
 
 from .registry import fault
 
@@ -18,7 +18,7 @@ ARRAYS = "test_round_trip_of_arrays"
 
 
 @fault("test_models_and_optimizers_are_as_before", "test_state_is_as_found")
-class CloseDoesNothing(Backend):
+class CloseDoesNothing(LegacyBackend):
     """``close`` leaves all that was attached where it is."""
 
     def close(self) -> None:
@@ -26,7 +26,7 @@ class CloseDoesNothing(Backend):
 
 
 @fault(ARRAYS)
-class ArraysInHalf(Backend):
+class ArraysInHalf(LegacyBackend):
     """``to_native`` rounds float32 to float16."""
 
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
@@ -35,7 +35,7 @@ class ArraysInHalf(Backend):
 
 
 @fault("test_whole_numbers_stay_whole")
-class IntegersBecomeFloats(Backend):
+class IntegersBecomeFloats(LegacyBackend):
     """``to_native`` makes whole numbers float32."""
 
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
@@ -44,7 +44,7 @@ class IntegersBecomeFloats(Backend):
 
 
 @fault(ARRAYS)
-class NumbersOutInHalf(Backend):
+class NumbersOutInHalf(LegacyBackend):
     """``to_numpy`` rounds float32 to float16."""
 
     def to_numpy(self, tensor: Any) -> Any:
@@ -63,7 +63,7 @@ def _swapped(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @fault(PREFETCH)
-class BatchesSwapped(Backend):
+class BatchesSwapped(LegacyBackend):
     """``prefetch`` returns each pair of batches in reverse."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
@@ -71,7 +71,7 @@ class BatchesSwapped(Backend):
 
 
 @fault(PREFETCH)
-class LastBatchLost(Backend):
+class LastBatchLost(LegacyBackend):
     """``prefetch`` loses the last batch."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
@@ -85,7 +85,7 @@ class LastBatchLost(Backend):
 
 
 @fault(PREFETCH)
-class FirstBatchTwice(Backend):
+class FirstBatchTwice(LegacyBackend):
     """``prefetch`` returns the first batch twice."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
@@ -99,7 +99,7 @@ class FirstBatchTwice(Backend):
 
 
 @fault("test_custom_functions_get_the_dtype_that_they_ask_for")
-class CustomFunctionsUncast(Backend):
+class CustomFunctionsUncast(LegacyBackend):
     """A custom function's inputs stay as they are."""
 
     @classmethod
@@ -108,7 +108,7 @@ class CustomFunctionsUncast(Backend):
 
 
 @fault("test_the_plan_holds_what_the_backend_does")
-class PlanIsEmpty(Backend):
+class PlanIsEmpty(LegacyBackend):
     """``explain`` has nothing to say."""
 
     def explain(self) -> list[PlanRow]:
@@ -116,7 +116,7 @@ class PlanIsEmpty(Backend):
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class WeightsNotWritten(Backend):
+class WeightsNotWritten(LegacyBackend):
     """``write_weights`` does nothing."""
 
     def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ class WeightsNotWritten(Backend):
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class WeightsReadInHalf(Backend):
+class WeightsReadInHalf(LegacyBackend):
     """``read_weights`` rounds to float16."""
 
     def read_weights(self, model: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class WeightsReadInHalf(Backend):
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class OneWeightLeftOut(Backend):
+class OneWeightLeftOut(LegacyBackend):
     """``read_weights`` leaves the last weight out."""
 
     def read_weights(self, model: Any) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class OneWeightLeftOut(Backend):
 
 
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
-class ConvertedInPlace(Backend):
+class ConvertedInPlace(LegacyBackend):
     """``convert_model`` returns the model itself."""
 
     def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
@@ -151,7 +151,7 @@ class ConvertedInPlace(Backend):
 
 
 @fault("test_sizes_that_fit_no_tile_are_named_with_the_padded_size", needs="shape_advice")
-class ShapesNotSeen(Backend):
+class ShapesNotSeen(LegacyBackend):
     """``matmul_shapes`` sees no layer."""
 
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:
