@@ -1,4 +1,4 @@
-"""What ``amp.prepare`` does to a model."""
+"""Preparing a model in ``amp.prepare``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import autocast, layers
 
 
 def prepare_model(model: nnx.Module, spec: SessionSpec) -> None:
-    """Check the parameters' dtypes, cast them where the policy says so, and attach the policy to the layers.
+    """Check the parameters' dtypes, cast them to the policy's, and attach the policy to the layers.
 
     Raises:
         ParamDtypeError: 16-bit parameters under a loss scaler.
