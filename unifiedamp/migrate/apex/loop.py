@@ -8,7 +8,8 @@ import libcst as cst
 
 from ..nodes import argument, dotted, keywords, walk
 from ..training.aliases import Aliases
-from ..training.loops import Loops, Site, listed
+from ..training.clips import Site
+from ..training.loops import Loops, listed
 from ..work import Work
 from .initialize import Start
 from .settings import calls_of

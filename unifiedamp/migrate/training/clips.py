@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
 from ..source import Statement
+from ..work import Work
+from .aliases import Aliases, Key
 from .regions import enclosing
-
-if TYPE_CHECKING:
-    from .loops import Loops
 
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
 CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
 _MOVED = "gradients are clipped once, before the step, and no longer after each micro-batch"
 _EMPTIES = ("zero_", "detach_", "requires_grad_")
+
+
+@dataclass
+class Site:
+    """A backward pass.
+
+    Attributes:
+        call: the call that it is known by.
+        loss: the loss.
+        place: the statement that the loss is scaled in.
+        optimizers: the code of those that it trains.
+        handle: what the scaled loss is called.
+    """
+
+    call: cst.Call
+    loss: cst.BaseExpression
+    place: Statement
+    optimizers: list[str] = field(default_factory=list)
+    handle: str = "scaled_loss"
+
+
+class Steps(Protocol):
+    """What clipping asks of a file's training loops; see ``loops.Loops``."""
+
+    work: Work
+    aliases: Aliases
+    optimizers: dict[Key | None, str]
+    sites: list[Site]
+    steps: list[cst.Call]
+    plain: list[Site]
+    plain_steps: list[cst.Call]
+    unscales: bool
+
+    def session_at(self, node: cst.CSTNode) -> str:
+        """Return what the session is called at ``node``."""
+
+    def code_of_step(self, call: cst.Call) -> str:
+        """Return the code of the optimizer that a step is of."""
 
 
 class Clips:
@@ -27,7 +65,7 @@ class Clips:
         loops: the loops.
     """
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Steps) -> None:
         self._loops, self._work, self._source = loops, loops.work, loops.work.source
         self._aliases = loops.aliases
         self._unscaled: set[Statement] = set()

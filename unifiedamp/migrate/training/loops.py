@@ -11,29 +11,10 @@ from ..nodes import dotted, keywords
 from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
-from .clips import Clips
+from .clips import Clips, Site
 from .regions import Regions, enclosing
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
-
-
-@dataclass
-class Site:
-    """A backward pass.
-
-    Attributes:
-        call: the call that it is known by.
-        loss: the loss.
-        place: the statement that the loss is scaled in.
-        optimizers: the code of those that it trains.
-        handle: what the scaled loss is called.
-    """
-
-    call: cst.Call
-    loss: cst.BaseExpression
-    place: Statement
-    optimizers: list[str] = field(default_factory=list)
-    handle: str = "scaled_loss"
 
 
 @dataclass
