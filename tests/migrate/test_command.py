@@ -168,8 +168,8 @@ def test_environments_and_installed_packages_are_skipped(old):
 @pytest.mark.parametrize(
     ("content", "wanted"),
     [
-        (b"scaler = GradScaler(\n", "wrong.py:1: this is no Python: '(' was never closed\n"),
-        (b"# nothing of interest\nif\n", "wrong.py:2: this is no Python"),
+        (b"scaler = GradScaler(\n", "wrong.py:1: not valid Python: '(' was never closed\n"),
+        (b"# nothing of interest\nif\n", "wrong.py:2: not valid Python"),
         (b"x = 'GradScaler \xff'\n", "wrong.py"),
         (b"# -*- coding: nowhere -*-\nGradScaler()\n", "wrong.py: cannot be read as Python"),
         (b"GradScaler()\0\n", "wrong.py"),

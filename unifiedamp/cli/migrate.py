@@ -34,7 +34,7 @@ def migrate(
         bool, typer.Option("--check", help="Exit with 1 if anything would change or was refused.")
     ] = False,
     to: Annotated[
-        To, typer.Option("--to", help="amp: rewrite to session calls; compat: import the old calls from unifiedamp.compat.")
+        To, typer.Option("--to", help="amp: rewrite to session calls; compat: old calls, from unifiedamp.compat.")
     ] = To.amp,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the diff.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a session does after each step of its own, for steps that a framework's own loop makes."""
+"""What a session does after each of its steps, for steps that a framework's own loop makes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Batch:
     # -- what is said of it --------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """Yield what a person is told, a line each; of a folder, nothing of files that there is nothing to do in."""
+        """Yield the lines to print; in a folder, none for files with nothing to migrate."""
         for one in self.done:
             if not self._folder or one.status != NOTHING:
                 yield from self._lines(one)

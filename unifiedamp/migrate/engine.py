@@ -43,7 +43,7 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
         to: "amp" for the session's calls, "compat" for the old calls over ``unifiedamp.compat``.
 
     Raises:
-        ConfigError: it is no Python, or longer or nested deeper than migrate reads.
+        ConfigError: it is not Python, or longer or nested deeper than migrate reads.
     """
     uses = sum(1 for _ in _HINT.finditer(content))
     reason = too_big(content, uses)
@@ -149,7 +149,7 @@ def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
         _parse(content)
     except SyntaxError as own:
         if own.lineno:
-            return ConfigError(f"{path}:{own.lineno}: this is no Python: {own.msg}")
+            return ConfigError(f"{path}:{own.lineno}: not valid Python: {own.msg}")
         return ConfigError(f"{path}: cannot be read as Python: {own.msg}")
     except (ValueError, RecursionError, MemoryError) as own:
         return ConfigError(f"{path}: cannot be read as Python: {own}")

@@ -48,7 +48,7 @@ def migrate_file(path: Path, to: str = "amp") -> Migration:
         to: "amp" or "compat"; see ``migrate``.
 
     Raises:
-        ConfigError: it cannot be read, or is no Python.
+        ConfigError: it cannot be read, or is not Python.
     """
     try:
         content = path.read_bytes()
@@ -58,7 +58,7 @@ def migrate_file(path: Path, to: str = "amp") -> Migration:
 
 
 def write(migration: Migration) -> None:
-    """Put a migrated text in its file's place; whoever is killed leaves the old text or the new one.
+    """Put a migrated text in its file's place; a crash leaves either the old text or the new one.
 
     Raises:
         ConfigError: the file has changed meanwhile, or cannot be written.

@@ -48,7 +48,7 @@ class Old:
 
 
 def fold(source: Source, old: Old) -> tuple[bytes, list[Finding]]:
-    """Return the text without the branches that a flag chose, and what a person should look at.
+    """Return the text without the branches that a flag chose, and what to review.
 
     Raises:
         CannotMigrate: a branch without AMP does something else, or branches depend on different flags.

@@ -13,7 +13,7 @@ BY_HAND = "by hand"
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A line that needs a person.
+    """A line to review or to rewrite by hand.
 
     Attributes:
         line: where, from 1, in the file as it was.
@@ -47,7 +47,7 @@ class Migration:
         before: its text.
         after: the migrated text, or the same.
         apis: the APIs that were rewritten.
-        findings: lines that need a person, in order.
+        findings: lines to review or to rewrite by hand, in order.
     """
 
     path: str

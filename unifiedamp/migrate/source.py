@@ -28,7 +28,7 @@ class Source:
         nodes: all nodes, in the order of the text.
 
     Raises:
-        libcst.ParserSyntaxError: it is no Python.
+        libcst.ParserSyntaxError: it is not Python.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -199,7 +199,7 @@ class Source:
         return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
 
     def is_alone(self, call: cst.Call) -> bool:
-        """Whether a call is a statement of its own."""
+        """Whether a call is a statement by itself."""
         simple = self.simple(call)
         return isinstance(simple, cst.Expr) and simple.value is call
 

@@ -116,7 +116,7 @@ def _sessions(sources: Mapping[str, Source]) -> list[list[str]]:
 
 
 def _result(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[str, ...]]:
-    """Return path → migrated text, what is left to a person, and the APIs.
+    """Return path → migrated text, what is left to the user, and the APIs.
 
     Raises:
         CannotMigrate: something stands in the way.

@@ -29,7 +29,7 @@ class Work:
         source: the file.
         names: what the migrated code calls things.
         edits: the changes to the file.
-        findings: what is left to a person.
+        findings: what is left to the user.
         completed: ``if`` statements whose other branches make a session too by now.
         blockers: why the API's calls must stay as they are, all reasons that were found.
     """
@@ -42,7 +42,7 @@ class Work:
     completed: set[cst.CSTNode] = field(default_factory=set)
 
     def note(self, node: cst.CSTNode, what: str, write: str) -> None:
-        """Leave something at ``node`` to a person."""
+        """Leave something at ``node`` to the user."""
         self.findings.append(Finding(self.source.line(node), what, write, path=self.source.path(node)))
 
     def stop(self, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:

@@ -57,7 +57,7 @@ def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
     named = [one.value for one in many] or [optimizers]
     for one in named:
         if loops.optimizers and not loops.is_optimizer(one):
-            work.block(call, f"{source.code(one)} cannot be told to be an optimizer that amp.initialize was given",
+            work.block(call, f"{source.code(one)} is not known to be an optimizer passed to amp.initialize",
                        "scale the loss for the optimizers that `amp.prepare` returned")  # fmt: skip
     codes = [source.code(one) for one in named]
     _close_early(work, loops, with_)

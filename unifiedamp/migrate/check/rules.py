@@ -101,7 +101,7 @@ def prepared(facts: Facts) -> Iterator[Problem]:
             if facts.aliases.of(one) not in groups:
                 yield (
                     call,
-                    f"{code} cannot be told to be prepared",
+                    f"{code} is not known to be prepared",
                     "`model, optimizer = amp.prepare(model, optimizer)`",
                 )
             elif facts.aliases.of(one) not in stepped:

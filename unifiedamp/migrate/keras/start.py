@@ -164,7 +164,7 @@ def _rewrite(work: Work, call: cst.Call) -> tuple[str, str]:
 
 
 def _renamed(work: Work, call: cst.Call) -> list[str]:
-    """Return the line that keeps the name which the rewritten optimizer had, where it had one of its own."""
+    """Return the line that keeps the name which the rewritten optimizer had, where it had a different one."""
     inner, simple = argument(call, "opt", 0), work.source.simple(call)
     if inner is None or not isinstance(simple, cst.Assign):
         return []

@@ -132,7 +132,7 @@ class Loops:
         if not site.optimizers:
             if self._other_steps(site.place):
                 return  # trains an optimizer that never was under AMP
-            raise self.work.stop(call, f"{source.code(call)}: which optimizers it trains cannot be told", SCALED)
+            raise self.work.stop(call, f"{source.code(call)}: it is not clear which optimizers it trains", SCALED)
         amp = self.session_at(call)
         if (
             not source.is_alone(call)
