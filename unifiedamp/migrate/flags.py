@@ -243,16 +243,17 @@ class _Folding:
                 self.notes.append(Finding(self._source.line(node), what, write))
 
     def _always_on(self, call: cst.Call) -> bool:
-        told = argument(call, WHEN) is not None or any(self._depends(arg.value) for arg in call.args)
-        return self._old.start(call) and not told
+        if not self._old.start(call) or argument(call, WHEN) is not None:
+            return False
+        return not any(self._depends(arg.value) for arg in call.args)
 
-    def _depends(self, value: cst.BaseExpression) -> bool:
+    def _depends(self, value: cst.BaseExpression, depth: int = 4) -> bool:
         """Whether a value may be chosen when the program runs."""
         if isinstance(value, cst.Name):
             assigns = self._source.assigns(value.value)
-            return len(assigns) != 1 or self._depends(assigns[0].value)
+            return len(assigns) != 1 or not depth or self._depends(assigns[0].value, depth - 1)
         if isinstance(value, cst.Call):
-            return any(self._depends(arg.value) for arg in value.args)
+            return any(not depth or self._depends(arg.value, depth - 1) for arg in value.args)
         return any(isinstance(one, cst.IfExp | cst.Name) for one in walk(value))
 
     def _refuse(self, node: cst.CSTNode, what: str, write: str) -> None:
