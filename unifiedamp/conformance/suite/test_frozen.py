@@ -112,6 +112,28 @@ def test_a_frozen_layers_moments_rest_too(harness, form):
     assert after["layer1"] != before["layer1"]
 
 
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_frozen_layers_are_in_no_norm(harness, frozen):
+    """Nor among the gradients: what is clipped is what trains."""
+    net = Net(harness)
+    amp, (optimizer,) = prepare(harness, "eager", [net])
+    x, y = (amp.to_native(np.float32([[value]])) for value in (1.5, 0.0))
+    net.freeze((frozen,))
+    amp.backward(lambda: harness.mean_square(net.model(x), y), optimizer)
+    norm = float(np.ravel(amp.to_numpy(amp.clip_grad_norm(optimizer, 0.25)))[0])
+    assert all(frozen not in name for name in amp.gradients(optimizer))
+    assert len(amp.gradients(optimizer)) == 2
+    assert amp.step(optimizer).applied
+    before = {layer: list(values) for layer, values in net.values.items()}
+    net.train(1.5, 0.0)
+    moves = [b - a for name in before for a, b in zip(net.values[name], before[name], strict=True)]
+    assert norm == pytest.approx(np.linalg.norm(moves) / LR, rel=1e-5)
+    factor = 0.25 / norm
+    expected = {n: [b - factor * (b - a) for a, b in zip(net.values[n], before[n], strict=True)] for n in before}
+    for layer, values in net.read().items():
+        assert values == pytest.approx(expected[layer], rel=1e-5)
+
+
 @pytest.mark.needs("several_optimizers")
 def test_beside_other_optimizers(harness, form):
     nets = [Net(harness), Net(harness)]
