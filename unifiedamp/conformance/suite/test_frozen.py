@@ -180,3 +180,30 @@ def test_with_master_weights(harness, form):
         for layer in net.values:
             assert (after[layer] == before[layer]) == (layer in frozen)
         before = after
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_a_layer_that_was_frozen_before(harness, policy):
+    """Before ``amp.prepare``; once it is unfrozen, updates survive that 16 bits would lose."""
+    pure = harness.pure_policies[policy]
+    pure = replace(Policy.parse(pure) if isinstance(pure, str) else pure, output_dtype="float32")
+    amp = session(harness, policy=pure, master_weights=True, loss_scale=4.0)
+    with amp.scope():
+        net = Net(harness)
+        optimizer = harness.sgd([net.model], 2.0**-13)
+    net.freeze(("layer0",))
+    net.model, optimizer = amp.prepare(net.model, optimizer)
+    x, y = (amp.to_native(np.float32([[value]])) for value in (1.0, 0.0))
+    try:
+        for frozen in (("layer0",), (), ()):
+            net.freeze(frozen)
+            amp.backward(lambda: harness.mean_square(net.model(x), y), optimizer)
+            amp.step(optimizer)
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    found = {name: float(np.ravel(v)[0]) for name, v in amp.master_weights(net.model).items() if "layer0" in name}
+    assert len(found) == 2
+    for name, value in found.items():
+        begun = 0.5 if "bias" in name else 1.0
+        assert begun - 2.0**-9 < value < begun - 2.0**-13

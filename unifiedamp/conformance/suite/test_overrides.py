@@ -151,6 +151,25 @@ def test_operations_after_an_exception(harness):
 
 
 @pytest.mark.needs("op_overrides")
+def test_operations_of_nested_regions(harness):
+    """Each region has the overrides of its own session, again when the one inside it was left."""
+    if not harness.overrides_reach_run_op:
+        pytest.skip("declared: op overrides act on the layers of prepared models alone")
+    kept = session(harness, policy=MIXED.replace(op_overrides={harness.low_precision_op: "float32"}))
+    plain, seen = session(harness, policy=MIXED), []
+    with plain.autocast():
+        with kept.autocast():
+            seen.append(harness.run_op(harness.low_precision_op))
+            with plain.autocast():
+                seen.append(harness.run_op(harness.low_precision_op))
+            seen.append(harness.run_op(harness.low_precision_op))
+        seen.append(harness.run_op(harness.low_precision_op))
+    for amp in (kept, plain):
+        amp.close()
+    assert seen == ["float32", "bfloat16", "float32", "bfloat16"]
+
+
+@pytest.mark.needs("op_overrides")
 def test_two_sessions_with_other_overrides(harness, form):
     """Each follows its own, however their regions and calls interleave, and closing one leaves the other's."""
     kept = Net(harness, MIXED.replace(op_overrides={"linear": "float32"}), form=form)
