@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
-
 Answer = list[tuple[list[float], int]]
 """For each replica, its parameters and the session's count of skipped steps."""
 

@@ -138,6 +138,31 @@ def test_three_with_one_that_skips(harness, form, bad):
     assert trio.weights() == pytest.approx(expected, abs=1e-6)
 
 
+def test_names_are_those_of_the_optimizer_that_skipped(harness, form):
+    """Of each iteration by itself, whichever of them it was."""
+    trio, told = Trio(harness, form, loss_scale=ua.StaticLossScale(4.0)), []
+    x = trio.native(1.0)
+    trio.amp.backward(lambda: trio.loss(x, x), trio.optimizers)
+    (one,), (two,) = (list(trio.amp.gradients(each)) for each in trio.optimizers)
+    for optimizer in trio.optimizers:
+        trio.amp.discard_step(optimizer)
+
+    class Observer:
+        def on_step_skipped(self, report):
+            told.append(report.tensors)
+
+    def step(x, y):
+        trio.amp.backward(lambda: trio.loss(x, y), trio.optimizers)
+        for optimizer in trio.optimizers:
+            trio.amp.step(optimizer)
+
+    trio.amp.observe(Observer())
+    step = trio.compiled(step)
+    for x, y in ((INF, 1.0), (1.0, INF), (1.0, 1.0), (1.0, INF), (INF, 1.0)):
+        step(x, y)
+    assert told == [(one,), (two,), (two,), (one,)]
+
+
 def test_results_tell_of_each_and_the_scale_moves_at_the_end(harness):
     trio, told = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1)), []
     for first, second in ((1.0, 1.0), (INF, 1.0), (1.0, INF), (INF, INF)):
