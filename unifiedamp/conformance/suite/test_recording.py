@@ -54,6 +54,8 @@ def test_nothing_is_left_behind(harness, form):
     before = harness.global_state()
     amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
     feed(batch())
+    with amp.record(Kept()):
+        feed(batch())
     kind, names, attached = type(model), set(vars(model)), harness.attached(model)
     with amp.record(Kept(), every=2):
         for _ in range(3):
