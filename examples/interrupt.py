@@ -1,21 +1,21 @@
-"""Ctrl-C or SIGTERM asks a run to stop at a good place; a second one stops it at once."""
+"""Ctrl-C or SIGTERM stops a run at the next safe point; a second signal stops it immediately."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType
 
-from unifiedamp.signals import Terminated
+from unifiedamp.output.signals import Terminated
 
 ERRORS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class Interrupt:
-    """A context in which a first SIGINT or SIGTERM is only noted; another one has its usual effect.
+    """A context in which the first SIGINT or SIGTERM is only recorded; the second has its usual effect.
 
     Attributes:
-        asked: whether a signal has come.
-        error: what to raise at a good place, once it has.
+        asked: whether a signal arrived.
+        error: the exception to raise at a safe point.
     """
 
     asked = False

@@ -3,7 +3,8 @@
 import pytest
 import toy.registered  # noqa: F401
 
-from unifiedamp import PolicyNotSupportedError, plugins
+from unifiedamp import PolicyNotSupportedError
+from unifiedamp.config import plugins
 from unifiedamp.conformance.plugin import peers, refused_here
 
 #: Folders of tests that only one framework can run, where it is not installed.

@@ -26,12 +26,13 @@ from typing import Any
 FRAMEWORKS = (
     "torch._inductor.compile_fx", "unifiedamp_torch.backend", "unifiedamp_examples.models.torch_models",
     "tensorflow", "unifiedamp_tensorflow.backend", "unifiedamp_examples.models.tensorflow_models",
-    "unifiedamp.cli", "unifiedamp.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
+    "unifiedamp.cli", "unifiedamp.workloads.compare.job", "unifiedamp_examples.recipe",
+    "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip
 """MXNet is not among them: it is imported in a second, and starts its threads anew at each fork."""
 KIT = (
     "pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "toy.harness",
-    "unifiedamp.checkpoint_file", "unifiedamp.config",
+    "unifiedamp.checkpoint.sealed_file", "unifiedamp.config",
 )  # fmt: skip
 
 SERVER = "import sys; import forked; forked.serve(int(sys.argv[1]), sys.argv[2:])"
@@ -144,7 +145,7 @@ def run(command: list[Any], popen: type[Popen] = Popen, timeout: float = 240, **
 
 
 def like_subprocess(popen: type[Popen]) -> types.SimpleNamespace:
-    """What ``unifiedamp.workers`` uses of ``subprocess``."""
+    """What ``unifiedamp.workloads.workers`` uses of ``subprocess``."""
     return types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
 
 

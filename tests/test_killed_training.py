@@ -10,7 +10,7 @@ from pathlib import Path
 import forked
 from effort import KILLS
 
-from unifiedamp.checkpoint_file import load_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint
 from unifiedamp.conformance.oracle import Oracle
 
 TRAINING = """
@@ -18,7 +18,7 @@ import math, os, sys
 import numpy as np
 import toy.registered
 import unifiedamp as ua
-from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint, save_checkpoint
 from unifiedamp.conformance.driver import probe_run
 from unifiedamp.conformance.harness import load_harness
 

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 import unifiedamp as ua
-from unifiedamp import machine, plugins, probe
 from unifiedamp.backend import Support
-from unifiedamp.workers import Worker, WorkerError
+from unifiedamp.config import plugins
+from unifiedamp.workloads import machine, probe
+from unifiedamp.workloads.workers import Worker, WorkerError
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,8 @@ def installed_names():
 def nothing_installed(monkeypatch, tmp_path):
     """No framework is found, by the processes that look for them."""
     (tmp_path / "bare.py").write_text(
-        "from unifiedamp import plugins, probe\n\nplugins.is_installed = lambda framework: False\nmake = probe.make\n"
+        "from unifiedamp.config import plugins\nfrom unifiedamp.workloads import probe\n\n"
+        "plugins.is_installed = lambda framework: False\nmake = probe.make\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "PROBE", "bare:make")
@@ -221,7 +223,7 @@ class Driver:
 def test_a_gpu_as_the_driver_tells_it(command, monkeypatch, nothing_installed):
     (gpu,) = machine.gpus(Driver())
     assert gpu == machine.Gpu("NVIDIA H200", (9, 0), 140 * 2**30)
-    monkeypatch.setattr("unifiedamp.machine.gpus", lambda: (gpu,))
+    monkeypatch.setattr("unifiedamp.workloads.machine.gpus", lambda: (gpu,))
     assert (
         "GPU: NVIDIA H200, 140 GiB, compute capability 9.0: "
         "Tensor Cores for float16, bfloat16, tf32, float64, float8" in command("doctor").out
@@ -252,7 +254,7 @@ def test_units_of_a_processor(monkeypatch, flags, units, vectors):
 WORKER = """
 import os, sys
 from unifiedamp.errors import ConfigError
-from unifiedamp.workers import OutOfMemory
+from unifiedamp.workloads.workers import OutOfMemory
 
 def make(tell):
     def handle(request):

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from unifiedamp.watch import LOOK_EVERY, Watch
 
 import unifiedamp as ua
 from unifiedamp.backend import NonFiniteReport
 from unifiedamp.loss_scale import ScaleState, StaticLossScale
-from unifiedamp.watch import LOOK_EVERY, Watch
 
 
 class Watched:

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from unifiedamp.window import Window
 
 import unifiedamp as ua
-from unifiedamp.window import Window
 
 
 def window(count=1, accumulate_steps=1):

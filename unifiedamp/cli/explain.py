@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..config import read_arguments
+from ..config.arguments import read_arguments
 from ..errors import AmpWarning
-from ..layers import match_layers
-from ..recipes import find_config, recipe_module
+from ..explain.shape_advice import advise
+from ..policy.layer_globs import match_layers
 from ..session import Amp
-from ..shape_advice import advise
+from ..workloads.recipes import find_config, recipe_module
 from . import choices
 from .show import console, print_json, say, table
 
@@ -69,7 +69,7 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     support = amp.capabilities.feature("shape_advice")
     if not support:
         return {"layers": [], "shapes": [], "shapes_reason": support.reason}
-    known = list(amp.backend.matmul_shapes([model]))
+    known = list(amp.backend.layer_shapes.matmul_shapes([model]))
     # A glob may name a layer that is none of these.
     globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
     other = match_layers(globs, [one.layer for one in known])

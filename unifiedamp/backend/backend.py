@@ -1,0 +1,109 @@
+"""``Backend``: one framework for one session, as a few objects with one job each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
+from .optional_roles import (
+    ROLE_FEATURES,
+    Compiler,
+    Converter,
+    Distributed,
+    LayerShapes,
+    Profiler,
+    Recorder,
+    Tuner,
+    Unsupported,
+    Weights,
+)
+from .required import required
+from .roles import Device, Precision, Training
+from .spec import SessionSpec
+
+
+class Backend:
+    """The composition root of a backend. Its constructor makes the roles; it holds nothing else.
+
+    Args:
+        spec: what the session asks for. The constructor refuses what cannot run here (``PolicyNotSupportedError`` with
+            the reason and the nearest policy that does) and warns once, through ``spec.warn``, of what runs without a
+            benefit.
+
+    Attributes:
+        name: the backend's name.
+        interop: what the retired interfaces of this framework in ``unifiedamp.compat`` need beyond the roles.
+    """
+
+    name: ClassVar[str]
+
+    device: Device = Device()
+    precision: Precision = Precision()
+    training: Training = Training()
+    compiler: Compiler | Unsupported = Unsupported()
+    recorder: Recorder | Unsupported = Unsupported()
+    weights: Weights | Unsupported = Unsupported()
+    converter: Converter | Unsupported = Unsupported()
+    layer_shapes: LayerShapes | Unsupported = Unsupported()
+    profiler: Profiler | Unsupported = Unsupported()
+    distributed: Distributed | Unsupported = Unsupported()
+    tuner: Tuner | Unsupported = Unsupported()
+    interop: Any = Unsupported()
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self.spec = spec
+
+    @classmethod
+    @required
+    def default_policy(cls, device: str | None) -> tuple[str, str]:
+        """Return the preset recommended for the device, and why in a few words."""
+
+    @classmethod
+    def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:
+        """Return what the framework's own environment variables ask for; called where no policy was given.
+
+        Args:
+            device: the device asked for, or None.
+            options: ``backend_options`` of this backend.
+
+        Raises:
+            ConfigError: a variable cannot be understood; the message names it.
+        """
+        return EnvironmentDefaults()
+
+    @classmethod
+    @required
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        """Return ``target`` (a function or a custom-operation class) for use inside autocast.
+
+        Inside an enabled region floating-point inputs are cast to ``cast_inputs`` and the body runs without autocast;
+        None leaves inputs unchanged. A kind of target that the framework cannot wrap raises ``UnsupportedError``.
+        """
+
+    @required
+    def declare(self) -> Capabilities:
+        """Return what this backend can do on the session's device, without the features of optional roles."""
+
+    def capabilities(self) -> Capabilities:
+        """Return what this backend can do on the session's device, each answer with a reason."""
+        declared = self.declare()
+        return replace(declared, features={**declared.features, **role_features(self)})
+
+    @required
+    def explain(self) -> list[PlanRow]:
+        """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
+
+    @required
+    def close(self) -> None:
+        """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
+
+
+def role_features(backend: Backend) -> dict[str, Support]:
+    """Return the features that follow from a backend's optional roles."""
+    answers = {}
+    for attribute, feature in ROLE_FEATURES.items():
+        role = getattr(backend, attribute)
+        answers[feature] = Support(False, role.reason) if isinstance(role, Unsupported) else Support(True, role.means)
+    return answers
