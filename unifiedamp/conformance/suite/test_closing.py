@@ -165,7 +165,8 @@ def test_momentum_of_masters_outlives_the_session(harness, policy):
         try:
             model, optimizer = amp.prepare(model, optimizer)
         except ua.PrepareError as refusal:
-            assert "belong to no prepared model" not in str(refusal)
+            if "belong to no prepared model" in str(refusal):
+                raise
             pytest.skip(f"refused: {refusal}")
         x = amp.to_native(np.float32([1.0]))
         for _ in range(count):
