@@ -6,7 +6,7 @@ The rules of this layer:
 2. The entry point (group ``unifiedamp.backends``) names a :class:`BackendPlugin`: light facts, importing no framework.
    ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is asked for.
 3. What a framework lacks is answered by :class:`Capabilities` with a reason, and refused with ``UnsupportedError``.
-4. The order of calls is core's business (``step_calls.py``, ``window.py``). When a method here runs, the order is
+4. The order of calls is core's business (``unifiedamp.training``). When a method here runs, the order is
    right: ``scale_loss`` follows ``autocast``, ``unscale`` runs at most once per step and never inside an accumulation
    window.
 5. Global framework state is put back as it was found, also when an exception passes.

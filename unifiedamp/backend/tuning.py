@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import ConfigError, TuningWarning, nearest
+from ..errors import ConfigError, nearest
 from .capabilities import TUNING, PlanRow, Support
-
-if TYPE_CHECKING:
-    from .backend import Backend
 
 PRESETS = ("off", "fast")
 
@@ -119,23 +116,6 @@ def compile_mode(asked: str, tuning: Tuning) -> str:
     return "max" if tuning.compile and asked == "default" else asked
 
 
-def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
-    """Yield the rows of ``amp.explain()``: each item asked for, what the models show, debugging switches left on."""
-    yield PlanRow("tuning", str(tuning), "see the rows below" if tuning else "nothing is changed")
-    told = {row.setting: row for row in backend.tuner.rows()} if tuning and backend.tuner else {}
-    capabilities = backend.capabilities()
-    for item, value in tuning.asked().items():
-        setting, support = f"tuning.{item}", capabilities.tunes(item)
-        own = told.pop(setting, None)
-        if not support:
-            yield PlanRow(setting, value, "none", "no effect", f"no effect here: {support.reason}")
-        else:
-            yield own or PlanRow(setting, value, support.reason)
-    yield from told.values()
-    for switch, cost in _debug_modes(backend).items():
-        yield PlanRow("debugging", "on", switch, note=cost)
-
-
 # -- rows that a backend makes -----------------------------------------------------------------------------------------
 
 
@@ -171,27 +151,3 @@ def bias_rows(layers: Sequence[str], remedy: str, order: str) -> list[PlanRow]:
 def compile_note(mode: str) -> tuple[str, str]:
     """Return effect and note of the item ``compile`` where the session compiles in another mode than "max"."""
     return "no effect", f"no effect here: Amp(compile={mode!r}) was asked for"
-
-
-# -- warnings ----------------------------------------------------------------------------------------------------------
-
-
-def tell_of_lacking(backend: Backend, tuning: Tuning) -> None:
-    """Warn of the items that have no effect here, unless they were asked for by best effort."""
-    if tuning.best_effort:
-        return
-    capabilities = backend.capabilities()
-    for item in tuning.asked():
-        support = capabilities.tunes(item)
-        if not support:
-            backend.spec.warn(f"tuning.{item} has no effect here: {support.reason}", TuningWarning)
-
-
-def tell_of_debugging(backend: Backend, tuning: Tuning) -> None:
-    """Warn of debugging switches that were left on, where speed was asked for."""
-    for switch, cost in _debug_modes(backend).items() if tuning else ():
-        backend.spec.warn(f"{switch} is on, left over from debugging? {cost}", TuningWarning)
-
-
-def _debug_modes(backend: Backend) -> dict[str, str]:
-    return backend.tuner.debug_modes() if backend.tuner else {}

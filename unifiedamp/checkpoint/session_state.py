@@ -11,18 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
 from ..loss_scale import LossScale, ScaleState, float32, parse_loss_scale
 from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_native, shortened
 from ..policy import Policy
 
-if TYPE_CHECKING:
-    from ..session import Amp
-
 SCHEMA = "unifiedamp"
 VERSION = 1
+
+
+class Session(Protocol):
+    """The part of ``Amp`` that its state is made of."""
+
+    backend: Backend
+    policy: Policy
+    loss_scale_settings: LossScale
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class SavedState:
     source: str
 
 
-def dump_session(amp: Amp) -> dict[str, Any]:
+def dump_session(amp: Session) -> dict[str, Any]:
     """Return the state of ``amp`` as plain JSON values."""
     return {
         "schema": SCHEMA,
@@ -54,7 +60,7 @@ def dump_session(amp: Amp) -> dict[str, Any]:
     }
 
 
-def read_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
+def read_session(amp: Session, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
     """Check ``raw`` wholly and return the state that ``amp`` goes on from; see ``Amp.load_state_dict``.
 
     Warns of what this session does otherwise than the one that saved; changes nothing.

@@ -10,7 +10,7 @@ from typing import Any
 from ..backend import Backend, NonFiniteReport
 from ..backend.recording import Activation, GradientCounts, RecordedStep
 from ..backend.result import NON_FINITE, StepResult
-from ..training.scale_monitor import Watch
+from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
 from .sinks import Record, Sink, number
@@ -21,7 +21,7 @@ class Recorder:
 
     Args:
         backend: the session's; it has begun to record.
-        watch: the session's; asked to find out the tensors of every skipped step where that is free.
+        monitor: the session's; asked to find out the tensors of every skipped step where that is free.
         sinks: where records go.
         every: steps from one recorded step to the next.
         first_step: the number of the step that comes next.
@@ -36,10 +36,10 @@ class Recorder:
     """
 
     def __init__(
-        self, backend: Backend, watch: Watch, sinks: Sequence[Sink], every: int, first_step: int, activations: bool,
-        scaling: bool, header: Record,
+        self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int, first_step: int,
+        activations: bool, scaling: bool, header: Record,
     ) -> None:  # fmt: skip
-        self._backend, self._watch, self._sinks, self._every = backend, watch, sinks, every
+        self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling = activations, scaling
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, True, False
         self._reason, self._look_again = "first", False
@@ -49,7 +49,7 @@ class Recorder:
         self._last = backend.training.read_state()
         self._looked = self.step
         self._write(header)
-        watch.curious = scaling
+        monitor.wants_skip_report = scaling
 
     def __enter__(self) -> Recorder:
         return self
@@ -61,7 +61,7 @@ class Recorder:
         """Record no more, and close the files; again is harmless."""
         if self.stopped:
             return
-        self.stopped, self._watch.curious = True, False
+        self.stopped, self._monitor.wants_skip_report = True, False
         if self.armed:
             self.armed = False
             self._backend.recorder.end()
