@@ -1,4 +1,4 @@
-"""The state schema, one for every backend, and readers of the native layouts.
+"""The state schema, one for every backend; reads foreign layouts too, and writes torch's.
 
 A session's state is plain JSON::
 
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
-from ..loss_scale import LossScale, ScaleState, float32, parse_loss_scale
-from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_native, shortened
+from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
+from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_foreign, shortened
 from ..policy import Policy
 
 SCHEMA = "unifiedamp"
@@ -118,7 +118,7 @@ def read_saved(raw: Mapping[str, Any]) -> SavedState:
     if not isinstance(raw, Mapping):
         raise CheckpointError(f"a saved state must be a mapping, got {type(raw).__name__}")
     if "schema" not in raw:
-        native = read_native(raw)
+        native = read_foreign(raw)
         return SavedState(native.state, native.loss_scale, None, native.source)
     if raw["schema"].__class__ is not str or raw["schema"] != SCHEMA:
         raise CheckpointError(f"this state has schema {shortened(raw['schema'])}, not {SCHEMA!r}")
@@ -163,3 +163,34 @@ def _read_state(raw: Any) -> ScaleState:
             "state.good_steps and state.bad_steps are runs that end each other: one of them must be 0"
         )
     return ScaleState(**values)
+
+
+def to_grad_scaler_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``torch.amp.GradScaler.load_state_dict`` takes, from what ``Amp.state_dict`` returned.
+
+    The scale, the count of finite steps and the settings that torch has are carried over; bounds, hysteresis and counts
+    of steps have no place in torch's layout. Of a session without a loss scale this is ``{}``, which only a disabled
+    ``GradScaler`` loads. A static scale is one that never changes: both factors are 1.
+
+    Args:
+        state: a state of any backend's session, or any native layout that ``Amp.load_state_dict`` reads.
+
+    Raises:
+        CheckpointError: it is no such state.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.load_state_dict(to_grad_scaler_state(amp.state_dict()))
+    """
+    saved = read_saved(state)
+    if saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled):
+        return {}
+    settings = saved.loss_scale or DynamicLossScale()
+    dynamic = isinstance(settings, DynamicLossScale)
+    return {
+        "scale": float(saved.state.scale),
+        "growth_factor": settings.growth_factor if dynamic else 1.0,
+        "backoff_factor": settings.backoff_factor if dynamic else 1.0,
+        "growth_interval": settings.growth_interval if dynamic else 2**31 - 1,
+        "_growth_tracker": saved.state.good_steps,
+    }
