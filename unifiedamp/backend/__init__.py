@@ -44,7 +44,7 @@ from .optional_roles import (
     Weights,
 )
 from .plugin import BackendPlugin, hookimpl
-from .prefetch import Ahead, convert_batch, prefetch_in_thread
+from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
 from .result import StepResult, StepValues
 from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
 from .spec import SessionSpec
@@ -59,7 +59,6 @@ __all__ = [
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
-    "Ahead",
     "Backend",
     "BackendPlugin",
     "CallState",
@@ -77,6 +76,7 @@ __all__ = [
     "PlanRow",
     "Policy",
     "Precision",
+    "Prefetcher",
     "Profiler",
     "Recorder",
     "ScaleState",

@@ -12,7 +12,7 @@ JOIN_SECONDS = 10.0
 """How long a loop that stops early waits for the batch that is being made."""
 
 
-class Ahead:
+class Prefetcher:
     """An iterable over ``source`` that is some batches ahead; each loop over it starts a thread and ends it.
 
     Args:
@@ -68,14 +68,14 @@ class Ahead:
 _END = object()
 
 
-def prefetch_in_thread(batches: Iterable[Any], size: int, to_native: Callable[[Any], Any]) -> Ahead:
+def prefetch_in_thread(batches: Iterable[Any], size: int, to_native: Callable[[Any], Any]) -> Prefetcher:
     """Return the batches as native ones, ``size`` of them converted ahead by a thread."""
 
     def native(value: Any) -> Any:
         # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
         return to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
 
-    return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
+    return Prefetcher(batches, size, functools.partial(convert_batch, to_native=native))
 
 
 class _Buffer:
@@ -142,7 +142,7 @@ def convert_batch(value: Any, to_native: Callable[[Any], Any]) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether ``value`` is an array or tensor of some kind; numpy's scalars are none."""
+    """Return whether ``value`` is an array or tensor of some kind; numpy's scalars are none."""
     if hasattr(value, "__dlpack__") or hasattr(value, "asnumpy"):
         return True
     return hasattr(value, "__array__") and hasattr(value, "__len__") and hasattr(value, "dtype")

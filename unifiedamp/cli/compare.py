@@ -43,7 +43,7 @@ def compare(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Train on the first so many samples only [all]; the test set stays whole.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns in which each run is timed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
     parity: Annotated[
         bool, typer.Option("--parity", help="Instead: the first step, layer and dtype at which backends part.")
     ] = False,
@@ -62,8 +62,8 @@ def compare(
     Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
 
     Each run has a process of its own, so that a crash or a lack of memory costs one row. Trainings run one after the
-    other; then the runs of one backend, compile mode and batch size are timed in turns. compare.md and compare.json are
-    written after every row, compare.html after every such group and on Ctrl-C.
+    other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
+    are written after every row, compare.html after every such group and on Ctrl-C.
 
     Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, none finished, or with
     --parity, backends part; 2: wrong arguments; 130: Ctrl-C.
@@ -159,5 +159,5 @@ class Bars:
     def finished(self, row: Row) -> None:
         """A row is finished, well or not."""
         self._progress.advance(self._all)
-        told = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
-        say(self._progress.console, f"{row.label}: {row.state}, {told}")
+        speed = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
+        say(self._progress.console, f"{row.label}: {row.state}, {speed}")

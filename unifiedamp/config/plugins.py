@@ -297,7 +297,7 @@ def _import_hint(plugin: BackendPlugin, error: BaseException) -> str:
 
 
 def is_installed(framework: str) -> bool:
-    """Tell whether a framework can be imported, without doing so; a mere directory of its name does not count."""
+    """Return whether a framework can be imported, without doing so; a mere directory of its name does not count."""
     try:
         spec = importlib.util.find_spec(framework)
     except (ImportError, ValueError):  # a part of a package that is not there

@@ -141,7 +141,7 @@ def remove_neighbours(target: Path) -> None:
 
 
 def _is_dead(name: str) -> bool:
-    """Tell whether a name holds a process of this machine that is gone; of other machines, nothing is known."""
+    """Return whether a name holds a process of this machine that is gone; of other machines, nothing is known."""
     found = re.search(rf"[.-]{_host()}-(\d+)[.-]", name)
     if found is None or os.name != "posix":  # elsewhere, signal 0 ends a process
         return False

@@ -1,12 +1,13 @@
-"""Loops timed in turns: what a turn is, and two loops compared.
+"""Loops of this process timed interleaved, and two of them compared.
 
 A turn is a handful of steps, long enough that the clock's grain and the cold start after the other loop's turn do not
-matter. A pair is one turn of each, in alternating order. What counts is the median of the pairs' ratios: whatever slows
-the machine down for a while slows both turns of a pair.
+matter. A pair is one turn of each, in alternating order. The result is the median of the pairs' ratios: a slowdown of
+the machine affects both turns of a pair.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import time
@@ -18,11 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from record import RESULTS, hardware, show, write, write_race
 
+from unifiedamp.workloads.interleaved import LEAST_ROUNDS, interleave
+
 __all__ = [
+    "LEAST_ROUNDS",
     "RESULTS",
     "Comparison",
     "Loop",
-    "Turns",
+    "Timed",
     "bootstrap",
     "compare",
     "hardware",
@@ -38,7 +42,6 @@ TURN_SECONDS = 0.01
 GPU_TURN_SECONDS = 0.1
 """Of a turn on a GPU, where a turn ends with one wait for the device."""
 WARM_UP = 12
-LEAST_ROUNDS = 2
 
 _begun = time.perf_counter()
 
@@ -48,8 +51,8 @@ def say(text: str) -> None:
     print(f"[{time.perf_counter() - _begun:6.1f} s] {text}", flush=True)
 
 
-class Turns(Protocol):
-    """What takes turns: a :class:`Loop` of this process, or one of another."""
+class Timed(Protocol):
+    """A :class:`Loop` of this process, or one of another process."""
 
     def turn(self, steps: int) -> float:
         """Run some steps and return the seconds that one took."""
@@ -132,7 +135,7 @@ def steps_for(seconds: float, turn_seconds: float) -> int:
     return max(1, round(turn_seconds / seconds))
 
 
-def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds: float = math.inf) -> Any:
+def in_rounds(loops: Sequence[Timed], steps: Sequence[int], rounds: int, seconds: float = math.inf) -> Any:
     """Run rounds of one turn of each loop, the order rotated by one from round to round.
 
     Args:
@@ -144,22 +147,14 @@ def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds
     Returns:
         Seconds per step, shape (rounds, loops).
     """
-    times: list[list[float]] = []
-    begun = time.perf_counter()
+    runs = {index: functools.partial(loop.turn, steps[index]) for index, loop in enumerate(loops)}
     gc.collect()
     gc.disable()
     try:
-        while len(times) < rounds:
-            if len(times) >= LEAST_ROUNDS and time.perf_counter() - begun > seconds:
-                break
-            row = [0.0] * len(loops)
-            for place in range(len(loops)):
-                who = (place + len(times)) % len(loops)
-                row[who] = loops[who].turn(steps[who])
-            times.append(row)
+        times = interleave(runs, rounds, seconds=seconds, rotated=True)
     finally:
         gc.enable()
-    return np.array(times)
+    return np.array([times[index] for index in runs]).T
 
 
 def ratio_of(first: Any, second: Any) -> tuple[float, float, float]:
