@@ -41,7 +41,8 @@ PUBLIC_ALTHOUGH = {"_asdict", "_fields", "_make", "_replace"}
 
 FRAMEWORK_PRIVATES = {
     "gradient._values", "grad._values", "low._version", "module._parameters", "param._version", "tensor._version",
-    "context._state", "check_numerics_callback._state", "obj._params", "param._data", "trainer._params", "trainer._scale",
+    "check_numerics_callback._state", "context._state", "obj._params", "param._data", "trainer._params",
+    "trainer._scale",
 }  # fmt: skip
 """Private names of frameworks' objects that our own modules happen to define too."""
 

@@ -45,6 +45,7 @@ from .optional_roles import (
 )
 from .plugin import BackendPlugin, hookimpl
 from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
+from .processor import Processor, this_processor
 from .result import StepResult, StepValues
 from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
 from .spec import SessionSpec
@@ -77,6 +78,7 @@ __all__ = [
     "Policy",
     "Precision",
     "Prefetcher",
+    "Processor",
     "Profiler",
     "Recorder",
     "ScaleState",
@@ -106,5 +108,6 @@ __all__ = [
     "recording",
     "required",
     "result",
+    "this_processor",
     "with_roles",
 ]
