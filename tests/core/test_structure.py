@@ -264,10 +264,10 @@ def methods(name: str, known: Mapping[str, ast.ClassDef]) -> set[str]:
 
 
 def required(role: str) -> set[str]:
-    """The abstract methods of a role."""
+    """The methods of a role that a backend must write."""
     node = classes(CORE)[role]
     found = (each for each in node.body if isinstance(each, ast.FunctionDef))
-    return {each.name for each in found if any("abstractmethod" in ast.unparse(one) for one in each.decorator_list)}
+    return {each.name for each in found if any(ast.unparse(one) == "required" for one in each.decorator_list)}
 
 
 @moving
