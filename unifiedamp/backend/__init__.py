@@ -1,15 +1,15 @@
-"""All that a backend author reads: the interface a framework plugs in by, and the few helpers it may use.
+"""The public API for backend authors: the interface of a backend, and helpers.
 
 The rules of this layer:
 
 1. Core imports no framework and no backend; a backend imports ``unifiedamp.backend`` and its own framework, no more.
 2. The entry point (group ``unifiedamp.backends``) names a :class:`BackendPlugin`: light facts, importing no framework.
-   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is asked for.
+   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is selected.
 3. What a framework lacks is answered by :class:`Capabilities` with a reason, and refused with ``UnsupportedError``.
 4. The order of calls is core's business (``unifiedamp.training``). When a method here runs, the order is
    right: ``scale_loss`` follows ``autocast``, ``unscale`` runs at most once per step and never inside an accumulation
    window.
-5. Global framework state is put back as it was found, also when an exception passes.
+5. Global framework state is restored on exit, also when an exception passes.
 """
 
 from .. import errors

@@ -20,14 +20,14 @@ class Tuning:
     Attributes:
         channels_last: convolutional models in the layout that Tensor Cores want.
         tf32: TensorFloat-32 for the matrix products that remain in float32, while the session computes.
-        cudnn_benchmark: have cuDNN try its algorithms on each new shape, while the session computes.
+        cudnn_benchmark: make cuDNN try its algorithms on each new shape, while the session computes.
         fused_optimizer: the optimizer's update in one kernel for many parameters.
-        set_to_none: gradients are let go of after a step and not filled with zeros.
+        set_to_none: gradients are released after a step, not filled with zeros.
         compile: ``amp.compile`` in mode "max", unless ``Amp(compile=...)`` names another mode than "default".
-        checkpoint_layers: globs over layer paths; what matching layers computed is not kept for the backward pass but
-            computed again. Saves memory and costs time.
-        best_effort: what the framework or the device lacks is said in ``amp.explain()`` alone; otherwise each such item
-            is warned of once, and is an error under ``strict=True``.
+        checkpoint_layers: globs over layer paths; matching layers recompute their activations in the backward pass.
+            Saves memory and costs time.
+        best_effort: an unsupported item appears in ``amp.explain()`` only; otherwise each such item gets a warning, an
+            error under ``strict=True``.
 
     Raises:
         ConfigError: a value of the wrong type.
@@ -93,7 +93,7 @@ class Tuning:
         return dataclasses.replace(self, **changes)
 
     def asked(self) -> dict[str, str]:
-        """Return the items asked for, each with its value as text."""
+        """Return the requested items, each with its value as text."""
         found = {name: getattr(self, name) for name in TUNING}
         return {name: "on" if value is True else ", ".join(value) for name, value in found.items() if value}
 
@@ -120,7 +120,7 @@ def compile_mode(asked: str, tuning: Tuning) -> str:
 
 
 def item_rows(tuning: Tuning, support: Mapping[str, Support], notes: Mapping[str, tuple[str, str]]) -> list[PlanRow]:
-    """Return a row for each item that was asked for and that there is here.
+    """Return a row for each requested item that is supported here.
 
     Args:
         tuning: the session's.
@@ -140,7 +140,7 @@ def bias_rows(layers: Sequence[str], remedy: str, order: str) -> list[PlanRow]:
     Args:
         layers: their paths.
         remedy: how the framework makes such a layer without a bias.
-        order: by whose order it was told that a norm is behind the layer.
+        order: which order of layers showed that a norm follows the layer.
     """
     if not layers:
         return []

@@ -41,13 +41,13 @@ def compare(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training [the recipe's own].")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Train on the first so many samples only [all]; the test set stays whole.")
+        int | None, typer.Option(min=1, help="Train on the first N samples only [all]; the test set stays whole.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
     parity: Annotated[
         bool, typer.Option("--parity", help="Instead: the first step, layer and dtype at which backends part.")
     ] = False,
-    parity_steps: Annotated[int, typer.Option(min=1, help="Steps that --parity looks at.")] = 5,
+    parity_steps: Annotated[int, typer.Option(min=1, help="Steps that --parity compares.")] = 5,
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
@@ -61,7 +61,7 @@ def compare(
 
     Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
 
-    Each run has a process of its own, so that a crash or a lack of memory costs one row. Trainings run one after the
+    Each run has a separate process: a crash or a lack of memory costs one row. Trainings run one after the
     other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
     are written after every row, compare.html after every such group and on Ctrl-C.
 

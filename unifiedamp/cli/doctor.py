@@ -55,7 +55,7 @@ def _well(backends: Collection[dict[str, Any]]) -> bool:
 
 
 def examine(measure: bool, progress: Console, timeout: float = TIMEOUT) -> dict[str, Any]:
-    """Return everything that ``doctor`` tells, as plain values."""
+    """Return everything that ``doctor`` reports, as plain values."""
     return {
         "unifiedamp": __version__,
         "python": platform.python_version(),

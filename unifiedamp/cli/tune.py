@@ -36,7 +36,7 @@ def tune(
         float, typer.Option(min=0.0, help="How much higher than float32's the loss may be, as a share of it.")
     ] = 0.02,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which speed is measured.")] = 5,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many samples only [all].")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N samples only [all].")] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
@@ -90,7 +90,7 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
 
 
 def _worth_trying(backend: str, timeout: float) -> list[str]:
-    """Return the mixed policies that run and gain something on this machine; asked in a process of its own."""
+    """Return the mixed policies that run and gain something on this machine; asked in a separate process."""
     with Worker("unifiedamp.workloads.probe:make", plugins.load_plugin(backend).sharing) as worker:
         answers = worker.ask({"backend": backend, "measure": False}, timeout=timeout)["policies"]
     mixed = [name for name in answers if name.startswith("mixed_")]

@@ -9,7 +9,7 @@ from ..errors import TuningWarning
 
 
 def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
-    """Yield the rows of ``amp.explain()``: each item asked for, what the models show, debugging modes left on."""
+    """Yield the rows of ``amp.explain()``: each requested item, what the models show, debugging modes that are on."""
     yield PlanRow("tuning", str(tuning), "see the rows below" if tuning else "nothing is changed")
     rows = {row.setting: row for row in backend.tuner.rows()} if tuning and backend.tuner else {}
     capabilities = backend.capabilities()

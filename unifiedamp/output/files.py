@@ -1,4 +1,4 @@
-"""Files and folders that a command writes: looked at before any work, and written whole or not at all.
+"""Files and folders that a command writes: checked before any work, and written whole or not at all.
 
 What is written lies beside its target first, under a name that holds this machine and process. The remains of a process
 that was killed outright are known by it, and removed at the next start.
@@ -81,7 +81,7 @@ def reason(error: OSError) -> str:
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Replace a file: whoever reads it, or is killed, finds the old content or the new one.
+    """Replace a file: a reader, also after a kill, finds the old content or the new one.
 
     Raises:
         ConfigError: it cannot be written; the old file is kept.

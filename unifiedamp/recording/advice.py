@@ -106,7 +106,7 @@ def _blame_text(who: tuple[str, str], where: str, count: int, total: int) -> str
     kind, name = who
     steps = f"{count} of {total} skipped step{'s' if total > 1 else ''}"
     if kind == "input":
-        return f"the batch itself held inf or nan in {steps}: look at the data; no precision mends that."
+        return f"the batch itself held inf or nan in {steps}: check the data; no precision can fix that."
     if kind == "forward":
         return f"`{_shown(name)}` overflowed in {steps}: inf or nan first appeared {where}. {_keep(name)}"
     text = f"the gradient of `{name}` was the first that was not finite in {steps}."

@@ -54,7 +54,7 @@ def _check(backend: Backend, loop: StepLoop, present: Recorder | None, targets: 
     if present is not None and not present.stopped:
         raise StepOrderError("amp.record: this session records already; stop() that recorder first")
     if not loop.order.slots:
-        raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to look at yet")
+        raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to record yet")
 
 
 def _header(backend: Backend, accumulate_steps: int, every: int, first_step: int) -> Record:

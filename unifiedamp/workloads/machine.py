@@ -39,7 +39,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU, as the driver tells it.
+    """One NVIDIA GPU, as the driver reports it.
 
     Attributes:
         name: as the driver calls it.

@@ -1,4 +1,4 @@
-"""What one backend says of this machine, asked in a process of its own (see ``workers.py``), and how fast it is."""
+"""What one backend supports on this machine, asked in a separate process (see ``workers.py``), and how fast it is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def probe(name: str, measured: bool, report_progress: ReportProgress) -> dict[st
 
 
 def recommended(declared: str, why: str, speed: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the policy to use and the reason; what was measured goes before what the device is said to do best.
+    """Return the policy to use and the reason; measurements override the recommendation for the device.
 
     Args:
         declared: the backend's default policy.

@@ -1,4 +1,4 @@
-"""One run of a recipe, in a process of its own: the worker's side of a comparison (see ``workers.py``).
+"""One run of a recipe, in a separate process: the worker's side of a comparison (see ``workers.py``).
 
 Requests are ``{"do": name, …}``, with a method of :class:`Job` for each name.
 """
@@ -60,7 +60,7 @@ class Job:
         Args:
             config: the recipe's configuration file.
             out: an empty folder, for the recipe's checkpoints.
-            amp, train: settings that go before the file's.
+            amp, train: settings that override the file's.
         """
         self._recipe = recipe_module("recipe")
         self._settings = recipe_module("settings").read_settings(Path(config), Path(out), amp=amp, train=train)
@@ -137,11 +137,11 @@ class Job:
         return {"kernels": backend.profiler.kernel_times(lambda: self._advance(windows * self._run.window))}
 
     def probe(self, steps: int, clean: int | None = None) -> dict[str, Any]:
-        """Train from where the model stands, on the first batches, and look after every step.
+        """Train from where the model stands, on the first batches, and check after every step.
 
         Args:
             steps: optimizer steps at most.
-            clean: stop after so many applied steps in a row; None goes on.
+            clean: stop after this many applied steps in a row; None goes on.
 
         Returns:
             ``losses`` (of each step, None where not finite), ``skipped`` (steps skipped until then, after each step),
@@ -221,7 +221,7 @@ def _clean(skipped: Sequence[int], clean: int | None) -> bool:
 
 
 class _Reporting:
-    """Stands in for the recipe's report: tells how far a training is, and prints nothing."""
+    """Stands in for the recipe's report: reports progress, and prints nothing."""
 
     def __init__(self, report_progress: ReportProgress, epochs: int) -> None:
         self._report_progress, self._epochs, self._last = report_progress, epochs, 0.0

@@ -30,7 +30,7 @@ SMALLER = 4
 GRAIN = 8
 """How close to the largest batch size that fits is close enough; Tensor Cores like multiples of it."""
 MEMORY_SHARE = 0.7
-"""Of the memory that is available, what one process may take while a batch size is looked for on a CPU."""
+"""Of the memory that is available, what one process may take while a batch size is searched for on a CPU."""
 PROFILED = 5
 """Optimizer steps under the profiler."""
 
@@ -58,10 +58,10 @@ class Options:
 
     Attributes:
         config: the recipe's configuration file.
-        train: settings of ``[train]`` that go before the file's (epochs, samples, data).
+        train: settings of ``[train]`` that override the file's (epochs, samples, data).
         rounds: of timing each run.
         max_batch_size: the largest that ``--find-batch-size`` tries; None for as many as there are samples.
-        profile: look at the device's kernels too.
+        profile: profile the device's kernels too.
         timeout: seconds without progress after which a run counts as hung.
     """
 
@@ -126,7 +126,7 @@ class _Group:
             self._fail(row, error, "refused" if error.kind == "refused" and index not in self._workers else "failed")
 
     def _train_as_large(self, index: int, row: Row) -> None:
-        """Train; where the largest batch size was looked for, and a whole training needs more memory, try smaller ones.
+        """Train; where the largest batch size was sought, and a whole training needs more memory, try smaller ones.
 
         Raises:
             WorkerError: it failed.

@@ -90,7 +90,7 @@ def tune(policies: Sequence[str], goal: TuneGoal, options: Options, begun: Calla
 
     Args:
         policies: by name; float32 is added.
-        goal: what is asked for.
+        goal: what to search for.
         options: the recipe.
         begun: called with what begins.
 
