@@ -122,7 +122,7 @@ def test_without_tensor_cores_profile_says_so_in_one_line(command, backend):
                    "--epochs", 1, "--samples", 64, "--batch-sizes", 32, "--rounds", 1, "--profile")  # fmt: skip
     said = [line for line in done.out.splitlines() if line.startswith("Tensor Cores")]
     assert len(said) == 1
-    assert said[0].startswith(f"Tensor Cores of {backend}: none to look at, ")
+    assert said[0].startswith(f"Tensor Cores of {backend}: not measured, ")
 
 
 def test_recipe_predictions_are_what_accuracy_counts(backend, tmp_path):

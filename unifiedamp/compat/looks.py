@@ -12,4 +12,4 @@ def after_step(amp: ua.Amp) -> None:
         LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
     """
     if amp.loss_scale_settings.enabled:
-        amp._watch.after_step()
+        amp.scale_monitor.after_step()

@@ -7,6 +7,7 @@ the machine slows both turns of a pair.
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import time
@@ -18,11 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from record import RESULTS, hardware, show, write, write_race
 
+from unifiedamp.workloads.interleaved import LEAST_ROUNDS, interleave
+
 __all__ = [
+    "LEAST_ROUNDS",
     "RESULTS",
     "Comparison",
     "Loop",
-    "Turns",
+    "Timed",
     "bootstrap",
     "compare",
     "hardware",
@@ -38,7 +42,6 @@ TURN_SECONDS = 0.01
 GPU_TURN_SECONDS = 0.1
 """Length of a turn on a GPU, which ends with one synchronization."""
 WARM_UP = 12
-LEAST_ROUNDS = 2
 
 _begun = time.perf_counter()
 
@@ -48,7 +51,7 @@ def say(text: str) -> None:
     print(f"[{time.perf_counter() - _begun:6.1f} s] {text}", flush=True)
 
 
-class Turns(Protocol):
+class Timed(Protocol):
     """A loop that runs turns: a :class:`Loop`, or one in another process."""
 
     def turn(self, steps: int) -> float:
@@ -132,7 +135,7 @@ def steps_for(seconds: float, turn_seconds: float) -> int:
     return max(1, round(turn_seconds / seconds))
 
 
-def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds: float = math.inf) -> Any:
+def in_rounds(loops: Sequence[Timed], steps: Sequence[int], rounds: int, seconds: float = math.inf) -> Any:
     """Run rounds of one turn of each loop, the order rotated by one from round to round.
 
     Args:
@@ -144,22 +147,14 @@ def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds
     Returns:
         Seconds per step, shape (rounds, loops).
     """
-    times: list[list[float]] = []
-    begun = time.perf_counter()
+    runs = {index: functools.partial(loop.turn, steps[index]) for index, loop in enumerate(loops)}
     gc.collect()
     gc.disable()
     try:
-        while len(times) < rounds:
-            if len(times) >= LEAST_ROUNDS and time.perf_counter() - begun > seconds:
-                break
-            row = [0.0] * len(loops)
-            for place in range(len(loops)):
-                who = (place + len(times)) % len(loops)
-                row[who] = loops[who].turn(steps[who])
-            times.append(row)
+        times = interleave(runs, rounds, seconds=seconds, rotated=True)
     finally:
         gc.enable()
-    return np.array(times)
+    return np.array([times[index] for index in runs]).T
 
 
 def ratio_of(first: Any, second: Any) -> tuple[float, float, float]:
