@@ -11,7 +11,7 @@ from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 from unifiedamp_torch.precision.autocast import entered, recomputing
 from unifiedamp_torch.training import native_calls
 from unifiedamp_torch.training.scaled_steps import ScaledSteps
