@@ -3,20 +3,20 @@
 from types import SimpleNamespace
 
 import pytest
-from unifiedamp.window import Window
 
 import unifiedamp as ua
+from unifiedamp.training.step_order import StepOrder
 
 
-def window(count=1, accumulate_steps=1):
-    made = Window(accumulate_steps)
+def order(count=1, accumulate_steps=1):
+    made = StepOrder(accumulate_steps)
     for _ in range(count):
         made.bind(SimpleNamespace())
     return made, list(made.slots.values())
 
 
 def stepped(made, slot):
-    made.check_step(slot, "step")
+    made.begin_step(slot.optimizer, "step")
     if made.accumulating(slot):
         made.end_micro_batch(slot)
     else:
@@ -25,7 +25,7 @@ def stepped(made, slot):
 
 def test_one_region_serves_the_losses_of_a_new_iteration():
     """The first of them ends the iteration before."""
-    made, (first, second) = window(2)
+    made, (first, second) = order(2)
     made.enter_region()
     made.begin_scale([first])
     stepped(made, first)
@@ -36,30 +36,30 @@ def test_one_region_serves_the_losses_of_a_new_iteration():
 
 
 def test_a_second_step_in_an_iteration_is_refused():
-    made, (first, second) = window(2)
+    made, (first, second) = order(2)
     made.enter_region()
     made.begin_scale([first, second])
     stepped(made, first)
     with pytest.raises(ua.StepOrderError, match="it has already had its step in this iteration"):
-        made.check_step(first, "step")
+        made.begin_step(first.optimizer, "step")
     stepped(made, second)
     assert made.idle()
 
 
 def test_an_optimizer_without_a_loss_may_step_beside_one_that_has():
-    made, (first, second) = window(2)
+    made, (first, second) = order(2)
     made.enter_region()
     made.begin_scale([first])
     stepped(made, second)
     with pytest.raises(ua.StepOrderError):
-        made.check_step(second, "step")
+        made.begin_step(second.optimizer, "step")
     stepped(made, first)
     with pytest.raises(ua.StepOrderError):
-        made.check_step(second, "step")
+        made.begin_step(second.optimizer, "step")
 
 
 def test_micro_batches_of_several_optimizers_share_a_region():
-    made, (first, second) = window(2, accumulate_steps=2)
+    made, (first, second) = order(2, accumulate_steps=2)
     made.enter_region()
     made.begin_scale([first])
     stepped(made, first)
@@ -69,7 +69,7 @@ def test_micro_batches_of_several_optimizers_share_a_region():
 
 
 def test_each_micro_batch_of_one_optimizer_needs_a_region():
-    made, (slot,) = window(accumulate_steps=2)
+    made, (slot,) = order(accumulate_steps=2)
     made.enter_region()
     made.begin_scale([slot])
     stepped(made, slot)
@@ -78,7 +78,7 @@ def test_each_micro_batch_of_one_optimizer_needs_a_region():
 
 
 def test_what_was_unscaled_takes_no_more_losses():
-    made, (slot,) = window()
+    made, (slot,) = order()
     made.enter_region()
     made.begin_scale([slot])
     slot.unscaled = True
@@ -90,7 +90,7 @@ def test_what_was_unscaled_takes_no_more_losses():
 
 
 def test_binding_again_keeps_what_was_done():
-    made, (slot,) = window(accumulate_steps=3)
+    made, (slot,) = order(accumulate_steps=3)
     made.enter_region()
     made.begin_scale([slot])
     stepped(made, slot)
@@ -101,7 +101,7 @@ def test_binding_again_keeps_what_was_done():
 
 
 def test_a_snapshot_holds_the_whole_state():
-    made, (first, second) = window(2, accumulate_steps=2)
+    made, (first, second) = order(2, accumulate_steps=2)
     made.enter_region()
     made.begin_scale([first])
     stepped(made, first)
