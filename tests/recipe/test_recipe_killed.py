@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import time
 
 import forked
@@ -49,7 +50,7 @@ def test_killed_at_random_moments_the_scale_goes_its_way(backend, form, tmp_path
         process.send_signal(signal.SIGKILL)
         killed += finish(process)[0] == -signal.SIGKILL
     assert killed >= 1
-    anew = {"popen": forked.Anew} if form == "eager" else {}
+    anew = {"popen": subprocess.Popen} if form == "eager" else {}
     code, _, err = finish(start(*resumed_where_begun(), code=POISONED, cwd=tmp_path, **anew))
     assert code == 0, err
     resumed = log_of(tmp_path / "killed")
