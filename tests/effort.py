@@ -9,4 +9,4 @@ FUZZ = int(os.environ.get("UNIFIEDAMP_TEST_FUZZ", {"quick": "30", "full": "10000
 """Inputs that each fuzz test makes up."""
 
 KILLS = int(os.environ.get("UNIFIEDAMP_TEST_KILLS", "200" if FULL else "0"))
-"""How often a process that writes checkpoints is killed at random; each place that matters is crashed at in any case."""
+"""How often a process that writes checkpoints is killed at random; at each place that matters it dies in any case."""

@@ -1,4 +1,4 @@
-"""Python processes that have their imports behind them: forked by multiprocessing's server, which imports ``preloaded``.
+"""Python processes whose imports are done: forked by multiprocessing's server, which has imported ``preloaded``.
 
 ``Popen`` takes ``[sys.executable, "-c" or "-m" or file, …]`` and has the part of ``subprocess.Popen`` that tests use.
 Each process is a real one, with its own pipes, environment, folder and session, and dies by signals as any other; only

@@ -6,7 +6,6 @@ import json
 import subprocess
 from pathlib import Path
 
-import forked
 import pytest
 from command_runs import mixed_policy_or_skip
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 
-import forked
 import numpy as np
 import pytest
 from recipe_runs import MOVING, POISONED, finish, log_of, start, write_config
