@@ -15,7 +15,7 @@ from typing import Any
 from record import RESULTS, show
 from turns import GPU_TURN_SECONDS, TURN_SECONDS
 
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 
 BACKENDS = ("torch", "tensorflow", "mxnet")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unifiedamp.terminal import plain
+from unifiedamp.output.terminal import plain
 
 from .history import History
 from .run import Run

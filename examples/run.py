@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from unifiedamp import Amp, CheckpointError, ConfigError
-from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
-from unifiedamp.outputs import remove_neighbours
+from unifiedamp.checkpoint.sealed_file import load_checkpoint, save_checkpoint
+from unifiedamp.output.files import remove_neighbours
 
 from .history import History
 from .models.neutral import check_fits

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unifiedamp import CheckpointError
-from unifiedamp.checkpoint_file import Checkpoint
+from unifiedamp.checkpoint.sealed_file import Checkpoint
 from unifiedamp.loss_scale import FLOAT32_MAX
 
 from .history import History

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from unifiedamp import ConfigError
-from unifiedamp.config import Arguments, read_arguments, validate
-from unifiedamp.config_files import read_file
+from unifiedamp.config.arguments import Arguments, read_arguments, validate
+from unifiedamp.config.files import read_file
 from unifiedamp.errors import nearest
 
 TABLES = ("amp", "train", "evidence")

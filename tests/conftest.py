@@ -5,7 +5,8 @@ import gc
 import pytest
 import toy.registered  # noqa: F401
 
-from unifiedamp import PolicyNotSupportedError, plugins
+from unifiedamp import PolicyNotSupportedError
+from unifiedamp.config import plugins
 from unifiedamp.conformance.plugin import backend_of, declared, peers, refused_here
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")

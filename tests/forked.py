@@ -152,5 +152,5 @@ def run(command: list[Any], popen: Any = Popen, timeout: float = 240, **options:
 
 
 def like_subprocess() -> types.SimpleNamespace:
-    """What ``unifiedamp.workers`` uses of ``subprocess``."""
+    """What ``unifiedamp.workloads.workers`` uses of ``subprocess``."""
     return types.SimpleNamespace(Popen=Popen, PIPE=PIPE, TimeoutExpired=TimeoutExpired)

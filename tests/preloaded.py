@@ -15,7 +15,7 @@ KIT = ("pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "unif
 FRAMEWORKS = (
     "torch._inductor.compile_fx", "unifiedamp_torch.backend", "unifiedamp_examples.models.torch_models",
     "tensorflow", "unifiedamp_tensorflow.backend", "unifiedamp_examples.models.tensorflow_models",
-    "unifiedamp.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
+    "unifiedamp.workloads.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's BLAS starts its threads at import

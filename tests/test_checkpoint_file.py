@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import unifiedamp as ua
-from unifiedamp import checkpoint_file
-from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
+from unifiedamp.checkpoint import sealed_file
+from unifiedamp.checkpoint.sealed_file import load_checkpoint, save_checkpoint
 
 META = {"epoch": 3, "amp": {"schema": "unifiedamp"}, "names": ["ü", None, 0.1]}
 ARRAYS = {"weights/conv1/kernel": np.arange(6, dtype=np.float32).reshape(1, 2, 3), "count": np.array(7)}
@@ -119,8 +119,8 @@ def test_a_sealed_archive_of_objects_is_refused(tmp_path, monkeypatch):
     np.savez(buffer, x=np.array([Bomb()], dtype=object))
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.writestr("metadata.json", "{}")
-        archive.comment = b" " * checkpoint_file.SEAL_LENGTH
-    body = buffer.getvalue()[: -checkpoint_file.SEAL_LENGTH]
+        archive.comment = b" " * sealed_file.SEAL_LENGTH
+    body = buffer.getvalue()[: -sealed_file.SEAL_LENGTH]
     seal = f"unifiedamp checkpoint 0001 sha256 {hashlib.sha256(body).hexdigest()}".encode()
     (tmp_path / "x.npz").write_bytes(body + seal)
     with pytest.raises(ua.CheckpointError, match="allow_pickle"):
@@ -128,7 +128,7 @@ def test_a_sealed_archive_of_objects_is_refused(tmp_path, monkeypatch):
 
 
 def test_newer_version_asks_for_an_update(path, monkeypatch):
-    monkeypatch.setattr(checkpoint_file, "VERSION", 2)
+    monkeypatch.setattr(sealed_file, "VERSION", 2)
     save_checkpoint(path, META, ARRAYS)
     monkeypatch.undo()
     with pytest.raises(ua.CheckpointError, match="version 2; this unifiedamp reads up to 1"):
@@ -184,9 +184,9 @@ def test_old_leftovers_of_a_killed_writer_are_removed(saved):
 
 HALF = """
 import os, signal, sys, numpy as np
-from unifiedamp import checkpoint_file, outputs
-outputs.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGNAL)
-checkpoint_file.save_checkpoint(sys.argv[1], {}, {"x": np.zeros(1000)})
+from unifiedamp.checkpoint import sealed_file
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGNAL)
+sealed_file.save_checkpoint(sys.argv[1], {}, {"x": np.zeros(1000)})
 """
 
 
@@ -202,8 +202,8 @@ def test_the_next_writer_removes_what_a_killed_one_left(path):
 
 
 def test_a_writer_that_is_terminated_leaves_nothing(path):
-    code = HALF.replace("SIGNAL", "SIGTERM").replace("checkpoint_file.save", "with terminable(): checkpoint_file.save")
-    line = [sys.executable, "-c", "from unifiedamp.signals import terminable" + code, str(path)]
+    code = HALF.replace("SIGNAL", "SIGTERM").replace("sealed_file.save", "with terminable(): sealed_file.save")
+    line = [sys.executable, "-c", "from unifiedamp.output.signals import terminable" + code, str(path)]
     done = subprocess.run(line, timeout=60, check=False, capture_output=True, text=True)
     assert "Terminated" in done.stderr
     assert list(path.parent.iterdir()) == []
@@ -267,7 +267,7 @@ def test_a_power_cut_at_any_place_leaves_a_whole_checkpoint(path, monkeypatch):
 
 WRITER = """
 import sys, numpy as np
-from unifiedamp.checkpoint_file import save_checkpoint
+from unifiedamp.checkpoint.sealed_file import save_checkpoint
 n = int(sys.argv[2])
 print("ready", flush=True)
 while True:

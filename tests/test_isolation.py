@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp.conformance.plugin import peers
 

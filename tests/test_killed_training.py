@@ -14,7 +14,7 @@ from crashes import Disk, killed
 from effort import KILLS
 
 from unifiedamp import DynamicLossScale
-from unifiedamp.checkpoint_file import load_checkpoint, save_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint, save_checkpoint
 from unifiedamp.conformance.driver import probe_run
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp.conformance.oracle import Oracle

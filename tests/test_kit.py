@@ -13,7 +13,7 @@ HARNESS = '''
 """The toy under another name, so that it has expected failures of its own."""
 from toy.backend import ToyBackend
 from toy.harness import ToyHarness
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 from unifiedamp.backend import BackendPlugin, Support, hookimpl
 import dataclasses, sys
 

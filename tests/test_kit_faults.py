@@ -10,9 +10,9 @@ import forked
 import pytest
 from typer.testing import CliRunner
 
-from unifiedamp import plugins
 from unifiedamp.backend import Backend
 from unifiedamp.cli import app
+from unifiedamp.config import plugins
 from unifiedamp.conformance import mutants
 from unifiedamp.conformance.faults import FAULTS
 

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import unifiedamp as ua
-from unifiedamp import plugins
 from unifiedamp.cli import app
+from unifiedamp.config import plugins
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp.recording import TensorBoard
 

@@ -3,7 +3,10 @@
 Importing this package imports no framework; a session imports the one it uses.
 """
 
-from .custom import amp_function
+from .backend.result import StepResult
+from .backend.tuning import Tuning
+from .config.plugins import available_backends
+from .custom_functions import amp_function
 from .errors import (
     AmpError,
     AmpWarning,
@@ -28,11 +31,8 @@ from .errors import (
     WrongObjectError,
 )
 from .loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from .plugins import available_backends
 from .policy import Policy
-from .result import StepResult
 from .session import Amp
-from .tuning import Tuning
 
 __version__ = "0.1.0"
 

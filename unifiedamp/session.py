@@ -8,20 +8,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from . import plugins, whole_models
-from .checkpoint import dump_session, read_session
-from .closed import refuse_calls
+from .backend.capabilities import ARRAY_DTYPES, COMPILE_MODES
+from .backend.spec import SessionSpec
+from .backend.tuning import Tuning, compile_mode, tell_of_debugging, tell_of_lacking
+from .checkpoint import model_weights
+from .checkpoint.session_state import dump_session, read_session
+from .config import plugins
+from .config.resolve import resolve
 from .errors import ConfigError, PolicyWarning, UnsupportedError, WrongObjectError, nearest
-from .facts import ARRAY_DTYPES, COMPILE_MODES
+from .explain.plan import Plan
 from .loss_scale import LossScale
-from .plan import Plan
 from .policy import Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
-from .resolve import resolve
-from .spec import SessionSpec
-from .step_calls import StepCalls
-from .tuning import Tuning, compile_mode, tell_of_debugging, tell_of_lacking
+from .training.closed_session import refuse_calls
+from .training.step_calls import StepCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +107,7 @@ class Amp(StepCalls):
         Raises:
             ConfigError: unreadable, an unknown key (with the nearest right one) or a value of the wrong type.
         """
-        from .config import Arguments, read_arguments
+        from .config.arguments import Arguments, read_arguments
 
         read = source if isinstance(source, Arguments) and not arguments else read_arguments(source, arguments)
         amp = cls(**read)
@@ -233,7 +234,7 @@ class Amp(StepCalls):
         return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins)
 
     def observe(self, observer: object) -> None:
-        """Plug in an object with any of the hooks of ``unifiedamp.plugins.ObserverHooks``.
+        """Plug in an object with any of the hooks of ``unifiedamp.config.plugins.ObserverHooks``.
 
         Raises:
             ConfigError: it has none of them, or one that is misspelt.
@@ -334,7 +335,7 @@ class Amp(StepCalls):
             WrongObjectError: ``model`` is no model of this framework.
             UnsupportedError: the backend cannot.
         """
-        return whole_models.master_weights(self, model)
+        return model_weights.master_weights(self, model)
 
     def load_master_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
         """Set a model's weights to those that :meth:`master_weights` returned: masters and the model's own alike.
@@ -343,7 +344,7 @@ class Amp(StepCalls):
             CheckpointError: a name or a shape does not fit, or something is missing. Nothing is changed.
             WrongObjectError, UnsupportedError: as for ``master_weights``.
         """
-        whole_models.load_master_weights(self, model, weights)
+        model_weights.load_master_weights(self, model, weights)
 
     def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
         """Return a copy of a trained model for inference in low precision; the model stays as it is.
@@ -363,7 +364,7 @@ class Amp(StepCalls):
             WrongObjectError: ``model`` is no model of this framework, or example inputs are wrong or missing.
             UnsupportedError: the backend cannot, or cannot with this model; the message says why.
         """
-        return whole_models.convert_model(self, model, example_inputs, policy)
+        return model_weights.convert_model(self, model, example_inputs, policy)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -19,22 +19,25 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checks, devices, facts, masters
-from .adopt import AdoptedScaler, Everywhere
-from .autocast import Region, outside_regions
-from .bound import Bound
-from .casts import Table
-from .compile import check_options
-from .custom import wrap_custom
-from .extras import MXNetExtras
-from .half import cast_parameters, layer_dtypes
-from .layers import walk
-from .native import gluon, upstream
-from .native_calls import check_backward
-from .ops import relisted
-from .scaler import ScaledLosses, read_losses
-from .scope import Scope
-from .semantics import in_numpy_semantics
+from . import capabilities as facts
+from .compiling.compile import check_options
+from .device import arrays, devices
+from .device.numpy_semantics import in_numpy_semantics
+from .device.versions import gluon, upstream
+from .optional import MXNetExtras
+from .precision.autocast import Region, outside_regions
+from .precision.casts import Table
+from .precision.custom_functions import wrap_custom
+from .precision.layers import walk
+from .precision.low_precision_params import cast_parameters, layer_dtypes
+from .precision.operations import relisted
+from .precision.process_wide_casts import AdoptedScaler, Everywhere
+from .precision.scope import Scope
+from .training import master_weights
+from .training import prepare as checks
+from .training.native_calls import check_backward
+from .training.prepared_optimizer import Bound
+from .training.scaler import ScaledLosses, read_losses
 
 
 class MXNetBackend(MXNetExtras):
@@ -97,7 +100,7 @@ class MXNetBackend(MXNetExtras):
             checks.check_compression(trainer, self.spec)
             if self.spec.master_weights:
                 checks.check_alone(trainer)
-                masters.check(trainer, self._before)
+                master_weights.check(trainer, self._before)
         self._names = names
         for model in models:
             self._take_model(model)
@@ -125,8 +128,8 @@ class MXNetBackend(MXNetExtras):
 
     def _bind(self, trainer: Any) -> None:
         if id(trainer) not in self._bound:
-            own = masters.Masters(trainer, self._before) if self.spec.master_weights else None
-            masters.make_states(trainer)
+            own = master_weights.Masters(trainer, self._before) if self.spec.master_weights else None
+            master_weights.make_states(trainer)
             rescales = self.spec.loss_scale.scale_bounds != (1, 1) or self.spec.accumulate_steps > 1
             self._bound[id(trainer)] = Bound(trainer, self._names, self._scaler, own, rescales)
             self._undo += self._tuned.fuse(trainer)

@@ -37,7 +37,7 @@ def unifiedamp_backend() -> BackendPlugin:
         ("mxnet", "mxnet-cu117", "mxnet-cu112"),
         "pip install 'mxnet>=1.9.1' 'numpy<2'",
         _load,
-        "unifiedamp_mxnet.harness",
+        "unifiedamp_mxnet.conformance.harness",
         aliases=("gluon", "mx"),
         place=3,
         unavailable=unavailable(sys.version_info[:2]),

@@ -21,18 +21,22 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import arrays, checkpointing, facts, late, modes, ops, prepare
-from .autocast import Inference, Region
-from .bound import Bound
-from .checks import check_spec, not_in_trace, scalar_loss
-from .extras import TensorFlowExtras
-from .fitting import Fitting
-from .handle import Handle
-from .optimizers import released
-from .replicas import Alone, check_scope, replicas_of
-from .scaler import UNKNOWN, DeviceScaler
-from .steps import Steps
-from .v1 import SessionRewrite
+from . import capabilities as facts
+from .device import arrays
+from .distributed.replicas import Alone, check_scope, replicas_of
+from .optional import TensorFlowExtras
+from .precision import operations, recomputation
+from .precision import scope as modes
+from .precision.autocast import Inference, Region
+from .precision.session_rewrite import SessionRewrite
+from .training import deferred_optimizer, prepare
+from .training.checks import check_spec, not_in_trace, scalar_loss
+from .training.fit import Fitting
+from .training.optimizers import released
+from .training.prepared_optimizer import Bound
+from .training.scaled_loss import Handle
+from .training.scaler import UNKNOWN, DeviceScaler
+from .training.steps import Steps
 
 
 class TensorFlowBackend(TensorFlowExtras):
@@ -89,7 +93,7 @@ class TensorFlowBackend(TensorFlowExtras):
         optimizers = [released(optimizer) for optimizer in optimizers]
         prepare.check_objects(models, optimizers, self.spec)
         self.mode.check_models(models)
-        again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in models]
+        again = [recomputation.choose(model, self.spec.tuning.checkpoint_layers) for model in models]
         plan = prepare.plan_optimizers(models, optimizers, self.bounds)
         replicas = replicas_of([v for _, named in plan for v in named.values()], optimizers)
         if self.spec.master_weights and replicas.count > 1:
@@ -100,7 +104,7 @@ class TensorFlowBackend(TensorFlowExtras):
         self._place(replicas)
         self.mode.attach(models)
         for model, chosen in zip(models, again, strict=True):
-            self._undo += [checkpointing.attach(layer) for layer in chosen.values()]
+            self._undo += [recomputation.attach(layer) for layer in chosen.values()]
             self.tuned.note(model, list(chosen))
         for optimizer, named in plan:
             with self.replicas.scope():
@@ -148,8 +152,10 @@ class TensorFlowBackend(TensorFlowExtras):
         """
         assert self.scaler is not None
         prepare.check_optimizer(optimizer)
-        self._place(late.replicas_here())
-        return late.late_class()(optimizer, late.Loop(self.scaler, self.replicas, self._steps, after_step))
+        self._place(deferred_optimizer.replicas_here())
+        return deferred_optimizer.late_class()(
+            optimizer, deferred_optimizer.Loop(self.scaler, self.replicas, self._steps, after_step)
+        )
 
     def session_rewrite(self) -> SessionRewrite:
         """Return the session's policy and loss scale for ``tf.compat.v1.Session`` training; see ``v1.py``."""
@@ -279,4 +285,4 @@ class TensorFlowBackend(TensorFlowExtras):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         """See ``Backend.custom_function``."""
-        return ops.custom_function(target, cast_inputs)
+        return operations.custom_function(target, cast_inputs)

@@ -20,7 +20,7 @@ def unifiedamp_backend() -> BackendPlugin:
         ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
         "pip install tensorflow",
         _load,
-        harness="unifiedamp_tensorflow.harness",
+        harness="unifiedamp_tensorflow.conformance.harness",
         sharing={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
         aliases=("tf", "keras", "tf.keras", "tf2"),
         place=2,

@@ -20,26 +20,18 @@ from unifiedamp.backend import (
     result,
 )
 
-from . import (
-    arrays,
-    binding,
-    casts,
-    checkpointing,
-    custom,
-    device,
-    float8_layers,
-    gradients,
-    layers,
-    placement,
-    plan,
-    spread,
-)
-from .autocast import Inference
-from .extras import TorchExtras
-from .handle import Handle, checked_loss
-from .regions import Regions
-from .scaled_steps import ScaledSteps
-from .scaler import Scaler, leave_kernel
+from . import explain as plan
+from .device import arrays, devices, placement
+from .distributed import wrappers
+from .optional import TorchExtras
+from .precision import casts, custom_functions, float8_layers, layers, recomputation
+from .precision.autocast import Inference
+from .precision.regions import Regions
+from .training import gradients
+from .training import prepare as binding
+from .training.scaled_loss import Handle, checked_loss
+from .training.scaled_steps import ScaledSteps
+from .training.scaler import Scaler, leave_kernel
 
 
 class TorchBackend(TorchExtras):
@@ -58,7 +50,7 @@ class TorchBackend(TorchExtras):
         plan.check_options(spec)
         super().__init__(spec)
         self._emulate = spec.options.get("emulate", False)
-        self.looking_is_free = device.looking_is_free(self.device) and not spec.options.get("scale_on_device", False)
+        self.looking_is_free = devices.looking_is_free(self.device) and not spec.options.get("scale_on_device", False)
         plan.check_policy(spec, self.device)
         self._regions = Regions(spec, self.device, self._tuned.switches)
         self._names = binding.Names()
@@ -74,7 +66,7 @@ class TorchBackend(TorchExtras):
     @classmethod
     def default_policy(cls, device_name: str | None) -> tuple[str, str]:
         """See ``Backend``."""
-        return device.default_policy(device_name)
+        return devices.default_policy(device_name)
 
     def capabilities(self) -> Capabilities:
         """See ``Backend``."""
@@ -82,7 +74,7 @@ class TorchBackend(TorchExtras):
 
     def explain(self) -> list[PlanRow]:
         """See ``Backend``."""
-        shared = spread.why_spread(self._models)
+        shared = wrappers.why_spread(self._models)
         rows = plan.rows(self.spec, self.device, self._regions.cache, self._optimizers, shared)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._float8, self._emulate)
@@ -110,7 +102,7 @@ class TorchBackend(TorchExtras):
         dtypes = [layers.layer_dtypes(model, policy, self.device.type) for model in new]
         for model, chosen in zip(new, dtypes, strict=True):
             layers.check_sharded(model, chosen, policy)
-        again = [checkpointing.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
+        again = [recomputation.choose(model, self.spec.tuning.checkpoint_layers) for model in new]
         self._names = names
         moved = [placement.move(model, self.device) for model in new]
         for model, chosen, checkpointed in zip(new, dtypes, again, strict=True):
@@ -131,7 +123,7 @@ class TorchBackend(TorchExtras):
         return list(models), list(optimizers)
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
-        if not spread.is_spread(model):
+        if not wrappers.is_spread(model):
             return placement.to_channels_last(model)
         if self.spec.tuning.channels_last and placement.has_images(model):
             self.spec.warn(
@@ -154,7 +146,7 @@ class TorchBackend(TorchExtras):
         self._undo += layers.wrap_layers(model, dtypes, policy, self.device.type, self._regions.cache)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
-        self._undo += [checkpointing.Checkpointed(module).remove for module in checkpointed.values()]
+        self._undo += [recomputation.Checkpointed(module).remove for module in checkpointed.values()]
         self._tuned.note(model, list(checkpointed))
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
         self._undo.append(model.register_forward_hook(cast_output).remove)
@@ -325,4 +317,4 @@ class TorchBackend(TorchExtras):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         """See ``Backend``."""
-        return custom.wrap_custom(target, cast_inputs)
+        return custom_functions.wrap_custom(target, cast_inputs)

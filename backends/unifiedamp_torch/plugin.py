@@ -18,7 +18,7 @@ def unifiedamp_backend() -> BackendPlugin:
         ("torch",),
         "pip install torch",
         _load,
-        "unifiedamp_torch.harness",
+        "unifiedamp_torch.conformance.harness",
         aliases=("pytorch",),
         place=1,
     )

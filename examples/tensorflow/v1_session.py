@@ -9,7 +9,7 @@ from unifiedamp_examples.common import PolicyName, Smoke, images, run, summary
 from unifiedamp_examples.tensorflow.nets import rewritable
 
 import unifiedamp as ua
-from unifiedamp_tensorflow.v1 import SessionRewrite
+from unifiedamp_tensorflow.precision.session_rewrite import SessionRewrite
 
 v1 = tf.compat.v1
 

@@ -14,9 +14,10 @@ from command_runs import HERE, installed
 from typer.testing import CliRunner
 
 import unifiedamp as ua
-from unifiedamp import plugins, workers
 from unifiedamp.cli import app
-from unifiedamp.workers import Worker
+from unifiedamp.config import plugins
+from unifiedamp.workloads import workers
+from unifiedamp.workloads.workers import Worker
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -66,8 +67,8 @@ def command(tmp_path, monkeypatch):
 def fake(monkeypatch, command):
     """Runs of compare and tune are those of ``fake_job.py``; the session under test then needs no framework."""
     from unifiedamp.cli import choices
-    from unifiedamp.compare import run as compare_run
-    from unifiedamp.tune import run as tune_run
+    from unifiedamp.workloads.compare import run as compare_run
+    from unifiedamp.workloads.tune import run as tune_run
 
     for module in (compare_run, tune_run):
         monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))

@@ -1,4 +1,4 @@
-"""Stands in for ``unifiedamp.compare.job`` in a worker: trains nothing, and fails in the ways that a policy names."""
+"""Stands in for ``unifiedamp.workloads.compare.job`` in a worker: trains nothing and fails as a policy says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from unifiedamp.errors import LossScaleExhausted, PolicyNotSupportedError
 from unifiedamp.policy import Policy
-from unifiedamp.workers import OutOfMemory
+from unifiedamp.workloads.workers import OutOfMemory
 
 SPEED = {"float32": 100.0, "mixed_bfloat16": 200.0, "mixed_float16": 300.0}
 """Samples per second."""

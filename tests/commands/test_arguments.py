@@ -65,7 +65,7 @@ def test_parity_of_one_backend_is_refused(command, fake):
 
 
 def test_a_framework_that_is_missing_is_said_in_plain_words(command, monkeypatch):
-    monkeypatch.setattr("unifiedamp.plugins.is_installed", lambda framework: False)
+    monkeypatch.setattr("unifiedamp.config.plugins.is_installed", lambda framework: False)
     done = command("compare", "digits_conv")
     assert done.code == 2
     assert "no framework is installed (" in done.err
@@ -76,7 +76,7 @@ def test_a_framework_that_is_missing_is_said_in_plain_words(command, monkeypatch
 
 
 def test_a_recipe_that_is_missing_is_said_in_plain_words(command, monkeypatch):
-    monkeypatch.setattr("unifiedamp.recipes.PACKAGE", "no_such_package")
+    monkeypatch.setattr("unifiedamp.workloads.recipes.PACKAGE", "no_such_package")
     done = command("compare", "digits_conv")
     assert done.code == 2
     assert "install unifiedamp whole" in done.err

@@ -12,9 +12,9 @@ from unifiedamp_examples.recipe import train
 from unifiedamp_examples.settings import read_settings
 
 import unifiedamp as ua
-from unifiedamp import machine
-from unifiedamp.recipes import find_config
-from unifiedamp.workers import WorkerError
+from unifiedamp.workloads import machine
+from unifiedamp.workloads.recipes import find_config
+from unifiedamp.workloads.workers import WorkerError
 from unifiedamp_examples import recipe
 
 SCALED = "float32;loss_scale=dynamic(initial_scale=1024.0,growth_interval=2)"
@@ -89,8 +89,8 @@ def test_a_mixed_policy_that_cannot_run_says_so(command, backend):
 
 def test_what_does_not_fit_is_an_answer(backend, tmp_path):
     """A memory limit far below what a batch needs: the run says that it does not fit, or its process dies of it."""
-    from unifiedamp.compare.rows import Task
-    from unifiedamp.compare.run import Options, begin, start_job
+    from unifiedamp.workloads.compare.rows import Task
+    from unifiedamp.workloads.compare.run import Options, begin, start_job
 
     options = Options(find_config("digits_conv"))
     task = Task(backend, "float32", "off", 0)

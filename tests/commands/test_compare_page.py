@@ -53,8 +53,8 @@ def test_the_page_needs_nothing_else(command, fake):
 
 
 def test_pictures_show_the_rows(command, fake):
-    from unifiedamp.compare.plots import pictures
-    from unifiedamp.compare.rows import Row, Task
+    from unifiedamp.workloads.compare.plots import pictures
+    from unifiedamp.workloads.compare.rows import Row, Task
 
     curves = {"losses": [1.0, None, 0.5], "scales": [[1, 2.0, 0], [2, 4.0, 0]]}
     rows = [
@@ -78,8 +78,8 @@ def test_without_matplotlib_the_page_says_so(command, fake, monkeypatch):
 
 
 def test_what_comes_from_outside_is_escaped(command, fake, tmp_path):
-    from unifiedamp.compare.page import html
-    from unifiedamp.compare.rows import Row, Task
+    from unifiedamp.workloads.compare.page import html
+    from unifiedamp.workloads.compare.rows import Row, Task
 
     about = dict.fromkeys(("title", "machine", "versions", "date", "command"), "<b>&")
     text = html([Row(Task("<x>", "float32", "off", 1), "failed", "<script>alert(1)</script>")], about, ["<i>"])
@@ -94,9 +94,9 @@ HOSTILE = "</td><script>\x1b[2J\u202e\ud800`|$\\frac{\x07"
 
 
 def test_names_are_shown_and_never_obeyed(tmp_path):
-    from unifiedamp.compare.page import html
-    from unifiedamp.compare.rows import Row, Task
-    from unifiedamp.compare.write import markdown
+    from unifiedamp.workloads.compare.page import html
+    from unifiedamp.workloads.compare.rows import Row, Task
+    from unifiedamp.workloads.compare.write import markdown
 
     about = dict.fromkeys(("title", "machine", "versions", "date", "command"), HOSTILE)
     timed = Row(Task("toy", HOSTILE, "off", 8), batch_size=8, rates=[1.0], samples_per_second=1.0, losses=[1.0, 0.5])

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from unifiedamp import outputs
+from unifiedamp.output import files
 
 CODE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests were started with &
-from unifiedamp.compare import run
+from unifiedamp.workloads.compare import run
 from unifiedamp.cli import app, choices
-from unifiedamp.workers import Worker
+from unifiedamp.workloads.workers import Worker
 run.start_job = lambda _: Worker("fake_job:make")
 choices.backends = lambda items: ["toy"]
 app(sys.argv[1:])
@@ -71,13 +71,13 @@ def test_the_next_start_removes_what_a_killed_one_left(tmp_path, command, monkey
     with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: left(tmp_path / "temporary"))
         (killed,) = left(tmp_path / "temporary")
-        outputs.remove_folders()
+        files.remove_folders()
         assert left(tmp_path / "temporary") == [killed], "it is alive"
         run.kill()
-    with outputs.temporary_folder() as mine:
+    with files.temporary_folder() as mine:
         stays = {Path(mine).name, f"unifiedamp-elsewhere-{run.pid}-x"}
         (tmp_path / "temporary" / f"unifiedamp-elsewhere-{run.pid}-x").mkdir()
-        outputs.remove_folders()
+        files.remove_folders()
         assert set(left(tmp_path / "temporary")) == stays
 
 

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 import unifiedamp as ua
-from unifiedamp import machine, plugins, probe
 from unifiedamp.backend import Support
-from unifiedamp.workers import Worker, WorkerError
+from unifiedamp.config import plugins
+from unifiedamp.workloads import machine, probe
+from unifiedamp.workloads.workers import Worker, WorkerError
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,7 @@ class Driver:
 def test_a_gpu_as_the_driver_tells_it(command, monkeypatch, nothing_installed):
     (gpu,) = machine.gpus(Driver())
     assert gpu == machine.Gpu("NVIDIA H200", (9, 0), 140 * 2**30)
-    monkeypatch.setattr("unifiedamp.machine.gpus", lambda: (gpu,))
+    monkeypatch.setattr("unifiedamp.workloads.machine.gpus", lambda: (gpu,))
     assert (
         "GPU: NVIDIA H200, 140 GiB, compute capability 9.0: "
         "Tensor Cores for float16, bfloat16, tf32, float64, float8" in command("doctor").out
@@ -252,7 +253,7 @@ def test_units_of_a_processor(monkeypatch, flags, units, vectors):
 WORKER = """
 import os, sys
 from unifiedamp.errors import ConfigError
-from unifiedamp.workers import OutOfMemory
+from unifiedamp.workloads.workers import OutOfMemory
 
 def make(tell):
     def handle(request):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_job import MISBEHAVE
 
-from unifiedamp.workers import Worker
+from unifiedamp.workloads.workers import Worker
 
 BAD = [name for name in MISBEHAVE if name != "tells nonsense"]
 FEW = ["hangs", "writes garbage", "answers other types"]
@@ -90,7 +90,7 @@ def test_a_baseline_that_hangs_is_one_line(command, misbehave):
 
 @pytest.mark.parametrize("does", ["hangs", "answers a word"])
 def test_parity(command, misbehave, monkeypatch, does):
-    monkeypatch.setattr("unifiedamp.compare.parity.start_job", lambda _: Worker("fake_job:make"))
+    monkeypatch.setattr("unifiedamp.workloads.compare.parity.start_job", lambda _: Worker("fake_job:make"))
     misbehave(does, "begin", "float32")
     done = command("compare", "digits_mlp", "--parity", "--backends", "a,b", "--policies", "float32", "--timeout", 1,
                    "--json")  # fmt: skip

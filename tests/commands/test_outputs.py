@@ -99,7 +99,7 @@ def test_before_any_work(there, command, fake, monkeypatch, arguments, wanted):
     # The package's names ``compare`` and ``tune`` are the commands.
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.compare"), "run_all", work)
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.tune"), "tune_all", work)
-    monkeypatch.setattr("unifiedamp.plugins.load_backend", lambda name: None)
+    monkeypatch.setattr("unifiedamp.config.plugins.load_backend", lambda name: None)
     done = command(*arguments)
     assert done.code == 2, done
     assert wanted in done.err
@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_in_the_middle(there, arguments):
 
 
 def test_nothing_selected(command, monkeypatch):
-    monkeypatch.setattr("unifiedamp.plugins.load_backend", lambda name: None)
+    monkeypatch.setattr("unifiedamp.config.plugins.load_backend", lambda name: None)
     done = command.apart("conformance", "torch", "-k", "no_test_has_this_name")
     assert done.code == 2
     assert done.err == "unifiedamp: no test is selected by -k no_test_has_this_name\n"
@@ -198,7 +198,7 @@ def test_a_page_without_pictures_says_why(command, fake, monkeypatch):
     def fail(*_):
         raise ValueError("'no_such_backend' is not a valid value for backend")
 
-    monkeypatch.setattr("unifiedamp.compare.plots._pictures", fail)
+    monkeypatch.setattr("unifiedamp.workloads.compare.plots._pictures", fail)
     assert command("compare", "digits_mlp", "--out", "out").code == 0
     text = Path("out/compare.html").read_text()
     assert "No pictures: matplotlib: ValueError: &#x27;no_such_backend&#x27; is not a valid value for backend." in text

@@ -10,7 +10,7 @@ import pytest
 from command_runs import installed
 
 FAULTY = """
-from unifiedamp.compare import job
+from unifiedamp.workloads.compare import job
 
 def make(tell):
     handle = job.make(tell)
@@ -57,7 +57,7 @@ def test_a_planted_fault_is_named_by_step_and_layer(command, monkeypatch, tmp_pa
     """torch's gradient of the second dense layer is 1 % off: found there in step 1, before anything it spoils."""
     (tmp_path / "faulty.py").write_text(FAULTY.replace("{factor}", str(factor)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("unifiedamp.compare.run.JOB", "faulty:make")
+    monkeypatch.setattr("unifiedamp.workloads.compare.run.JOB", "faulty:make")
     other = next(name for name in installed() if name != "torch")
     done = command("compare", "digits_mlp", "--parity", "--backends", f"torch,{other}", "--policies", "float32",
                    "--parity-steps", 2, "--compile", "off", "--json")  # fmt: skip

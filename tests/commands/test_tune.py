@@ -11,8 +11,8 @@ from command_runs import a_mixed_policy
 from unifiedamp_examples.settings import read_settings
 
 import unifiedamp as ua
-from unifiedamp.config import read_config
-from unifiedamp.recipes import find_config
+from unifiedamp.config.arguments import read_config
+from unifiedamp.workloads.recipes import find_config
 from unifiedamp_examples import recipe
 
 

@@ -58,7 +58,7 @@ def test_kernels_of_a_tensorflow_trace():
     """A trace as TensorFlow writes it: kernels are on the streams of GPU planes, and only those count."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    from unifiedamp_tensorflow.usage import _kernels
+    from unifiedamp_tensorflow.device.usage import _kernels
 
     space = xplane_pb2.XSpace()
     for plane_name, line_name, picoseconds in (

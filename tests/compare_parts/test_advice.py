@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unifiedamp.compare.advice import advise
-from unifiedamp.compare.rows import Row, Task, set_ratios, tasks
 from unifiedamp.errors import AmpError
-from unifiedamp.turns import in_turns, ratio
+from unifiedamp.workloads.compare.advice import advise
+from unifiedamp.workloads.compare.rows import Row, Task, set_ratios, tasks
+from unifiedamp.workloads.interleaved import in_turns, ratio
 
 
 def test_turns_alternate_and_a_failed_one_drops_out():

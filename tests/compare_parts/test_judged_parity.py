@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from unifiedamp.compare import parity
+from unifiedamp.workloads.compare import parity
 
 
 def trace(scale=1.0, fault=None, size=1.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unifiedamp.compare.kernels import kind, tensor_core_share
+from unifiedamp.workloads.compare.kernels import kind, tensor_core_share
 
 TENSOR = [
     "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unifiedamp.compare.scores import scores
+from unifiedamp.workloads.compare.scores import scores
 
 
 def macro(labels, predicted):

@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unifiedamp.compare.search import largest
-from unifiedamp.tune.search import fewest, largest_clean
+from unifiedamp.workloads.compare.search import largest
+from unifiedamp.workloads.tune.search import fewest, largest_clean
 
 
 @given(limit=st.integers(0, 5000), start=st.integers(1, 200), cap=st.integers(1, 4000), grain=st.integers(1, 64))

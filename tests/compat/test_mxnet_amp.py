@@ -9,9 +9,18 @@ from old_code import falls, listing
 
 import unifiedamp as ua
 from unifiedamp.compat import mxnet as amp
-from unifiedamp_mxnet import dispatch
-from unifiedamp_mxnet.casts import current
-from unifiedamp_mxnet.native import NUMPY_API, NDArray, autograd, dtype_name, from_numpy, gluon, mx, nd_register
+from unifiedamp_mxnet.device.versions import (
+    NUMPY_API,
+    NDArray,
+    autograd,
+    dtype_name,
+    from_numpy,
+    gluon,
+    mx,
+    nd_register,
+)
+from unifiedamp_mxnet.precision import dispatch
+from unifiedamp_mxnet.precision.casts import current
 
 LISTINGS = ["mxnet2_amp"] if NUMPY_API else ["mxnet_amp", "mxnet_amp_devices"]
 INF = float("inf")
@@ -184,8 +193,8 @@ def test_init_casts_outside_regions_and_again_changes_it():
 
 def test_lists_take_the_place_of_mxnets():
     """The lists' effect on the rules, which are plain data on any CPU."""
-    from unifiedamp_mxnet.native import op_handle
-    from unifiedamp_mxnet.ops import COMPUTE, FLOAT32, ByAttribute, build_rules, relisted
+    from unifiedamp_mxnet.device.versions import op_handle
+    from unifiedamp_mxnet.precision.operations import COMPUTE, FLOAT32, ByAttribute, build_rules, relisted
 
     rules, _ = build_rules(ua.Policy.parse("mixed_float16"), False)
     assert rules[op_handle("Convolution")] == COMPUTE

@@ -20,8 +20,8 @@ from unifiedamp import (
     StaticLossScale,
 )
 from unifiedamp.backend import EnvironmentDefaults
-from unifiedamp.config import Arguments, read_arguments, read_config
-from unifiedamp.resolve import resolve
+from unifiedamp.config.arguments import Arguments, read_arguments, read_config
+from unifiedamp.config.resolve import resolve
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".json"])
@@ -109,7 +109,7 @@ def stand_in(monkeypatch):
         def environment_defaults(cls, device, options):
             return cls.defaults
 
-    monkeypatch.setattr("unifiedamp.plugins.load_backend", lambda name: StandIn)
+    monkeypatch.setattr("unifiedamp.config.plugins.load_backend", lambda name: StandIn)
     for name in ("BACKEND", "POLICY", "LOSS_SCALE"):
         monkeypatch.delenv(f"UNIFIEDAMP_{name}", raising=False)
     return StandIn

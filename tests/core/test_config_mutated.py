@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from unifiedamp_examples.settings import read_settings
 
 from unifiedamp import Amp, AmpError, ConfigError
-from unifiedamp.config import read_arguments, read_config
+from unifiedamp.config.arguments import read_arguments, read_config
 
 LAYERS = st.dictionaries(st.sampled_from(["a", "b.*", "head.0"]), st.sampled_from(["float32", "bfloat16"]), max_size=2)
 OPS = st.dictionaries(st.sampled_from(["softmax", "exp"]), st.sampled_from(["float32", "widest"]), max_size=2)

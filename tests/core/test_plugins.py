@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import unifiedamp as ua
-from unifiedamp import plugins
 from unifiedamp.backend import BackendPlugin
-from unifiedamp.plugins import hookimpl
+from unifiedamp.config import plugins
+from unifiedamp.config.plugins import hookimpl
 
 GROUP = plugins.GROUP
 

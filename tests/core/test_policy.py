@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unifiedamp import DynamicLossScale, NoLossScale, Policy, PolicyError, StaticLossScale
-from unifiedamp.layers import match_layers
 from unifiedamp.policy import OP_CHOICES, OP_VOCABULARY, PRESETS
+from unifiedamp.policy.layer_globs import match_layers
 
 dtypes = st.sampled_from(["float32", "float16", "bfloat16"])
 globs = st.text("abc.*?[]0123456789_-/: =", min_size=1, max_size=12).filter(lambda text: text.strip() == text)

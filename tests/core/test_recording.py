@@ -7,10 +7,10 @@ import struct
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.backend.recording import BUCKETS, EDGE_BITS, Activation
 from unifiedamp.recording.advice import advised_exponent, findings
-from unifiedamp.recording.blame import first_activation, first_gradient, run_order
 from unifiedamp.recording.counts import Distribution
-from unifiedamp.recording.facts import BUCKETS, EDGE_BITS, Activation
+from unifiedamp.recording.nonfinite_origin import first_activation, first_gradient, run_order
 from unifiedamp.recording.reading import collect, read_recording
 from unifiedamp.recording.sinks import JsonLines, number, open_sink
 

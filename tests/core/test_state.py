@@ -16,7 +16,7 @@ from mutations import ODD, mutated
 
 import unifiedamp as ua
 from unifiedamp.backend import SessionSpec
-from unifiedamp.checkpoint import dump_session, read_session
+from unifiedamp.checkpoint.session_state import dump_session, read_session
 from unifiedamp.loss_scale import ScaleState, parse_loss_scale
 
 

@@ -5,8 +5,8 @@ import sys
 import toy.registered  # noqa: F401
 from toy.harness import ToyHarness
 
-from unifiedamp import plugins
 from unifiedamp.backend import BackendPlugin, hookimpl
+from unifiedamp.config import plugins
 
 from .every import MUTANTS
 

@@ -1,7 +1,7 @@
 """The sizes of layers that the shared suite has no harness for."""
 
 import unifiedamp as ua
-from unifiedamp_mxnet.native import gluon
+from unifiedamp_mxnet.device.versions import gluon
 
 nn = gluon.nn
 

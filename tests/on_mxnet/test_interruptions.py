@@ -6,8 +6,9 @@ from products import PURE, SCALE, START, product, session, trainer_of
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_mxnet import arrays, autocast, dispatch
-from unifiedamp_mxnet.native import autograd, from_numpy, mx
+from unifiedamp_mxnet.device import arrays
+from unifiedamp_mxnet.device.versions import autograd, from_numpy, mx
+from unifiedamp_mxnet.precision import autocast, dispatch
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)

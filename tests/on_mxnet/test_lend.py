@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from unifiedamp_mxnet import lend
+from unifiedamp_mxnet.device import numpy_compat
 from unifiedamp_mxnet.plugin import import_hint, unavailable, unifiedamp_backend
 
 ALIASES = ("bool", "object", "int", "float", "complex", "str")
@@ -20,7 +20,7 @@ def test_numpy_is_as_found_after_the_import():
     done = in_new_process(
         "import numpy\n"
         "before = dict(vars(numpy))\n"
-        "from unifiedamp_mxnet.lend import import_mxnet\n"
+        "from unifiedamp_mxnet.device.numpy_compat import import_mxnet\n"
         "mxnet = import_mxnet()\n"
         "after = dict(vars(numpy))\n"
         f"assert not [name for name in {ALIASES} if (name in before) != (name in after)]\n"
@@ -32,15 +32,17 @@ def test_numpy_is_as_found_after_the_import():
 
 def test_numpy_is_as_found_after_a_failed_import(monkeypatch):
     before = dict(vars(np))
-    monkeypatch.setattr(lend.importlib, "import_module", lambda name: (_ for _ in ()).throw(OSError("broken library")))
+    monkeypatch.setattr(
+        numpy_compat.importlib, "import_module", lambda name: (_ for _ in ()).throw(OSError("broken library"))
+    )
     monkeypatch.setattr(sys, "modules", {key: value for key, value in sys.modules.items() if key != "mxnet"})
     with pytest.raises(OSError, match="broken library"):
-        lend.import_mxnet()
+        numpy_compat.import_mxnet()
     assert dict(vars(np)) == before
 
 
 def test_mxnet_finds_the_aliases_long_after_the_import():
-    mx = lend.import_mxnet()
+    mx = numpy_compat.import_mxnet()
     x = mx.np.array([1.0, 2.0, 3.0])
     assert x[np.array([True, False, True])].asnumpy().tolist() == [1.0, 3.0]
     assert mx.np.full_like(x, 1, dtype=None).asnumpy().tolist() == [1.0, 1.0, 1.0]

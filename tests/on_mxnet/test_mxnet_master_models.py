@@ -9,8 +9,9 @@ from products import PURE, START, feed, master, prepared, product, session, trai
 from trainers import batch, sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet import devices, facts
-from unifiedamp_mxnet.native import autograd, cast, dtype_name, from_numpy, gluon, mx
+from unifiedamp_mxnet import capabilities
+from unifiedamp_mxnet.device import devices
+from unifiedamp_mxnet.device.versions import autograd, cast, dtype_name, from_numpy, gluon, mx
 
 
 def norm_net(net):
@@ -142,6 +143,6 @@ def test_what_is_declared(monkeypatch):
     assert "no float16 matrix product on CPU" in amp.capabilities.policies["float16"].reason
     monkeypatch.setattr(devices, "built_with_cuda", lambda: True)
     monkeypatch.setattr(devices, "compute_capability", lambda index: (8, 0))
-    on_gpu = facts.capabilities(mx.gpu(0)).policies
+    on_gpu = capabilities.capabilities(mx.gpu(0)).policies
     assert on_gpu["float16"]
     assert not on_gpu["bfloat16"]

@@ -5,8 +5,8 @@ import pytest
 from trainers import sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet import watched
-from unifiedamp_mxnet.native import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.device.versions import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.precision import recorded_graphs
 
 pytestmark = pytest.mark.skipif(NUMPY_API, reason="MXNet 2 traces otherwise: recorded steps run imperatively")
 RNG = np.random.default_rng(0)
@@ -75,8 +75,8 @@ def rows(record):
 
 def test_what_is_recorded_is_what_eager_records(monkeypatch):
     built = []
-    native = watched.build
-    monkeypatch.setattr(watched, "build", lambda *given: built.append(given[0]) or native(*given))
+    native = recorded_graphs.build
+    monkeypatch.setattr(recorded_graphs, "build", lambda *given: built.append(given[0]) or native(*given))
     model, records = trained(True, 2)
     assert built == [model]  # traced once for all recorded steps, and not run imperatively
     assert model._active

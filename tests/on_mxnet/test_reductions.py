@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.recording.facts import EDGE_BITS
-from unifiedamp_mxnet import reductions
-from unifiedamp_mxnet.native import from_numpy, mx
+from unifiedamp.backend.recording import EDGE_BITS
+from unifiedamp_mxnet.device.versions import from_numpy, mx
+from unifiedamp_mxnet.recording import reductions
 
 
 def values():

@@ -5,7 +5,7 @@ import pytest
 from trainers import batch, sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet.native import NUMPY_API, autograd, call, gluon, mx, upstream
+from unifiedamp_mxnet.device.versions import NUMPY_API, autograd, call, gluon, mx, upstream
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_interval=100)
@@ -269,13 +269,13 @@ def test_a_sparse_gradient_is_looked_at_too(array):
 
 
 def test_finite_checks_in_chunks(monkeypatch):
-    from unifiedamp_mxnet import many
+    from unifiedamp_mxnet.training import multi_tensor
 
-    monkeypatch.setattr(many, "CHUNK", 2)
+    monkeypatch.setattr(multi_tensor, "CHUNK", 2)
     arrays = [call("ones_like", [mx.nd.zeros((2,))]) for _ in range(5)]
-    assert many.all_finite(arrays)
+    assert multi_tensor.all_finite(arrays)
     arrays[4][:] = np.nan
-    assert not many.all_finite(arrays)
+    assert not multi_tensor.all_finite(arrays)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])

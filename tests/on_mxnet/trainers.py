@@ -4,7 +4,7 @@ import numpy as np
 
 
 def sgd(model, lr=0.1, **settings):
-    from unifiedamp_mxnet.native import gluon
+    from unifiedamp_mxnet.device.versions import gluon
 
     return gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": lr, **settings})
 

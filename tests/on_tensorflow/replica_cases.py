@@ -15,9 +15,9 @@ import tensorflow as tf
 
 import unifiedamp as ua
 from unifiedamp.compat import keras2
-from unifiedamp_tensorflow.harness import Probe
-from unifiedamp_tensorflow.harness_replicas import two_devices
-from unifiedamp_tensorflow.layers import native
+from unifiedamp_tensorflow.conformance.harness import Probe
+from unifiedamp_tensorflow.conformance.replicas import two_devices
+from unifiedamp_tensorflow.precision.layers import native
 
 keras = tf.keras
 STRATEGY = two_devices()

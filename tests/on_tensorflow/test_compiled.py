@@ -193,7 +193,7 @@ def test_an_embedding_has_rows_for_gradients():
 
 
 def test_evaluation_in_regions_does_not_pile_up():
-    from unifiedamp_tensorflow.tapes import KEPT_REGIONS
+    from unifiedamp_tensorflow.training.tapes import KEPT_REGIONS
 
     amp, model, optimizer = prepared("float32")
     x, y = batch()

@@ -8,7 +8,7 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import keras  # noqa: E402
 
-from unifiedamp_tensorflow.harness import Probe  # noqa: E402
+from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
 
 class Failing(keras.optimizers.SGD):

@@ -10,7 +10,7 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import SCALES_LOSS, keras, mlp, prepared  # noqa: E402
 
-from unifiedamp_tensorflow.harness import Probe  # noqa: E402
+from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
 INF = math.inf
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2, max_consecutive_skips=3)

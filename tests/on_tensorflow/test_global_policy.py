@@ -10,7 +10,7 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import SCALES_LOSS, keras, mlp  # noqa: E402
 
-from unifiedamp_tensorflow import global_policy  # noqa: E402
+from unifiedamp_tensorflow.precision import global_policy  # noqa: E402
 
 mixed_precision = keras.mixed_precision
 needs_keras2 = pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 keeps a global policy for each thread")

@@ -87,7 +87,7 @@ def test_our_loss_scale_goes_around_it():
 
 @needs_bfloat16_pass
 def test_fit_inside_the_scope_is_rewritten():
-    from unifiedamp_tensorflow.proof import Proof, watching
+    from unifiedamp_tensorflow.precision.rewrite_stats import Proof, watching
 
     amp = rewriting()
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(4)])

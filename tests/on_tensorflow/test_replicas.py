@@ -128,7 +128,7 @@ rank, ports = int(sys.argv[1]), sys.argv[2:]
 cluster = {"worker": [f"localhost:{port}" for port in ports]}
 os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf, unifiedamp as ua
-from unifiedamp_tensorflow.harness import Probe
+from unifiedamp_tensorflow.conformance.harness import Probe
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 amp = ua.Amp("tensorflow", "float32", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
 with strategy.scope():

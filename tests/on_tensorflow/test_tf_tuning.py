@@ -7,7 +7,8 @@ import tensorflow as tf
 import unifiedamp as ua
 from unifiedamp.backend import Switches
 from unifiedamp.errors import TuningWarning
-from unifiedamp_tensorflow import checkpointing, tuning
+from unifiedamp_tensorflow.device import tuning
+from unifiedamp_tensorflow.precision import recomputation
 
 keras = tf.keras
 X = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
@@ -21,7 +22,7 @@ class Counting(keras.layers.Layer):
     def __init__(self, **names):
         super().__init__(**names)
         self.dense, self.norm = dense(8, "dense", 0), keras.layers.BatchNormalization(name="norm")
-        self.drop = keras.layers.Dropout(0.5 if checkpointing.REPLAYS_SEEDS else 0.0, seed=3, name="drop")
+        self.drop = keras.layers.Dropout(0.5 if recomputation.REPLAYS_SEEDS else 0.0, seed=3, name="drop")
 
     def build(self, shape):
         self.dense.build(shape)
@@ -91,7 +92,7 @@ def test_closing_gives_the_layer_back():
     assert type(block) is Counting
 
 
-@pytest.mark.skipif(checkpointing.REPLAYS_SEEDS, reason="Keras 3 draws the same numbers again")
+@pytest.mark.skipif(recomputation.REPLAYS_SEEDS, reason="Keras 3 draws the same numbers again")
 def test_random_layers_are_refused_where_they_cannot_be_computed_again():
     amp = ua.Amp("tensorflow", "float32", tuning={"checkpoint_layers": ["drop"]})
     with amp.scope():

@@ -10,7 +10,7 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import keras, prepared  # noqa: E402
 
-from unifiedamp_tensorflow.harness import harness  # noqa: E402
+from unifiedamp_tensorflow.conformance.harness import harness  # noqa: E402
 
 SCALE = ua.DynamicLossScale(initial_scale=64.0, growth_interval=3)
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")

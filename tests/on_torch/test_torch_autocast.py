@@ -8,7 +8,7 @@ import torch
 from loops import batch, make_step, mlp, session
 
 import unifiedamp as ua
-from unifiedamp_torch import regions
+from unifiedamp_torch.precision import regions
 
 
 def test_a_forward_without_gradients_does_not_poison_training():

@@ -13,9 +13,9 @@ from loops import batch, mlp, weights
 from tape import TapeStage
 
 import unifiedamp as ua
-from unifiedamp_torch import device as devices
-from unifiedamp_torch.capture import MOST_GRAPHS, WARM_UP, CapturedStep, Ground
-from unifiedamp_torch.held import Rates
+from unifiedamp_torch.compiling.capture import MOST_GRAPHS, WARM_UP, CapturedStep, Ground
+from unifiedamp_torch.compiling.capture_state import Rates
+from unifiedamp_torch.device.devices import devices as devices
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 STEPS = 20

@@ -9,7 +9,7 @@ from loops import batch, make_step, mlp, session, weights
 from torch._dynamo.utils import counters
 
 import unifiedamp as ua
-from unifiedamp_torch.compile import compile_step
+from unifiedamp_torch.compiling.compile import compile_step
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,12 @@ from loops import batch, make_step, mlp, session, weights
 from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
-from unifiedamp_torch import device, native_calls
-from unifiedamp_torch.autocast import entered, recomputing
-from unifiedamp_torch.compile import ready_dynamo
-from unifiedamp_torch.scaled_steps import ScaledSteps
-from unifiedamp_torch.update import Updates
+from unifiedamp_torch.compiling.compile import ready_dynamo
+from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.precision.autocast import entered, recomputing
+from unifiedamp_torch.training import native_calls
+from unifiedamp_torch.training.scaled_steps import ScaledSteps
+from unifiedamp_torch.training.update import Updates
 
 SCALE = ua.DynamicLossScale(initial_scale=1024.0)
 
@@ -91,7 +92,7 @@ def test_an_update_that_had_not_begun_is_no_partly_applied_one(compiled):
 
 
 def test_an_update_that_was_interrupted_in_the_kernel_is_refused(monkeypatch):
-    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
     amp = session(loss_scale=SCALE)
     model = mlp()
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
@@ -114,7 +115,7 @@ def test_an_update_that_was_interrupted_in_the_kernel_is_refused(monkeypatch):
 
 def test_a_compiled_update_that_was_interrupted_is_refused(monkeypatch):
     ready_dynamo()
-    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
     amp = session(loss_scale=SCALE)
     model = mlp()
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))

@@ -9,8 +9,8 @@ from loops import batch, mlp, session
 
 import unifiedamp as ua
 from unifiedamp.policy import OP_VOCABULARY
-from unifiedamp_torch.harness import harness
-from unifiedamp_torch.layers import layer_dtypes
+from unifiedamp_torch.conformance.harness import harness
+from unifiedamp_torch.precision.layers import layer_dtypes
 
 LOW = torch.bfloat16
 

@@ -8,12 +8,12 @@ from loops import batch, mlp, session
 from ranks import run_ranks
 
 import unifiedamp as ua
-from unifiedamp_torch import device
+from unifiedamp_torch.device.devices import devices
 
 
 def skips(rank, fused):
     if fused:
-        device.looking_is_free = lambda _: False
+        devices.looking_is_free = lambda _: False
     amp = session(loss_scale=ua.DynamicLossScale(initial_scale=4.0))
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)

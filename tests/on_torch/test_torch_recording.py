@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
-from unifiedamp_torch import stance
+from unifiedamp_torch.compiling import force_eager
 
 nn = torch.nn
 
@@ -142,7 +142,7 @@ def test_a_model_compiled_by_itself_is_looked_into():
             step(*batch(seed))
     layers = [row["layer"] for row in steps_of(records)[-1]["activations"] if row["place"] == "output"]
     assert layers == ["0", "1", "2", "3", ""]
-    assert stance.Uncompiled._open == 0
+    assert force_eager.Uncompiled._open == 0
 
 
 # -- the forward pass -------------------------------------------------------------------------------------------------

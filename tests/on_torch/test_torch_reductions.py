@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from unifiedamp.recording.facts import BUCKETS, EDGE_BITS
-from unifiedamp_torch import reductions
+from unifiedamp.backend.recording import BUCKETS, EDGE_BITS
+from unifiedamp_torch.recording import reductions
 
 
 def spread(*shape, seed=0):

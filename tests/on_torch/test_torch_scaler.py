@@ -7,9 +7,9 @@ import torch
 from loops import batch, make_step, mlp, session, weights
 
 import unifiedamp as ua
-from unifiedamp_torch import device
-from unifiedamp_torch.scale_state import DeviceScale, Found, HostScale
-from unifiedamp_torch.scaler import Scaler
+from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.training.scale_state import DeviceScale, Found, HostScale
+from unifiedamp_torch.training.scaler import Scaler
 
 SETTINGS = [
     ua.DynamicLossScale(initial_scale=4.0, growth_interval=3),
@@ -24,7 +24,7 @@ SETTINGS = [
 @pytest.fixture
 def waiting(monkeypatch):
     """A device that has to be waited for; what is read from it is counted."""
-    monkeypatch.setattr(device, "looking_is_free", lambda _: False)
+    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
     reads = []
     real = torch.Tensor.item
 

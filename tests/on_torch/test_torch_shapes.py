@@ -3,7 +3,7 @@
 import torch
 from loops import session
 
-from unifiedamp.shape_advice import advise
+from unifiedamp.explain.shape_advice import advise
 
 nn = torch.nn
 

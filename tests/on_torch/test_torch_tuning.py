@@ -10,8 +10,8 @@ from torch import nn
 import unifiedamp as ua
 from unifiedamp.backend import Switches
 from unifiedamp.errors import TuningWarning
-from unifiedamp_torch import switches, tuning
-from unifiedamp_torch.autocast import Region
+from unifiedamp_torch.device.devices import switches, tuning
+from unifiedamp_torch.precision.autocast import Region
 
 BATCH = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 

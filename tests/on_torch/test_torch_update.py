@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 import unifiedamp as ua
-from unifiedamp_torch.compile import ready_dynamo
-from unifiedamp_torch.held import Rates
-from unifiedamp_torch.update import TRACEABLE, CompiledUpdate, move, settle, traceable
+from unifiedamp_torch.compiling.capture_state import Rates
+from unifiedamp_torch.compiling.compile import ready_dynamo
+from unifiedamp_torch.training.update import TRACEABLE, CompiledUpdate, move, settle, traceable
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from recipe_runs import settings as read
 from unifiedamp_examples.recipe import make_run
 
 import unifiedamp as ua
-from unifiedamp import plugins
-from unifiedamp.checkpoint_file import Checkpoint, load_checkpoint, save_checkpoint
+from unifiedamp.checkpoint.sealed_file import Checkpoint, load_checkpoint, save_checkpoint
+from unifiedamp.config import plugins
 from unifiedamp_examples import run as runs
 
 OPTIONS = {"model": "mlp", "samples": 192, "amp": {"loss_scale": {"kind": "dynamic", "initial_scale": 8.0}}}

@@ -12,7 +12,7 @@ import pytest
 from recipe_runs import MOVING, POISONED, finish, log_of, start, write_config
 
 import unifiedamp as ua
-from unifiedamp.checkpoint_file import load_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint
 
 
 @pytest.mark.parametrize("form", ["eager", "compiled"])

@@ -9,7 +9,7 @@ from recipe_runs import run, settings
 from unifiedamp_examples.run import Run
 
 import unifiedamp as ua
-from unifiedamp.checkpoint_file import load_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint
 
 OPTIONS = {"model": "mlp", "learning_rate": 0.02, "amp": {"master_weights": True}}
 KEPT = [name for name in ("torch", "tensorflow") if importlib.util.find_spec(name)]

@@ -7,7 +7,7 @@ import pytest
 from recipe_runs import log_of, run, settings
 
 import unifiedamp as ua
-from unifiedamp.checkpoint_file import load_checkpoint
+from unifiedamp.checkpoint.sealed_file import load_checkpoint
 from unifiedamp_examples import interrupt as interrupts
 
 

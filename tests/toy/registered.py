@@ -1,6 +1,6 @@
 """Importing this registers the toy backend in the process (``pytest -p toy.registered``)."""
 
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 
 from . import plugin
 

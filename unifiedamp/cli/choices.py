@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .. import plugins
 from ..backend import COMPILE_MODES
+from ..config import plugins
 from ..errors import BackendUnavailableError, ConfigError, PolicyError, nearest
 from ..policy import Policy
 

@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..compare.advice import advise
-from ..compare.page import html
-from ..compare.rows import BASELINE, Row, tasks
-from ..compare.run import TIMEOUT, Options
-from ..compare.run import compare as run_all
-from ..compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
-from ..outputs import check_folder, remove_folders, write_whole
-from ..recipes import find_config, recipe_module
-from ..terminal import plain
+from ..output.files import check_folder, remove_folders, write_whole
+from ..output.terminal import plain
+from ..workloads.compare.advice import advise
+from ..workloads.compare.page import html
+from ..workloads.compare.rows import BASELINE, Row, tasks
+from ..workloads.compare.run import TIMEOUT, Options
+from ..workloads.compare.run import compare as run_all
+from ..workloads.compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
+from ..workloads.recipes import find_config, recipe_module
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL

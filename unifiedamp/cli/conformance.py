@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .. import plugins
+from ..config import plugins
 from ..errors import BackendUnavailableError, ConfigError
-from ..outputs import check_file
+from ..output.files import check_file
 
 
 def conformance(

@@ -12,14 +12,16 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .. import __version__, machine, plugins
-from ..probe import verdict
-from ..terminal import plain
-from ..workers import Worker, WorkerError
+from .. import __version__
+from ..config import plugins
+from ..output.terminal import plain
+from ..workloads import machine
+from ..workloads.probe import verdict
+from ..workloads.workers import Worker, WorkerError
 from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
 
-PROBE = "unifiedamp.probe:make"
+PROBE = "unifiedamp.workloads.probe:make"
 TIMEOUT = 300.0
 """Seconds in which a backend is imported and answers, or times one policy."""
 

@@ -14,9 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import AmpError, nearest
-from ..outputs import reason
-from ..signals import Terminated, terminable
-from ..terminal import visible
+from ..output.files import reason
+from ..output.signals import Terminated, terminable
+from ..output.terminal import visible
 from .show import complain
 
 P = ParamSpec("P")

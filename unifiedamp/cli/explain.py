@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..config import read_arguments
+from ..config.arguments import read_arguments
 from ..errors import AmpWarning
-from ..layers import match_layers
-from ..recipes import find_config, recipe_module
+from ..explain.shape_advice import advise
+from ..policy.layer_globs import match_layers
 from ..session import Amp
-from ..shape_advice import advise
+from ..workloads.recipes import find_config, recipe_module
 from . import choices
 from .show import console, print_json, say, table
 

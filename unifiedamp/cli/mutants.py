@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..conformance.mutants import KILLED, LEFT_OUT, Outcome, Report, chosen, run_faults
-from ..outputs import write_whole
+from ..output.files import write_whole
 from .errors import NOT_ALL_WELL
 from .show import console, say, table
 

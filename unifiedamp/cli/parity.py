@@ -8,12 +8,12 @@ from typing import Any
 
 import typer
 
-from ..compare.parity import Place, parity
-from ..compare.run import Options
-from ..compare.write import dump
 from ..errors import ConfigError
-from ..outputs import write_whole
-from ..terminal import plain
+from ..output.files import write_whole
+from ..output.terminal import plain
+from ..workloads.compare.parity import Place, parity
+from ..workloads.compare.run import Options
+from ..workloads.compare.write import dump
 from .errors import NOT_ALL_WELL
 from .show import console, finite, print_json, say
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from ..outputs import check_file, check_folder, write_whole
+from ..output.files import check_file, check_folder, write_whole
 from ..recording import page as pages
 from ..recording.reading import Recording, read_recording
 from .show import console, print_json, say

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..terminal import plain, visible
+from ..output.terminal import plain, visible
 
 
 def console(stderr: bool = False) -> Console:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..outputs import check_file, check_folder
-from ..recipes import find_config, recipe_module
+from ..output.files import check_file, check_folder
 from ..recording import TensorBoard
+from ..workloads.recipes import find_config, recipe_module
 from . import choices
 
 

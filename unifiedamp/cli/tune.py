@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.status import Status
 
-from .. import plugins
-from ..compare.rows import BASELINE
-from ..compare.run import TIMEOUT, Options
+from ..config import plugins
 from ..errors import ConfigError
-from ..outputs import check_file, remove_folders, write_whole
-from ..recipes import find_config, recipe_module
-from ..terminal import plain
-from ..tune.run import Aim, Finding, Prober, choose, default_out
-from ..tune.run import tune as tune_all
-from ..tune.write import as_evidence, tuned
-from ..workers import Worker
+from ..output.files import check_file, remove_folders, write_whole
+from ..output.terminal import plain
+from ..workloads.compare.rows import BASELINE
+from ..workloads.compare.run import TIMEOUT, Options
+from ..workloads.recipes import find_config, recipe_module
+from ..workloads.tune.run import Aim, Finding, Prober, choose, default_out
+from ..workloads.tune.run import tune as tune_all
+from ..workloads.tune.write import as_evidence, tuned
+from ..workloads.workers import Worker
 from . import choices
 from .about import about
 from .show import console, print_json, say, table
@@ -91,7 +91,7 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
 
 def _worth_trying(backend: str, timeout: float) -> list[str]:
     """Return the mixed policies that run and gain something on this machine; asked in a process of its own."""
-    with Worker("unifiedamp.probe:make", plugins.load_plugin(backend).sharing) as worker:
+    with Worker("unifiedamp.workloads.probe:make", plugins.load_plugin(backend).sharing) as worker:
         answers = worker.ask({"backend": backend, "measure": False}, timeout=timeout)["policies"]
     mixed = [name for name in answers if name.startswith("mixed_")]
     return [name for name in mixed if answers[name]["ok"] and answers[name]["helps"] is not False]

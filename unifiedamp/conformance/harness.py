@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from unifiedamp import plugins
 from unifiedamp.backend import Capabilities, required
+from unifiedamp.config import plugins
 from unifiedamp.errors import ConfigError
 from unifiedamp.loss_scale import LossScale
 from unifiedamp.policy import Policy

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from unifiedamp import plugins
 from unifiedamp.backend import BackendPlugin, hookimpl
+from unifiedamp.config import plugins
 from unifiedamp.errors import ConfigError, UnsupportedError, nearest
 
 from . import plugin as kit

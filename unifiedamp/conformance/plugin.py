@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from unifiedamp import plugins
 from unifiedamp.backend import Capabilities
+from unifiedamp.config import plugins
 from unifiedamp.errors import PolicyNotSupportedError
 
 from . import expected, report

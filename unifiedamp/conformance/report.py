@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 
 from .harness import load_harness
 

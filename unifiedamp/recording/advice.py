@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .blame import layer_of
+from ..backend.recording import FLOAT16_MAX
 from .counts import LARGEST, SMALLEST, Distribution
-from .facts import FLOAT16_MAX
+from .nonfinite_origin import layer_of
 from .reading import Recording
 
 FLUSHED_TOO_MUCH = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .facts import BUCKETS
+from ..backend.recording import BUCKETS
 
 SMALLEST, NORMAL, LARGEST = -24, -14, 15
 """Exponents of float16: of its smallest number, of its smallest normal one, of its largest."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pages import html_text
+from ..output.pages import html_text
 from .advice import Finding, findings
 from .counts import Distribution
 from .pictures import pictures

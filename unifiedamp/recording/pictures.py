@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..backend.recording import FLOAT16_MAX
 from ..errors import AmpError
-from ..pages import picture_label
+from ..output.pages import picture_label
 from .counts import EMPTY, NORMAL, SMALLEST, Distribution
-from .facts import FLOAT16_MAX
 from .reading import Recording
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..backend import Backend, NonFiniteReport
-from ..result import NON_FINITE, StepResult
-from ..watch import Watch
-from .blame import first_activation, first_gradient, run_order
+from ..backend.recording import Activation, GradientCounts, RecordedStep
+from ..backend.result import NON_FINITE, StepResult
+from ..training.scale_monitor import Watch
 from .counts import Distribution, all_finite
-from .facts import Activation, GradientCounts, RecordedStep
+from .nonfinite_origin import first_activation, first_gradient, run_order
 from .sinks import Record, Sink, number
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .. import plugins
+from ..config import plugins
 from ..errors import ConfigError, StepOrderError, UnsupportedError
 from .reading import FORMAT, VERSION
 from .recorder import Recorder

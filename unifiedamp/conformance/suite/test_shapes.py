@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.shape_advice import advise
+from unifiedamp.explain.shape_advice import advise
 
 pytestmark = pytest.mark.needs("shape_advice")
 

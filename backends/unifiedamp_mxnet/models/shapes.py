@@ -1,0 +1,57 @@
+"""The sizes of a Gluon block's matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from unifiedamp.backend import MatmulShape
+
+from ..device.versions import gluon
+from ..precision.layers import walk
+
+nn = gluon.nn
+_CONVS = (nn.Conv1D, nn.Conv2D, nn.Conv3D)
+_TRANSPOSED = (nn.Conv1DTranspose, nn.Conv2DTranspose, nn.Conv3DTranspose)
+_RNNS = (gluon.rnn.RNN, gluon.rnn.LSTM, gluon.rnn.GRU)
+
+Sizes = tuple[str, dict[str, int]]
+
+
+def matmul_shapes(models: Iterable[Any]) -> Iterator[MatmulShape]:
+    """Yield one entry per layer that multiplies matrices; sizes that the first batch tells are left out before it."""
+    for model in models:
+        for path, block in walk(model):
+            sizes = _sizes(block)
+            if sizes:
+                yield MatmulShape(path or type(block).__name__, *sizes)
+
+
+def _sizes(block: Any) -> Sizes | None:
+    if isinstance(block, nn.Dense):
+        return _known("linear", {"inputs": _there(block.weight.shape[1]), "outputs": block._units})
+    if isinstance(block, (*_CONVS, *_TRANSPOSED)):
+        return _conv(block)
+    if isinstance(block, _RNNS):
+        return _known("rnn", {"inputs": block._input_size, "units": block._hidden_size})
+    return None
+
+
+def _there(size: int) -> int:
+    """Return a size, 0 where MXNet (by 0, or -1) says that it is not known yet."""
+    return max(size, 0)
+
+
+def _conv(block: Any) -> Sizes | None:
+    groups, layout = block._kwargs["num_group"], block._kwargs["layout"]
+    inputs = block._in_channels // groups
+    if not inputs and not isinstance(block, _TRANSPOSED):
+        inputs = _there(block.weight.shape[layout.index("C")])
+    if inputs == 1 and groups > 1:
+        return None  # depthwise: no Tensor Core kernel, and padding makes none
+    return _known("conv", {"input channels": inputs, "output channels": block._channels // groups})
+
+
+def _known(kind: str, sizes: dict[str, int]) -> Sizes | None:
+    known = {name: size for name, size in sizes.items() if size}
+    return (kind, known) if known else None

@@ -1,0 +1,107 @@
+"""Regions: a policy in force on this thread, with gradients recorded (``Autocast``) or not (``Inference``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..device.numpy_semantics import numpy_semantics
+from ..device.versions import autograd
+from .casts import Table, ThreadState, current
+from .dispatch import installed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Region:
+    """Operators inside run under a table; reusable, nestable, and each thread is in its own.
+
+    Args:
+        table: the rules; None runs operators as they are.
+        infer: record no gradients and run layers in evaluation mode; otherwise both are on, except inside a region
+            that infers.
+    """
+
+    __slots__ = ("_infer", "_table")
+
+    def __init__(self, table: Table | None, infer: bool = False) -> None:
+        self._table = table if table is not None and table.casts else None
+        self._infer = infer
+
+    def __enter__(self) -> Region:
+        opened = Opened(current)
+        try:
+            current.stack.append(opened)
+            self._open(current, opened)
+        except BaseException:
+            opened.close(current)
+            raise
+        return self
+
+    def _open(self, state: ThreadState, opened: Opened) -> None:
+        if self._table is not None:
+            installed.enter(opened)
+        opened.semantics.__enter__()
+        train = not (self._infer or state.inferring)
+        autograd.set_recording(train)
+        autograd.set_training(train)
+        state.table = self._table
+        state.inferring = not train
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = current.stack[-1]
+        try:
+            opened.close(current)
+        except BaseException:  # a signal's: what it left is closed as well
+            opened.close(current)
+            raise
+
+
+class Opened:
+    """An open region: what was in force before it.
+
+    Args:
+        state: the thread's.
+    """
+
+    def __init__(self, state: ThreadState) -> None:
+        self._before = (state.table, state.inferring)
+        self._flags = (autograd.is_recording(), autograd.is_training())
+        self._depth = len(state.stack)
+        self.semantics = numpy_semantics()
+
+    def close(self, state: ThreadState) -> None:
+        """Put back what was in force. Idempotent."""
+        state.table, state.inferring = self._before
+        recording, training = self._flags
+        autograd.set_recording(recording)
+        autograd.set_training(training)
+        self.semantics.__exit__(None, None, None)
+        installed.leave(self)
+        del state.stack[self._depth :]
+
+
+def outside_regions(function: F) -> F:
+    """Run a function as outside all regions: nothing is cast or recorded. For what works on gradients."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with numpy_semantics(), Suspended(), autograd.pause():
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+class Suspended:
+    """Operators inside run as they are; gradients are recorded or not as before. For custom functions."""
+
+    def __enter__(self) -> None:
+        self._table: Any = current.table
+        current.table = None
+
+    def __exit__(self, *_: object) -> None:
+        current.table = self._table

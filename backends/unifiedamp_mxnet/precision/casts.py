@@ -1,0 +1,140 @@
+"""One table of rules per policy, and the casts it puts before an operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from unifiedamp.backend import Policy
+
+from ..device.versions import CODES, Symbol, cast, create_native, dtype_code, map_tensors, mx, op_handle
+from .operations import (
+    COMPUTE,
+    FIRST_INPUT_ONLY,
+    FLOAT32,
+    KEEP,
+    REFUSED,
+    WIDEST,
+    ByAttribute,
+    Rule,
+    build_rules,
+    refuse_loss_output,
+)
+
+_FIRST_ONLY = frozenset(map(op_handle, FIRST_INPUT_ONLY))
+_LOW_CODES = (CODES["float16"], CODES["bfloat16"])
+_F32 = CODES["float32"]
+
+
+class ThreadState(threading.local):
+    """What is in force on a thread.
+
+    Attributes:
+        table: the rules of the innermost region; None runs operators as they are.
+        inferring: an inference region is open, so regions inside it record no gradients.
+        stack: what to put back when the regions that are open now are left.
+    """
+
+    table: Table | None = None
+    inferring = False
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Any, ...]] = []
+
+
+current = ThreadState()
+
+
+class Table:
+    """The rules of one policy in one session; also the key of the graphs traced under them.
+
+    Args:
+        policy: whose compute dtype, operator overrides and output dtype are followed.
+        scaled: losses are scaled, so operators whose gradient does not begin with that of a loss are refused.
+        multicast: graphs may hold ``amp_multicast``; without it, float32 stands for the widest dtype in them.
+
+    Attributes:
+        layers: id of a block → the table that replaces this one inside it.
+        outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
+        optimize_layout: graphs are built with MXNet 2's layout pass.
+    """
+
+    def __init__(self, policy: Policy, scaled: bool = False, multicast: bool = True) -> None:
+        self.policy = policy
+        self.scaled = scaled
+        self.multicast = multicast
+        self.dtype = policy.compute_dtype
+        self.code = CODES[self.dtype]
+        self.rules, self.default = build_rules(policy, scaled)
+        self.optimize_layout = False
+        self.layers: dict[int, Table] = {}
+        self.outputs: set[int] = set()
+
+    @property
+    def casts(self) -> bool:
+        """Whether anything is ever cast under this table."""
+        return bool(self.rules or self.layers) or self.policy.output_dtype != "float32"
+
+    def rule(self, handle: int, keys: Iterable[str], values: Iterable[Any]) -> str:
+        """Return the rule for one call of an operator."""
+        rule: Rule = self.rules.get(handle, self.default)
+        if type(rule) is ByAttribute:
+            attributes = dict(zip(keys, values, strict=True))
+            return rule.choose(attributes.get(rule.attribute))
+        return rule  # type: ignore[return-value]
+
+    def cast_arrays(self, handle: int, rule: str, arrays: list[Any]) -> list[Any]:
+        """Return an operator's inputs, cast as its rule says; other dtypes than the policy's stay."""
+        if rule == REFUSED:
+            refuse_loss_output()
+        target = self._target(rule, arrays)
+        if target is None:
+            return arrays
+        fits = (_F32,) if target != "float32" else _LOW_CODES
+        if handle in _FIRST_ONLY:
+            return [cast(a, target) if i == 0 and dtype_code(a) in fits else a for i, a in enumerate(arrays)]
+        return [cast(a, target) if dtype_code(a) in fits else a for a in arrays]
+
+    def _target(self, rule: str, arrays: list[Any]) -> str | None:
+        if rule == COMPUTE:
+            return self.dtype
+        if rule == FLOAT32:
+            return "float32"
+        if rule == WIDEST and len(arrays) > 1 and any(dtype_code(a) == _F32 for a in arrays):
+            return "float32"
+        return None
+
+    def cast_symbols(self, handle: int, rule: str, symbols: list[Any]) -> list[Any]:
+        """Return an operator's symbolic inputs, cast as its rule says: dtypes are not known yet while tracing."""
+        if rule == REFUSED:
+            refuse_loss_output()
+        if rule == WIDEST and len(symbols) < 2:
+            return symbols
+        if rule == WIDEST and self.multicast:
+            return _multicast(symbols)
+        if rule == KEEP or not symbols:
+            return symbols
+        target = self.dtype if rule == COMPUTE else "float32"
+        if handle in _FIRST_ONLY:
+            return [cast(symbols[0], target), *symbols[1:]]
+        return [cast(s, target) for s in symbols]
+
+
+def _multicast(symbols: list[Any]) -> list[Any]:
+    name = mx.name.NameManager._current.value.get(None, "amp_multicast")
+    is_np = isinstance(symbols[0], mx.sym.np._Symbol)
+    attributes = (["num_outputs"], [len(symbols)])
+    return list(create_native(op_handle("amp_multicast"), symbols, None, *attributes, name, is_np, False))
+
+
+def cast_floats(value: Any, dtype: str) -> Any:
+    """Cast the float32 and half-precision tensors in nested lists to ``dtype``; everything else stays."""
+    codes = [code for name, code in CODES.items() if name != dtype]
+
+    def one(tensor: Any) -> Any:
+        if isinstance(tensor, Symbol):
+            return cast(tensor, dtype)
+        return cast(tensor, dtype) if dtype_code(tensor) in codes else tensor
+
+    return map_tensors(one, value)

@@ -1,0 +1,228 @@
+"""Which operator runs in which precision: MXNet's own lists, and the table from the neutral vocabulary to its names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unifiedamp.backend import Policy, errors
+
+from ..device.versions import amp_lists, op_handle
+
+COMPUTE, FLOAT32, WIDEST, KEEP, REFUSED = "compute", "float32", "widest", "keep", "refused"
+"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, leave them; or refuse the call."""
+
+Target = str | tuple[str, str, str]
+"""An operator, or (operator, attribute, value) for one of the functions that an operator holds."""
+
+VOCABULARY: Mapping[str, tuple[Target, ...]] = {
+    "matmul": ("dot", "batch_dot", "_npi_matmul", "_npi_dot", "_np_dot", "_linalg_gemm", "_linalg_gemm2",
+               "_npi_tensordot", "_npi_tensordot_int_axes", "_npi_einsum"),
+    "linear": ("FullyConnected",),
+    "conv": ("Convolution",),
+    "conv_transpose": ("Deconvolution",),
+    "embedding": ("Embedding",),
+    "rnn": ("RNN",),
+    "softmax": ("softmax", "SoftmaxActivation", "softmin"),
+    "log_softmax": ("log_softmax",),
+    "layer_norm": ("LayerNorm",),
+    "batch_norm": ("BatchNorm", "BatchNormWithReLU", "_contrib_SyncBatchNorm"),
+    "group_norm": ("GroupNorm",),
+    "relu": ("relu", "_npx_relu", ("Activation", "act_type", "relu")),
+    "gelu": (("LeakyReLU", "act_type", "gelu"),),
+    "sigmoid": ("sigmoid", "_npx_sigmoid", ("Activation", "act_type", "sigmoid")),
+    "tanh": ("tanh", "_npi_tanh", ("Activation", "act_type", "tanh")),
+    "softplus": (("Activation", "act_type", "softrelu"),),
+    "exp": ("exp", "_npi_exp"),
+    "log": ("log", "_npi_log"),
+    "pow": ("_power", "_power_scalar", "broadcast_power", "_npi_power", "_npi_power_scalar"),
+    "rsqrt": ("rsqrt",),
+    "sum": ("sum", "_np_sum", "_npi_sum"),
+    "mean": ("mean", "_npi_mean"),
+    "prod": ("prod", "_np_prod", "_npi_prod"),
+    "cumsum": ("_np_cumsum", "_npi_cumsum"),
+    "norm": ("norm", "_npi_norm"),
+    "cross_entropy": ("softmax_cross_entropy",),
+}  # fmt: skip
+"""The neutral vocabulary → MXNet's operators, of both versions; a name that one lacks is left out there."""
+
+COMPOSED = {
+    "attention": "made of batch_dot and softmax: name 'matmul' and 'softmax'",
+    "silu": "made of sigmoid and a product: name 'sigmoid'",
+    "mse_loss": "gluon.loss.L2Loss is made of square and mean: name 'mean'",
+    "l1_loss": "gluon.loss.L1Loss is made of abs and mean: name 'mean'",
+}
+"""Words of the vocabulary that are no operator of MXNet, each with what to name instead."""
+
+BFLOAT16_KERNELS = frozenset(
+    {"linear", "conv", "batch_norm", "relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax"}
+)
+"""Words that may be set to "compute" under bfloat16: MXNet's CPU kernels for them take it, forward and backward."""
+
+NUMPY_BFLOAT16: Mapping[str, str] = {
+    "_npx_relu": KEEP, "_npi_square": KEEP, "_npi_absolute": KEEP,
+    "_npi_add": WIDEST, "_npi_subtract": WIDEST, "_npi_multiply": WIDEST,
+    **dict.fromkeys(VOCABULARY["matmul"], FLOAT32),
+}  # fmt: skip
+"""What MXNet's bfloat16 lists get wrong or leave out: MXNet 2's numpy operators that have a kernel for it, and matrix
+products, listed as "widest", that find none for two bfloat16 inputs."""
+
+NO_BFLOAT16 = frozenset({"_npi_tanh"})
+"""Operators of the vocabulary that lack the kernel which their namesakes have."""
+
+FIRST_INPUT_ONLY = (
+    "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
+)  # fmt: skip
+"""Operators whose parameters and running statistics stay as they are: they are float32, or are written to."""
+
+LOSS_OUTPUTS = (
+    "SoftmaxOutput",
+    "LinearRegressionOutput",
+    "LogisticRegressionOutput",
+    "MAERegressionOutput",
+    "MakeLoss",
+)
+"""Operators that begin the backward pass by themselves: what a loss is multiplied by does not reach their gradient."""
+
+UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_copyto", "reset_arrays", "_CachedOp")
+"""Operators whose inputs are never cast."""
+
+
+@dataclass
+class ByAttribute:
+    """A rule that depends on an operator's attribute (``Activation`` is several functions)."""
+
+    attribute: str
+    rules: dict[str, str] = field(default_factory=dict)
+    otherwise: str = KEEP
+
+    def choose(self, value: Any) -> str:
+        """Return the rule for this value of the attribute."""
+        return self.rules.get(str(value), self.otherwise)
+
+
+Rule = str | ByAttribute
+Rules = dict[int, Rule]
+
+
+def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
+    """Return handle → rule for a policy, and the rule of every operator that has none of its own."""
+    low = policy.compute_dtype
+    rules = {} if low == "float32" else dict(_listed(low))
+    for word, choice in policy.op_overrides.items():
+        for target in VOCABULARY[word]:
+            if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
+                _override(rules, target, choice)
+    if scaled:
+        rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
+    # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
+    return rules, FLOAT32 if low == "bfloat16" else KEEP
+
+
+def relisted(
+    rules: Rules,
+    compute: Iterable[str] | None,
+    float32: Iterable[str] | None,
+    conditional: Iterable[tuple[str, str, Iterable[str]]] | None,
+) -> Rules:
+    """Return rules in which lists given here, of MXNet's own names, stand in place of MXNet's; None keeps its own.
+
+    Args:
+        rules: the rules to change.
+        compute, float32: operators that run in the compute dtype, and in float32.
+        conditional: (operator, attribute, values of it that make the operator run in float32).
+
+    Raises:
+        ConfigError: MXNet has no operator of that name.
+    """
+    changed = dict(rules)
+    for names, rule in ((compute, COMPUTE), (float32, FLOAT32)):
+        if names is not None:
+            changed = {handle: one for handle, one in changed.items() if one != rule}
+            changed.update(dict.fromkeys(map(_known, names), rule))
+    if conditional is not None:
+        changed = {handle: one for handle, one in changed.items() if not isinstance(one, ByAttribute)}
+        for name, attribute, values in conditional:
+            changed[_known(name)] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
+    return changed
+
+
+def _known(name: str) -> int:
+    handle = op_handle(name)
+    if handle is None:
+        raise errors.ConfigError(f"amp.init: this MXNet has no operator {name!r}")
+    return handle
+
+
+def refuse_loss_output() -> None:
+    """Refuse one of :data:`LOSS_OUTPUTS`.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise errors.UnsupportedError(
+        f"{', '.join(LOSS_OUTPUTS)}: these operators make their own gradient and ignore the loss scale, so it would be "
+        "divided away; use a loss of gluon.loss, or loss_scale='none'"
+    )
+
+
+@functools.cache
+def _listed(low: str) -> Mapping[int, Rule]:
+    """Return the rules of MXNet's own lists for a compute dtype. A later list wins over an earlier one."""
+    lists, short = (amp_lists.symbol_fp16, "FP16") if low == "float16" else (amp_lists.symbol_bf16, "BF16")
+    rules: Rules = {}
+    ranked = (
+        (f"{short}_FP32_FUNCS", KEEP),
+        ("FP32_FUNCS", FLOAT32),
+        ("WIDEST_TYPE_CASTS", WIDEST),
+        (f"{short}_FUNCS", COMPUTE),
+    )
+    for name, rule in ranked:
+        rules.update(dict.fromkeys(_handles(getattr(lists, name)), rule))
+    for op, attribute, values in lists.CONDITIONAL_FP32_FUNCS:
+        for handle in _handles([op]):
+            rules[handle] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
+    if low == "bfloat16":
+        for name, rule in NUMPY_BFLOAT16.items():
+            rules.update(dict.fromkeys(_handles([name]), rule))
+    rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
+    return rules
+
+
+def _handles(names: Iterable[str]) -> list[int]:
+    # A sparse operator shares its handle with the dense one but not its list, so the dense name decides.
+    known = (op_handle(name) for name in names if not name.startswith("_sparse_"))
+    return [handle for handle in known if handle is not None]
+
+
+def _override(rules: Rules, target: Target, choice: str) -> None:
+    name = target if isinstance(target, str) else target[0]
+    handle = op_handle(name)
+    if handle is None:
+        return
+    if isinstance(target, str):
+        rules[handle] = choice
+        return
+    before = rules.get(handle, KEEP)
+    if not isinstance(before, ByAttribute):
+        before = ByAttribute(target[1], {}, before)
+    rules[handle] = ByAttribute(before.attribute, {**before.rules, target[2]: choice}, before.otherwise)
+
+
+def check_overrides(policy: Policy) -> None:
+    """Refuse an override that MXNet cannot follow.
+
+    Raises:
+        UnsupportedError: no operator of that name, or no kernel for the dtype; the message says which.
+    """
+    for word, choice in policy.op_overrides.items():
+        if word not in VOCABULARY:
+            reason = COMPOSED.get(word, "it has no such operator")
+            raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no operator of its own for it ({reason})")
+        if choice == COMPUTE and policy.compute_dtype == "bfloat16" and word not in BFLOAT16_KERNELS:
+            raise errors.UnsupportedError(
+                f"op_overrides.{word}='compute': MXNet has no bfloat16 CPU kernel for it "
+                f"(it has: {', '.join(sorted(BFLOAT16_KERNELS))}); leave it out, or set 'float32'"
+            )

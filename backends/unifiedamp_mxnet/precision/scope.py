@@ -1,0 +1,32 @@
+"""``amp.scope()``: native objects are made on the session's device."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ..device.numpy_semantics import numpy_semantics
+
+
+class Scope:
+    """MXNet keeps a current context per thread; inside, it is the session's, with MXNet 2's numpy semantics on.
+
+    Parameters are float32 in any case.
+
+    Args:
+        context: the session's context.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = type(context)(context.device_type, context.device_id)
+        self._semantics = numpy_semantics()
+
+    def __enter__(self) -> None:
+        self._semantics.__enter__()
+        self._context.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+        self._semantics.__exit__(None, None, None)

@@ -1,0 +1,1 @@
+"""The numerics recorder's part."""

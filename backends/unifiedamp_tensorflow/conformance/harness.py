@@ -1,0 +1,262 @@
+"""Native TensorFlow and Keras objects for the shared suite."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unifiedamp.backend import LossScale
+from unifiedamp.conformance.harness import Array, Harness
+
+from ..precision.keras_mode import set_policy
+from ..precision.layers import attach, native, walk
+from ..precision.layers import parameters as named_parameters
+
+keras = tf.keras
+
+# The suite's oracles compute in float32, and it compares runs bit by bit. On a GPU, TensorFlow's own defaults are TF32,
+# and kernels that sum in any order.
+tf.config.experimental.enable_tensor_float_32_execution(False)
+if tf.config.list_physical_devices("GPU"):
+    tf.config.experimental.enable_op_determinism()
+
+
+class Probe(keras.Model):  # type: ignore[misc]
+    """``sum(w_i * x_i)`` in float32."""
+
+    def __init__(self, values: Sequence[float], wide: bool = False) -> None:
+        super().__init__(name="probe")
+        self.ws = [
+            self.add_weight(
+                name=f"w{i}", shape=(1,), dtype="float64" if wide and i % 2 else self.variable_dtype,
+                initializer=keras.initializers.Constant(value),
+            )
+            for i, value in enumerate(values)
+        ]  # fmt: skip
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the scalar."""
+        return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
+
+
+class Picked(keras.Model):  # type: ignore[misc]
+    """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
+
+    def __init__(self, table: Array) -> None:
+        super().__init__(name="picked")
+        self.table = self.add_weight(
+            name="table", shape=table.shape, dtype="float32", initializer=keras.initializers.Constant(table)
+        )
+        self.built = True
+
+    def call(self, rows: Any) -> Any:
+        """Return the scalar."""
+        return tf.reduce_sum(tf.gather(native(self.table), rows))
+
+
+class Ratio(keras.layers.Layer):  # type: ignore[misc]
+    """Divides each row by the sum of its absolute values."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__(name="ratio")
+        self.epsilon = epsilon
+
+    def call(self, x: Any) -> Any:
+        """Return rows of sum 1."""
+        total = tf.reduce_sum(tf.abs(x), -1, keepdims=True)
+        return x / (total + tf.cast(self.epsilon, x.dtype))
+
+
+@functools.cache
+def _following_dense() -> Any:
+    """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
+    layer = keras.layers.Dense(8, dtype="mixed_bfloat16")
+    layer.build((None, 8))
+    set_policy(layer, "float32")
+    attach(layer, pinned=False, output_dtype=None)
+    return layer
+
+
+class TensorFlowHarness(Harness):
+    """Plain Keras objects; steps are tested eager, as a ``tf.function`` and by XLA."""
+
+    backend = "tensorflow"
+    overrides_reach_run_op = False
+    forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
+    scaling_policies = ("mixed_float16", "mixed_bfloat16")
+    float8_emulation: Mapping[str, Any] = {"emulate": True}
+
+    def probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness.probe``."""
+        return Probe(values)
+
+    def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
+        """See ``Harness.mlp``."""
+        last = len(weights) - 1
+        layers = [
+            keras.layers.Dense(bias.shape[0], activation=None if i == last else "relu", name=f"layer{i}")
+            for i, (_, bias) in enumerate(weights)
+        ]
+        model = keras.Sequential([keras.Input((weights[0][0].shape[0],)), *layers])
+        for layer, (weight, bias) in zip(layers, weights, strict=True):
+            layer.set_weights([weight, bias])
+        return model
+
+    def convnet(self, seed: int) -> Any:
+        """See ``Harness.convnet``."""
+        rng = np.random.default_rng(seed)
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(8, 3, padding="same", name="conv"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.ReLU(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(10, name="head"),
+            ]
+        )
+        for name in ("conv", "head"):
+            kernel, bias = model.get_layer(name).get_weights()
+            fan_in = np.prod(kernel.shape[:-1])
+            model.get_layer(name).set_weights([rng.normal(0, fan_in**-0.5, kernel.shape), np.zeros_like(bias)])
+        return model
+
+    def ratio(self, epsilon: float) -> Any:
+        """See ``Harness.ratio``."""
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense"), Ratio(epsilon)])
+
+    def image_batch(self, array: Array) -> Array:
+        """See ``Harness.image_batch``."""
+        return array
+
+    def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
+        """See ``Harness.sgd``."""
+        return self._built(keras.optimizers.SGD(learning_rate, momentum), models)
+
+    def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
+        """See ``Harness.adam``."""
+        return self._built(keras.optimizers.Adam(learning_rate, epsilon=1e-8), models)
+
+    @staticmethod
+    def _built(optimizer: Any, models: Sequence[Any]) -> Any:
+        variables = [variable for model in models for variable in model.trainable_variables]
+        # Over 16-bit variables amp.prepare builds it: it may have master weights to build it over.
+        if all(variable.dtype == "float32" for variable in variables):
+            optimizer.build(variables)
+        return optimizer
+
+    def mean_square(self, output: Any, target: Any) -> Any:
+        """See ``Harness.mean_square``."""
+        return tf.reduce_mean(tf.math.squared_difference(output, target))
+
+    def cross_entropy(self, logits: Any, labels: Any) -> Any:
+        """See ``Harness.cross_entropy``."""
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+    def parameters(self, model: Any) -> dict[str, Array]:
+        """See ``Harness.parameters``."""
+        found = named_parameters([model])
+        return {name: variable.numpy().astype(np.float64) for name, variable in found.items()}
+
+    def optimizer_steps(self, optimizer: Any) -> int:
+        """See ``Harness.optimizer_steps``."""
+        return int(optimizer.iterations.numpy())
+
+    def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
+        """See ``Harness.set_gradients``."""
+        present = amp.gradients(optimizer)
+        for name, value in values.items():
+            present[name] = tf.convert_to_tensor(value, tf.float32)
+
+    @contextmanager
+    def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
+        """See ``Harness.interrupted_update``."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        update, done = inner.update_step, []
+
+        def broken(*args: Any, **kwargs: Any) -> None:
+            if done:
+                raise error
+            done.append(update(*args, **kwargs))
+
+        # On a GPU, Keras 2 compiles each update by itself; what it compiled would run no Python.
+        found = {name: value for name, value in vars(inner).items() if name == "jit_compile"}
+        vars(inner).update(dict.fromkeys(found, False), update_step=broken)
+        try:
+            yield
+        finally:
+            del vars(inner)["update_step"]
+            vars(inner).update(found)
+
+    def run_op(self, op: str) -> str | None:
+        """See ``Harness.run_op``; Keras casts in layers, so an operation is a layer that follows regions."""
+        if op not in ("matmul", "linear"):
+            return None
+        return self.dtype_of(_following_dense()(tf.ones((8, 8))))
+
+    def global_state(self) -> Any:
+        """See ``Harness.global_state``."""
+        policy = keras.mixed_precision.global_policy().name
+        return (policy, keras.backend.floatx(), tuple(sorted(tf.config.optimizer.get_experimental_options().items())))
+
+    def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
+        """See ``Harness.set_trainable``."""
+        model.get_layer(layer).trainable = trainable
+
+    def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        """See ``Harness.device_run``."""
+        from .replicas import run_on_replicas
+
+        return run_on_replicas(gradients, loss_scale)
+
+    def dtype_of(self, tensor: Any) -> str:
+        """See ``Harness.dtype_of``."""
+        return str(tf.as_dtype(tensor.dtype).name)
+
+    # -- optional ------------------------------------------------------------------------------------------------
+
+    def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
+        """See ``Harness.decaying_sgd``."""
+        return self._built(keras.optimizers.SGD(learning_rate, weight_decay=weight_decay), [model])
+
+    def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
+        """See ``Harness.sparse``."""
+        model = Picked(table)
+        return model, self.sgd([model], learning_rate)
+
+    def wide_probe(self, values: Sequence[float]) -> Any:
+        """See ``Harness.wide_probe``."""
+        return Probe(values, wide=True)
+
+    def layer_norm(self, size: int) -> Any:
+        """See ``Harness.layer_norm``."""
+        layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
+        return keras.Sequential([keras.Input((size,)), *layers])
+
+    @contextmanager
+    def other_state(self) -> Iterator[None]:
+        """See ``Harness.other_state``."""
+        before = keras.mixed_precision.global_policy()
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            yield
+        finally:
+            keras.mixed_precision.set_global_policy(before)
+
+    def attached(self, obj: Any) -> Any:
+        """See ``Harness.attached``; a prepared optimizer is another object than the one given."""
+        if not isinstance(obj, keras.layers.Layer):
+            return type(obj), sorted(name for name in vars(obj) if "amp" in name)
+        return [
+            (type(layer), layer.dtype_policy.name, layer.compute_dtype, sorted(n for n in vars(layer) if "amp" in n))
+            for _, layer in walk(obj)
+        ]
+
+
+harness = TensorFlowHarness()

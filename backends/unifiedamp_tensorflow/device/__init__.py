@@ -1,0 +1,1 @@
+"""Devices, arrays in and out, prefetching, memory and profiler readings, process-wide switches."""

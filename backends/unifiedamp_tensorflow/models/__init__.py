@@ -1,0 +1,1 @@
+"""Weights, conversion, layer shapes and epsilons."""

@@ -1,0 +1,1 @@
+"""Autocast regions, casts, operations, layers and custom functions."""

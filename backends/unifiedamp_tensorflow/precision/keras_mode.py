@@ -1,0 +1,225 @@
+"""``mode="keras"``: Keras dtype policies, one per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors, match_layers
+
+from ..device.devices import Device
+from . import float8, layers
+from .autocast import DISABLED
+from .global_policy import PolicyScope
+from .operations import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
+
+mixed_precision = tf.keras.mixed_precision
+
+
+def keras_policy(param_dtype: str, compute_dtype: str) -> str:
+    """Return the name of the Keras policy with these dtypes.
+
+    Raises:
+        errors.PolicyNotSupportedError: Keras has none.
+    """
+    if param_dtype == compute_dtype:
+        return param_dtype
+    if param_dtype == "float32":
+        return f"mixed_{compute_dtype}"
+    raise errors.PolicyNotSupportedError(
+        f"Keras has no policy with {param_dtype} parameters and {compute_dtype} computations; "
+        f"nearest: {param_dtype!r} (all in one dtype) or 'mixed_{param_dtype}' (float32 parameters)"
+    )
+
+
+class KerasMode:
+    """Layers carry dtype policies; regions of another policy act on prepared layers through ``thread.compute``."""
+
+    def __init__(self, spec: SessionSpec, device: Device) -> None:
+        self._policy = spec.policy
+        self._name = keras_policy(spec.policy.param_dtype, spec.policy.region_dtype)
+        check_layer_ops(spec.policy.op_overrides)
+        self._attached: list[Any] = []
+        self._policies: list[tuple[Any, Any]] = []
+        self._plain: list[str] = []
+        self._float8: dict[str, str] = {}
+        self._warn = spec.warn
+
+    def scope(self) -> AbstractContextManager[None]:
+        """Set the global dtype policy inside."""
+        return PolicyScope(self._name)
+
+    def region(self, enabled: bool, policy: Policy | None) -> tuple[str | None, None]:
+        """Return the dtype that prepared layers compute in inside.
+
+        Raises:
+            UnsupportedError: the region's policy needs what cannot change from call to call.
+        """
+        if not enabled:
+            return DISABLED, None
+        if policy is None or policy == self._policy:
+            return self._policy.compute_dtype, None
+        if policy.op_overrides or policy.layer_overrides or policy.param_dtype != self._policy.param_dtype:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): inside a region Keras layers can change their compute dtype "
+                "only; give overrides and param_dtype to the session"
+            )
+        if policy.compute_dtype == float8.NAME != self._policy.compute_dtype:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): layers are made ready for float8 by amp.prepare, so float8 "
+                "is a policy for the session"
+            )
+        if self._plain and policy.compute_dtype != policy.param_dtype:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): this Keras made {errors.first_names(self._plain)} without "
+                "variables that cast themselves; make the model in the scope of a session with a mixed policy"
+            )
+        return policy.compute_dtype, None
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def check_models(self, models: Sequence[Any]) -> None:
+        """Refuse layers whose variables have the wrong dtype, and overrides that match no layer."""
+        for model in models:
+            for path, layer, wanted in self.wanted(model):
+                if wanted != layer.dtype_policy.name:
+                    _check_switch(path or model.name, layer, wanted)
+
+    def attach(self, models: Sequence[Any]) -> None:
+        """Set each layer's policy and let it follow regions."""
+        for model in models:
+            rows = self.wanted(model)
+            kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
+            for path, layer, wanted in rows:
+                if wanted != layer.dtype_policy.name:
+                    self._policies.append((layer, layer.dtype_policy))
+                    set_policy(layer, wanted)
+                plain = bool(layer.weights) and not _casts_itself(layer)
+                pinned = plain or layer.dtype_policy.name != self._name
+                call = float8.call if self._in_float8(path or model.name, layer, kept.get(path)) else None
+                layers.attach(layer, pinned=pinned, output_dtype=None if path else self._policy.output_dtype, call=call)
+                self._attached.append(layer)
+                if plain:
+                    self._plain.append(path or model.name)
+
+        if self._policy.compute_dtype == float8.NAME and all(self._float8.values()):
+            path, why = next(iter(self._float8.items()), ("", "there is no Dense or EinsumDense layer"))
+            self._warn(
+                f"policy '{self._policy}' runs no layer in float8: {path and path + ': '}{why}",
+                errors.PolicyWarning,
+            )
+
+    def _in_float8(self, path: str, layer: Any, kept: str | None) -> bool:
+        why = float8.why_not(layer, self._name, kept) if self._policy.compute_dtype == float8.NAME else None
+        if why is not None:
+            self._float8[path] = why
+        return why == ""
+
+    def detach(self) -> None:
+        """Give layers their classes and policies back."""
+        for layer in self._attached:
+            layers.detach(layer)
+        for layer, policy in reversed(self._policies):
+            set_policy(layer, policy)
+        self._attached.clear()
+        self._policies.clear()
+        self._float8.clear()
+
+    def wanted(self, model: Any) -> list[tuple[str, Any, str]]:
+        """Return (path, layer, policy name) for the layers of ``model``.
+
+        A layer whose policy is not its model's was given a dtype of its own, and keeps it unless an override names it.
+        """
+        found = list(layers.walk(model))
+        chosen = match_layers(self._policy.layer_overrides, [path for path, _ in found])
+        shared = model.dtype_policy.name
+        rows = []
+        for path, layer in found:
+            own = layer.dtype_policy.name
+            wanted = self._name if own == shared else own
+            operation = layer_op(layer, self._policy.op_overrides)
+            dtype = operation if operation == "float32" else chosen.get(path) or operation
+            if dtype is not None:
+                dtype = self._policy.region_dtype if dtype == "compute" else dtype
+                wanted = dtype if self._policy.param_dtype == dtype else f"mixed_{dtype}"
+                if self._policy.param_dtype != "float32":
+                    wanted = dtype
+            elif self._policy.keep_norm_float32 and self._policy.param_dtype != "float32" and _is_norm(layer):
+                wanted = "float32"
+            rows.append((path, layer, wanted))
+        return rows
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def around_call(self) -> None:
+        """Nothing is needed around a compiled call."""
+        return
+
+    def check_xla(self) -> None:
+        """XLA sees the layers' casts."""
+
+    def on_eager_backward(self) -> None:
+        """Layers cast eagerly as well."""
+
+    def op_overrides(self) -> Support:
+        """Layer kinds only."""
+        return Support(
+            True,
+            f"by layer kind, to 'float32' or 'compute': {', '.join(LAYER_OPS)}; single operations inside a layer need "
+            'mode="graph_rewrite"',
+        )
+
+    def explain(self) -> list[PlanRow]:
+        """Return rows on policies and overrides."""
+        policy = self._policy
+        rows = [
+            PlanRow("mode", "keras", f"keras.mixed_precision.set_global_policy({self._name!r}) inside amp.scope()"),
+            PlanRow("autocast", policy.compute_dtype, "layer.compute_dtype, tf.GradientTape"),
+            PlanRow("output_dtype", policy.output_dtype, f"tf.cast(model(x), {policy.output_dtype!r})", "emulated",
+                    "Keras leaves outputs in the compute dtype"),
+        ]  # fmt: skip
+        for op, choice in policy.op_overrides.items():
+            kinds = ", ".join(LAYER_OPS[op])
+            rows.append(PlanRow(f"op_overrides.{op}", choice, f"dtype policy of layers {kinds}", "emulated"))
+        for glob, dtype in policy.layer_overrides.items():
+            rows.append(PlanRow(f"layer_overrides.{glob}", dtype, f"layer.dtype_policy = {dtype!r} or its mixed form"))
+        return rows + (float8.rows(self._float8) if policy.compute_dtype == float8.NAME else [])
+
+
+def set_policy(layer: Any, policy: Any) -> None:
+    """Set a layer's dtype policy, by whichever way this Keras has."""
+    if hasattr(layer, "_set_dtype_policy"):
+        layer._set_dtype_policy(policy)
+    else:
+        layer.dtype_policy = policy
+
+
+def _check_switch(path: str, layer: Any, wanted: str) -> None:
+    """Refuse to give a built layer a policy that its variables do not fit."""
+    policy = mixed_precision.Policy(wanted)
+    floating = [v for v in map(layers.native, layer.weights) if v.dtype.is_floating]
+    wrong = [v.name for v in layers.own_trainable(layer) if v.dtype.name != policy.variable_dtype]
+    if wrong:
+        raise errors.PrepareError(
+            f"layer {path!r} has {layers.own_trainable(layer)[0].dtype.name} variables (first: {wrong[0]!r}), and the "
+            f"policy wants {policy.variable_dtype}: make the model inside 'with amp.scope():'"
+        )
+    if floating and policy.compute_dtype != policy.variable_dtype and not _casts_itself(layer):
+        raise errors.PrepareError(
+            f"layer {path!r} was built under the policy {layer.dtype_policy.name!r}, and in this Keras a built layer "
+            f"cannot be switched to {wanted!r}: make the model inside 'with amp.scope():'"
+        )
+
+
+def _casts_itself(layer: Any) -> bool:
+    """Whether variables can be cast on reading: always in Keras 3, in Keras 2 if made under a mixed policy."""
+    if not hasattr(layer, "_set_dtype_policy"):
+        return True
+    return all(hasattr(weight, "true_dtype") for weight in layer.trainable_weights)
+
+
+def _is_norm(layer: Any) -> bool:
+    return layers.original_class(layer).__name__ in NORM_LAYERS

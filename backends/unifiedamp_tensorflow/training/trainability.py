@@ -1,0 +1,78 @@
+"""Which parameters train now: layers may be frozen and unfrozen between steps, by ``layer.trainable``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from unifiedamp.backend import errors
+
+from ..precision.layers import native
+
+
+class Trainability:
+    """Follows the ``trainable`` flags of prepared models.
+
+    The flags are few and cheap to read; what follows from them is worked out again only when one has changed.
+
+    Args:
+        owned: returns the ids of the variables that the prepared optimizers hold.
+    """
+
+    def __init__(self, owned: Callable[[], Iterable[int]]) -> None:
+        self._owned = owned
+        self._models: list[Any] = []
+        self._flagged: list[Any] = []
+        self._known: set[int] = set()
+        self._key: tuple[bool, ...] | None = None
+        self._ids: frozenset[int] = frozenset()
+
+    def follow(self, models: Sequence[Any]) -> None:
+        """Follow further models from here on."""
+        new = [model for model in models if not any(model is known for known in self._models)]
+        self._models += new
+        self._flagged += [holder for model in new for holder in _flagged(model)]
+        self._known |= {id(variable) for variable in _trainable(new)}
+        self._key = None
+
+    def key(self) -> tuple[bool, ...]:
+        """Return all flags as they are now: part of what picks the trace of a compiled step."""
+        return tuple([holder.trainable for holder in self._flagged])
+
+    def training(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Return those of the named variables that train now.
+
+        Raises:
+            PrepareError: a variable became trainable that no prepared optimizer holds.
+        """
+        if not self._models:
+            return named
+        key = self.key()
+        if key != self._key:
+            found = list(_trainable(self._models))
+            self._check_owned(found)
+            self._ids, self._key = frozenset(map(id, found)), key
+        return {name: variable for name, variable in named.items() if id(variable) in self._ids}
+
+    def _check_owned(self, found: Sequence[Any]) -> None:
+        known = self._known | set(self._owned())
+        strange = [variable.name for variable in found if id(variable) not in known]
+        if strange:
+            raise errors.PrepareError(
+                f"{errors.first_names(strange)} became trainable after amp.prepare, and no prepared optimizer holds "
+                "them, so they would not train; call amp.prepare while every layer that is to train at some time is "
+                "trainable, and freeze layers afterwards"
+            )
+
+
+def _flagged(model: Any) -> list[Any]:
+    """Return what decides over a model's ``trainable_variables``: in Keras 3 the model and each variable."""
+    if all(isinstance(variable, tf.Variable) for variable in model.variables):
+        return [model, *model._flatten_layers(include_self=False)]
+    return [model, *model.variables]
+
+
+def _trainable(models: Iterable[Any]) -> Iterable[Any]:
+    return (native(variable) for model in models for variable in model.trainable_variables)

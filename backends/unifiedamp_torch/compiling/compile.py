@@ -1,0 +1,130 @@
+"""``amp.compile``: torch.compile of a whole step."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ..precision.autocast import entered
+from .force_eager import Uncompiled
+
+_TRACED = {
+    "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
+    "unifiedamp_torch": {"conformance", "precision"},
+    "unifiedamp_torch.precision": {
+        "autocast", "casts", "custom_functions", "float8", "float8_layers", "layers", "recomputation",
+    },
+}  # fmt: skip
+"""Package → what dynamo may trace of it: the Python that runs inside a model's forward, and what steps are written in.
+It leaves everything else alone, since it would guard on the counters there and trace again at each step."""
+
+
+NOTHING = nullcontext()
+
+_TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
+"""Inductor's settings that make one kernel of several pointwise ones that do not depend on each other: the casts of all
+weights, and of their gradients. Reductions stay apart; together they become slower."""
+
+
+@functools.cache
+def ready_dynamo() -> None:
+    """Make dynamo run the layer's own Python uncompiled; a call of it inside a compiled step is a graph break."""
+    with warnings.catch_warnings():
+        # torch's compiler uses at import what torch deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
+    from torch._dynamo import trace_rules
+
+    for name in untraced_modules():
+        trace_rules.add(name)
+
+
+def untraced_modules() -> list[str]:
+    """Return the modules and packages of core and of this backend that dynamo leaves alone.
+
+    Raises:
+        RuntimeError: a module named in the table of traced ones does not exist.
+    """
+    untraced = []
+    for package, traced in _TRACED.items():
+        found = {module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)}
+        if not traced <= found:
+            raise RuntimeError(f"{package} has no module {', '.join(sorted(traced - found))}")
+        untraced += [f"{package}.{name}" for name in sorted(found - traced)]
+    return untraced
+
+
+def compile_step(
+    fn: Callable[..., Any],
+    overrides: Mapping[str, str],
+    uncompiled: Callable[[], bool],
+    static: bool = False,
+    switches: AbstractContextManager[Any] = NOTHING,
+    begin: Callable[[], object] = lambda: None,
+) -> Callable[..., Any]:
+    """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
+
+    Args:
+        fn: a step, or a module (which stays one).
+        overrides: the session's op overrides.
+        uncompiled: asked at each call of a step whether this one is to run as plain Python.
+        static: compile anew for each shape, as a step that is captured for each shape wants it, and for few kernels.
+        switches: held around each call of a step.
+        begin: called where each call of a step begins.
+    """
+    ready_dynamo()
+    settings = _few_kernels() if static else {}
+    if overrides:
+        compiled = torch.compile(fn, backend=_OwnInductor(settings), dynamic=False if static else None)
+    else:
+        compiled = torch.compile(fn, dynamic=False if static else None, options=settings or None)
+    if isinstance(fn, torch.nn.Module):
+        return compiled
+
+    @functools.wraps(fn)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        if uncompiled():
+            with Uncompiled():
+                return fn(*args, **kwargs)
+        # While tracing, dynamo enters regions itself and not through Region.
+        before = entered.overrides, entered.in_compiled_step
+        try:
+            entered.overrides, entered.in_compiled_step = overrides or None, True
+            with switches:
+                return compiled(*args, **kwargs)
+        finally:
+            entered.overrides, entered.in_compiled_step = before
+
+    return step
+
+
+def _few_kernels() -> dict[str, Any]:
+    """Return the settings for few kernels; none where Inductor (before torch 2.11) cannot keep reductions apart."""
+    from torch._inductor import config
+
+    return _TOGETHER if all(hasattr(config, name) for name in _TOGETHER) else {}
+
+
+class _OwnInductor:
+    """Inductor under an identity of its own: dynamo shares no code between backends, and guards on no overrides.
+
+    Args:
+        settings: Inductor's, for what it compiles.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        """Compile a graph."""
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, inputs, config_patches=self._settings)

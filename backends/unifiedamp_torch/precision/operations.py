@@ -1,0 +1,192 @@
+"""Op overrides: kernels at the autocast dispatch key, looking at what the thread's region asks for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from unifiedamp.backend import errors
+
+from .autocast import active_overrides
+from .casts import tensors
+
+#: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
+TABLE: dict[str, tuple[str, ...]] = {
+    "matmul": ("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linalg_multi_dot"),
+    "linear": ("linear",),
+    "conv": ("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "convolution"),
+    "conv_transpose": ("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
+    "attention": ("scaled_dot_product_attention",),
+    "embedding": ("embedding",),
+    "rnn": ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
+            "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    "softmax": ("softmax.int",),
+    "log_softmax": ("log_softmax.int",),
+    "layer_norm": ("layer_norm",),
+    "batch_norm": ("batch_norm",),
+    "group_norm": ("group_norm",),
+    "relu": ("relu",),
+    "gelu": ("gelu",),
+    "silu": ("silu",),
+    "sigmoid": ("sigmoid",),
+    "tanh": ("tanh",),
+    "softplus": ("softplus",),
+    "exp": ("exp",),
+    "log": ("log",),
+    "pow": ("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar"),
+    "rsqrt": ("rsqrt",),
+    "sum": ("sum", "sum.dim_IntList"),
+    "mean": ("mean", "mean.dim"),
+    "prod": ("prod", "prod.dim_int"),
+    "cumsum": ("cumsum",),
+    "norm": ("linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype",
+             "norm.ScalarOpt_dim_dtype"),
+    "cross_entropy": ("cross_entropy_loss", "nll_loss", "nll_loss_nd"),
+    "mse_loss": ("mse_loss",),
+    "l1_loss": ("l1_loss",),
+}  # fmt: skip
+
+#: Arguments left as they are, by position: batch norm writes its statistics, and its weights must match them.
+_KEPT = {"batch_norm": (1, 2, 3, 4)}
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU"}
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def aten_names(op: str) -> list[str]:
+    """Return the ATen operators that an operation of the neutral vocabulary stands for."""
+    return [f"aten::{name}" for name in TABLE[op]]
+
+
+def key(device_type: str) -> str:
+    """Return the name of the autocast dispatch key."""
+    return _KEYS[device_type]
+
+
+def check(overrides: Iterable[str], device_type: str) -> None:
+    """Refuse overrides that cannot be done here.
+
+    Raises:
+        UnsupportedError: naming the operation, or the torch that has what is missing.
+    """
+    wanted = list(overrides)
+    if not wanted:
+        return
+    if not hasattr(torch.library, "get_kernel"):
+        raise errors.UnsupportedError(
+            f"op_overrides ({', '.join(wanted)}) need torch 2.9 or newer, this is {torch.__version__}: older ones "
+            "cannot give back autocast's own kernel to threads that ask for no override"
+        )
+    if device_type not in _KEYS:
+        raise errors.UnsupportedError(f"op_overrides ({', '.join(wanted)}) are not done on {device_type!r} devices")
+    missing = [op for op in wanted if op not in TABLE]
+    if missing:
+        raise errors.UnsupportedError(f"op_overrides: torch has no operator for {errors.first_names(missing)}")
+
+
+class _Registry:
+    """Counts who wants which operation overridden on which device type."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], tuple[torch.library.Library, int]] = {}
+
+    def hold(self, op: str, device_type: str) -> None:
+        """Register the kernels of ``op`` unless they are."""
+        with self._lock:
+            library, users = self._held.get((op, device_type), (None, 0))
+            self._held[op, device_type] = (library or _register(op, device_type), users + 1)
+
+    def release(self, op: str, device_type: str) -> None:
+        """Give the kernels back when nobody else holds them."""
+        with self._lock:
+            library, users = self._held.pop((op, device_type))
+            if users > 1:
+                self._held[op, device_type] = (library, users - 1)
+            else:
+                library._destroy()
+
+
+_registry = _Registry()
+
+
+def hold(overrides: Iterable[str], device_type: str) -> Callable[[], None]:
+    """Have overrides of these operations work in regions that ask for them; return what gives them back, once."""
+    left = list(overrides)
+    for op in left:
+        _registry.hold(op, device_type)
+
+    def release() -> None:
+        while left:
+            _registry.release(left.pop(), device_type)
+
+    return release
+
+
+def _register(op: str, device_type: str) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        # torch says once per process that an operator's kernel was overridden; here that is the point.
+        warnings.simplefilter("ignore", UserWarning)
+        for name in TABLE[op]:
+            kernel = _kernel(op, name, device_type)
+            library.impl(name, kernel, _KEYS[device_type], with_keyset=True)
+    return library
+
+
+def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    native = _native_kernel(operator, name, device_type)
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[device_type]))
+    kept = _KEPT.get(packet, ())
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        overrides = active_overrides()
+        choice = overrides.get(op) if overrides else None
+        if choice is None:
+            return native(keyset, *args, **kwargs)
+        dtype = _chosen_dtype(choice, device_type, (args, kwargs))
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            args = tuple(arg if i in kept else _cast(arg, dtype, device_type) for i, arg in enumerate(args))
+            kwargs = {key: _cast(value, dtype, device_type) for key, value in kwargs.items()}
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _native_kernel(operator: Any, name: str, device_type: str) -> Callable[..., Any]:
+    """Return what autocast does with the operator by itself."""
+    key = _KEYS[device_type]
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+        return torch.library.get_kernel(f"aten::{name}", key).call_boxed
+    # Nothing of autocast's own: go on to the next key, with autocast still on for what the operator calls.
+    here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def fall_through(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        return operator.redispatch(keyset - here, *args, **kwargs)
+
+    return fall_through
+
+
+def _chosen_dtype(choice: str, device_type: str, arguments: Any) -> torch.dtype:
+    if choice == "compute":
+        return torch.get_autocast_dtype(device_type)
+    if choice == "float32":
+        return torch.float32
+    widest: torch.dtype | None = None
+    for tensor in tensors(arguments):
+        if tensor.is_floating_point() and tensor.device.type == device_type:
+            widest = tensor.dtype if widest is None else torch.promote_types(widest, tensor.dtype)
+    return widest or torch.float32
+
+
+def _cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype in _NARROW and value.device.type == device_type else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(_cast(item, dtype, device_type) for item in value)
+    return value

@@ -1,0 +1,106 @@
+"""The autocast regions of a session, each made once for what was asked for."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from unifiedamp.backend import Policy, SessionSpec, Switches, errors
+
+from .. import explain
+from . import casts, operations
+from .autocast import Region, entered
+
+
+@functools.cache
+def cache_loses_gradients() -> bool:
+    """Tell whether autocast's cache hands on casts of parameters that were made under ``torch.no_grad``.
+
+    So it does before pytorch/pytorch#165068: layers that ran without gradients in a region do not train in it.
+    """
+    weight, x = torch.nn.Parameter(torch.ones(1, 1, device="cpu")), torch.ones(1, 1, device="cpu")
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            torch.nn.functional.linear(x, weight)
+        return not torch.nn.functional.linear(x, weight).requires_grad
+
+
+class Regions:
+    """Makes regions, and holds the operations that their policies override.
+
+    Args:
+        spec: the session's.
+        device: the session's.
+        switches: held inside each region.
+
+    Attributes:
+        cache: keep casts of parameters within a region; not where torch's cache loses gradients, unless asked for.
+    """
+
+    def __init__(self, spec: SessionSpec, device: torch.device, switches: Switches) -> None:
+        self._spec, self._device, self._switches = spec, device, switches
+        self.cache = self._keeps_casts()
+        self._made: dict[tuple[bool, Policy | None], Region] = {}
+        self._release: list[Callable[[], object]] = []
+        self._hold_ops(spec.policy)
+
+    def _keeps_casts(self) -> bool:
+        loses = cache_loses_gradients()
+        wanted = self._spec.options.get("cache_enabled")
+        if wanted and loses and self._spec.policy.is_mixed:
+            self._spec.warn(
+                f"backend_options.torch.cache_enabled: autocast's cache in torch {torch.__version__} keeps casts that "
+                "were made without gradients, so layers that ran under torch.no_grad() in a region do not train in it "
+                "afterwards; leave the option out to do without the cache",
+                errors.PolicyWarning,
+            )
+        return not loses if wanted is None else wanted
+
+    def get(self, enabled: bool, policy: Policy | None) -> Region:
+        """Return the region for the arguments of ``amp.autocast``.
+
+        Raises:
+            UnsupportedError, PolicyNotSupportedError: the policy is not for a region of this session.
+        """
+        if policy is not None and entered.in_compiled_step and policy.op_overrides != self._spec.policy.op_overrides:
+            raise errors.UnsupportedError(
+                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because "
+                "torch.compile traces under them; use layer_overrides, or make a session of that policy"
+            )
+        return self._made.get((enabled, policy)) or self._add(enabled, policy)
+
+    def uncached(self) -> Region:
+        """Return a new region under the session's policy, which keeps no casts of parameters."""
+        return self._make(True, self._spec.policy, cache=False)
+
+    def close(self) -> None:
+        """Let go of the operations."""
+        while self._release:
+            self._release.pop()()
+
+    def _add(self, enabled: bool, policy: Policy | None) -> Region:
+        if policy is not None and policy != self._spec.policy:
+            explain.check_region(self._spec.policy, policy)
+            explain.check_policy(replace(self._spec, policy=policy), self._device)
+            self._hold_ops(policy)
+        region = self._made[enabled, policy] = self._make(enabled, policy or self._spec.policy, self.cache)
+        return region
+
+    def _make(self, enabled: bool, policy: Policy, cache: bool) -> Region:
+        params = self._spec.policy.param_dtype
+        if enabled and policy.compute_dtype == "float32" != params:
+            raise errors.PolicyNotSupportedError(
+                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and torch has no "
+                f"autocast to float32; use policy 'mixed_{params}' for the session"
+            )
+        low = enabled and policy.compute_dtype != params
+        dtype = casts.DTYPES[policy.region_dtype] if low else None
+        return Region(self._device.type, dtype, cache, policy.op_overrides, self._switches)
+
+    def _hold_ops(self, policy: Policy) -> None:
+        if policy.op_overrides:
+            self._release.append(weakref.finalize(self, operations.hold(policy.op_overrides, self._device.type)))

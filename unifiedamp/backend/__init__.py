@@ -1,0 +1,79 @@
+"""All that a backend author reads: the interface a framework plugs in by, and the few helpers it may use.
+
+The rules of this layer:
+
+1. Core imports no framework and no backend; a backend imports ``unifiedamp.backend`` and its own framework, no more.
+2. The entry point (group ``unifiedamp.backends``) names a :class:`BackendPlugin`: light facts, importing no framework.
+   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is asked for.
+3. What a framework lacks is answered by :class:`Capabilities` with a reason, and refused with ``UnsupportedError``.
+4. The order of calls is core's business (``step_calls.py``, ``window.py``). When a method here runs, the order is
+   right: ``scale_loss`` follows ``autocast``, ``unscale`` runs at most once per step and never inside an accumulation
+   window.
+5. Global framework state is put back as it was found, also when an exception passes.
+"""
+
+from .. import errors
+from ..loss_scale import LossScale, ScaleState, float32
+from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
+from ..policy.layer_globs import match_layers
+from . import recording, result
+from .backend import Backend, CallState, ScaledLoss, required
+from .capabilities import (
+    ARRAY_DTYPES,
+    COMPILE_MODES,
+    FEATURES,
+    TUNING,
+    Capabilities,
+    EnvironmentDefaults,
+    MatmulShape,
+    NonFiniteReport,
+    PlanRow,
+    Support,
+)
+from .plugin import BackendPlugin, hookimpl
+from .prefetch import Ahead, convert_batch
+from .result import StepResult, StepValues
+from .spec import SessionSpec
+from .switches import Switch, Switches
+from .tuning import Tuning, bias_rows, compile_note, item_rows
+
+__all__ = [
+    "ARRAY_DTYPES",
+    "COMPILE_MODES",
+    "FEATURES",
+    "OP_CHOICES",
+    "OP_VOCABULARY",
+    "PRESETS",
+    "TUNING",
+    "Ahead",
+    "Backend",
+    "BackendPlugin",
+    "CallState",
+    "Capabilities",
+    "EnvironmentDefaults",
+    "LossScale",
+    "MatmulShape",
+    "NonFiniteReport",
+    "PlanRow",
+    "Policy",
+    "ScaleState",
+    "ScaledLoss",
+    "SessionSpec",
+    "StepResult",
+    "StepValues",
+    "Support",
+    "Switch",
+    "Switches",
+    "Tuning",
+    "bias_rows",
+    "compile_note",
+    "convert_batch",
+    "errors",
+    "float32",
+    "hookimpl",
+    "item_rows",
+    "match_layers",
+    "recording",
+    "required",
+    "result",
+]

@@ -1,0 +1,1 @@
+"""Session state, model weights and the checkpoint file."""

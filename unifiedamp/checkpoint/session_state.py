@@ -1,0 +1,159 @@
+"""The state schema, one for every backend, and readers of the native layouts.
+
+A session's state is plain JSON::
+
+    {"schema": "unifiedamp", "version": 1, "backend": "torch", "policy": "mixed_float16",
+     "loss_scale": {"kind": "dynamic", "initial_scale": 65536.0, ...},
+     "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, StateWarning
+from ..loss_scale import LossScale, ScaleState, float32, parse_loss_scale
+from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_native, shortened
+from ..policy import Policy
+
+if TYPE_CHECKING:
+    from ..session import Amp
+
+SCHEMA = "unifiedamp"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state read from any layout.
+
+    Attributes:
+        state: the numbers; None when the state was saved with loss scaling off in a layout that then holds nothing.
+        loss_scale: the settings it was saved under, where the layout holds them.
+        policy: the policy's text, where the layout holds it.
+        source: the layout, for messages.
+    """
+
+    state: ScaleState | None
+    loss_scale: LossScale | None
+    policy: str | None
+    source: str
+
+
+def dump_session(amp: Amp) -> dict[str, Any]:
+    """Return the state of ``amp`` as plain JSON values."""
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "backend": amp.backend.name,
+        "policy": str(amp.policy.replace(loss_scale=None)),
+        "loss_scale": amp.loss_scale_settings.to_dict(),
+        "state": asdict(amp.backend.read_state()),
+    }
+
+
+def read_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
+    """Check ``raw`` wholly and return the state that ``amp`` goes on from; see ``Amp.load_state_dict``.
+
+    Warns of what this session does otherwise than the one that saved; changes nothing.
+    """
+    saved = read_saved(raw)
+    mine = amp.loss_scale_settings
+    off = saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled)
+    warn = amp.backend.spec.warn
+    if mine.enabled and off and not restart_scale:
+        raise CheckpointError(
+            f"this state ({saved.source}) was saved with loss scaling off, but the session scales by {mine}: "
+            "pass restart_scale=True to start from the initial scale, or loss_scale='none' to the session"
+        )
+    state = saved.state or mine.initial_state()
+    if off or not mine.enabled:
+        state = replace(mine.initial_state(), applied_steps=state.applied_steps, skipped_steps=state.skipped_steps)
+    else:
+        state = _within_bounds(state, mine, warn)
+        _compare_settings(mine, saved, warn)
+    policy = str(amp.policy.replace(loss_scale=None))
+    if saved.policy is not None and saved.policy != policy:
+        warn(f"the state was saved under policy {saved.policy!r}; this session trains under {policy!r}", StateWarning)
+    return state
+
+
+def _within_bounds(state: ScaleState, mine: LossScale, warn: Any) -> ScaleState:
+    low, high = map(float32, mine.scale_bounds)
+    if not low <= state.scale <= high:
+        clamped = min(max(state.scale, low), high)
+        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {clamped:g}", StateWarning)
+        state = replace(state, scale=clamped)
+    return replace(state, good_steps=min(state.good_steps, mine.growth_interval - 1))
+
+
+def _compare_settings(mine: LossScale, saved: SavedState, warn: Any) -> None:
+    theirs = saved.loss_scale
+    if theirs is None or theirs == mine:
+        return
+    if theirs.kind != mine.kind:
+        warn(f"the state was saved with loss scale {theirs}; this session uses {mine}", StateWarning)
+        return
+    for field in fields(mine):
+        old, new = getattr(theirs, field.name), getattr(mine, field.name)
+        # Where a run starts has no meaning once it goes on.
+        if old != new and field.name != "initial_scale":
+            warn(f"loss scale {field.name} was {old!r} when saved; this session's {new!r} is used", StateWarning)
+
+
+def read_saved(raw: Mapping[str, Any]) -> SavedState:
+    """Read a state of ours or of a native scaler.
+
+    Raises:
+        CheckpointError: none of them, truncated, or from a newer version.
+    """
+    if not isinstance(raw, Mapping):
+        raise CheckpointError(f"a saved state must be a mapping, got {type(raw).__name__}")
+    if "schema" not in raw:
+        native = read_native(raw)
+        return SavedState(native.state, native.loss_scale, None, native.source)
+    if raw["schema"].__class__ is not str or raw["schema"] != SCHEMA:
+        raise CheckpointError(f"this state has schema {shortened(raw['schema'])}, not {SCHEMA!r}")
+    _check_version(raw.get("version"))
+    missing = [key for key in ("policy", "loss_scale", "state") if key not in raw]
+    if missing:
+        raise CheckpointError(f"this state is truncated: {', '.join(missing)} missing")
+    try:
+        settings = parse_loss_scale(raw["loss_scale"])
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(f"this state's loss_scale cannot be read: {error}") from error
+    for key in ("policy", "backend"):
+        if not isinstance(raw.get(key, ""), str):
+            raise CheckpointError(f"this state's {key} must be text, got {shortened(raw[key])}")
+    try:
+        Policy.parse(raw["policy"])
+    except ValueError as error:
+        raise CheckpointError(f"this state's policy cannot be read: {error}") from error
+    return SavedState(_read_state(raw["state"]), settings, raw["policy"], f"unifiedamp, {raw.get('backend')}")
+
+
+def _check_version(version: Any) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CheckpointError(f"this state has no usable version number: {shortened(version)}")
+    if version > VERSION:
+        raise CheckpointError(
+            f"this state has version {shortened(version)}; this unifiedamp reads up to {VERSION}: update it"
+        )
+
+
+def _read_state(raw: Any) -> ScaleState:
+    if not isinstance(raw, Mapping):
+        raise CheckpointError(f"this state's 'state' must be a mapping, got {type(raw).__name__}")
+    values: dict[str, Any] = {}
+    for field in fields(ScaleState):
+        if field.name not in raw:
+            raise CheckpointError(f"this state is truncated: state.{field.name} missing")
+        read = checked_scale if field.name == "scale" else checked_count
+        values[field.name] = read(raw[field.name], f"state.{field.name}")
+    if values["good_steps"] and values["bad_steps"]:
+        raise CheckpointError(
+            "state.good_steps and state.bad_steps are runs that end each other: one of them must be 0"
+        )
+    return ScaleState(**values)

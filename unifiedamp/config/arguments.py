@@ -1,0 +1,140 @@
+"""Reading a session's arguments from a TOML or JSON file or a mapping; checked by pydantic.
+
+Imported only when a configuration is read, so that ``import unifiedamp`` stays light.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from ..errors import ConfigError, nearest, shown
+from ..loss_scale import parse_loss_scale
+from ..policy import Policy
+from . import environment
+from .files import read_file
+
+
+class PolicyTable(BaseModel):
+    """``[policy]`` written as a table: a base name and what differs from it."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: StrictStr | None = None
+    param_dtype: StrictStr | None = None
+    compute_dtype: StrictStr | None = None
+    output_dtype: StrictStr | None = None
+    op_overrides: dict[StrictStr, StrictStr] | None = None
+    layer_overrides: dict[StrictStr, StrictStr] | None = None
+    keep_norm_float32: StrictBool | None = None
+
+    def policy(self) -> Policy:
+        """Return the policy that the table describes."""
+        changes = {key: value for key, value in self.model_dump(exclude={"name"}).items() if value is not None}
+        base = Policy.parse(self.name) if self.name is not None else Policy()
+        return base.replace(**changes)
+
+
+class AmpConfig(BaseModel):
+    """The arguments of ``Amp`` as a file holds them."""
+
+    model_config = ConfigDict(extra="forbid")
+    backend: StrictStr | None = None
+    policy: StrictStr | PolicyTable | None = None
+    loss_scale: StrictStr | StrictInt | StrictFloat | dict[StrictStr, Any] | None = None
+    accumulate_steps: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 1
+    device: StrictStr | None = None
+    strict: StrictBool = False
+    master_weights: StrictBool = False
+    compile: StrictStr = "default"
+    tuning: StrictStr | dict[StrictStr, Any] | None = None
+    backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of ``Amp``.
+
+    Attributes:
+        origins: where backend, policy and loss scale came from, for those that no caller named.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        super().__init__(arguments)
+        self.origins = dict(origins)
+
+
+def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, Any] | None = None) -> Arguments:
+    """Return what ``named`` says, then the environment, then the configuration.
+
+    Args:
+        source: see :func:`read_config`.
+        named: arguments that a caller or a command line named; None counts as not named.
+
+    Raises:
+        ConfigError: the configuration or a variable cannot be understood.
+    """
+    named = {key: value for key, value in (named or {}).items() if value is not None}
+    arguments = {**read_config(source), **named}
+    origins = {}
+    for key in environment.VARIABLES.keys() - named.keys():
+        written = arguments[key]
+        if written is not None:
+            origins[key] = "configuration"
+        text = None if key == "loss_scale" and _has_scale(named.get("policy")) else environment.text_of(key)
+        if text is not None:
+            before = "" if written is None else f", before the configuration's {_shown(key, written)!r}"
+            arguments[key], origins[key] = text, environment.origin(key) + before
+    return Arguments(arguments, origins)
+
+
+def _has_scale(policy: Any) -> bool:
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    return policy is not None and policy.loss_scale is not None
+
+
+def _shown(key: str, written: Any) -> str:
+    return str(parse_loss_scale(written) if key == "loss_scale" else written)
+
+
+def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of ``Amp`` that ``source`` describes, and nothing else does."""
+    if not isinstance(source, str | os.PathLike | Mapping):
+        raise ConfigError(f"a configuration is a file's path or a mapping of settings, got {shown(source)}")
+    table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
+    table = table.get("amp", table)
+    config = validate(AmpConfig, table, where)
+    arguments: dict[str, Any] = {key: getattr(config, key) for key in AmpConfig.model_fields}
+    if isinstance(config.policy, PolicyTable):
+        arguments["policy"] = config.policy.policy()
+    return arguments
+
+
+def validate(model: type[BaseModel], table: Any, where: str) -> Any:
+    """Check ``table`` against ``model``.
+
+    Raises:
+        ConfigError: names the first wrong key, the nearest right one, or the type that was wanted.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: expected a table of settings, got {shown(table)}")
+    for key in table:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: a setting's name must be text, got {shown(key)}")
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        # A union reports each alternative; the one that got deepest is the one that was meant.
+        problem = max(error.errors(), key=lambda one: len(one["loc"]))
+        path = ".".join(str(part) for part in problem["loc"] if not _is_union_tag(str(part)))
+        if problem["type"] == "extra_forbidden":
+            known = list(PolicyTable.model_fields if "PolicyTable" in problem["loc"] else model.model_fields)
+            hint = nearest(str(problem["loc"][-1]), known)
+            raise ConfigError(f"{where}: unknown key {shown(path)}{hint} (known: {', '.join(known)})") from None
+        raise ConfigError(f"{where}: {path}: {problem['msg']} (got {shown(problem['input'])})") from None
+
+
+def _is_union_tag(part: str) -> bool:
+    return part in ("str", "int", "float", "PolicyTable") or part.startswith("dict[")

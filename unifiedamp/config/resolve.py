@@ -1,0 +1,156 @@
+"""From what the user wrote (or left out) to one backend, one policy and one loss scale, and where each came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backend.capabilities import EnvironmentDefaults
+from ..errors import ConfigError, PolicyError
+from ..loss_scale import DynamicLossScale, LossScale, parse_loss_scale
+from ..policy import Policy
+from . import environment, plugins
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a session runs with.
+
+    Attributes:
+        origins: where backend, policy and loss scale came from.
+        warnings: what the backend says of the environment, for the session to warn of.
+    """
+
+    backend_class: Any
+    policy: Policy
+    loss_scale: LossScale
+    options: Mapping[str, Any]
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def resolve(
+    backend: str | None,
+    policy: str | Policy | None,
+    loss_scale: object,
+    device: str | None,
+    backend_options: Mapping[str, Any] | None,
+    master_weights: bool = False,
+) -> Resolved:
+    """Resolve the arguments of ``Amp``; see there."""
+    origins: dict[str, str] = {}
+    name = _backend_name(backend, origins)
+    options = _options(backend_options, name)
+    backend_class = _backend_class(name, origins)
+    policy = _given_policy(policy, origins)
+    defaults = EnvironmentDefaults() if policy else backend_class.environment_defaults(device, options)
+    chosen = policy or _default_policy(defaults, backend_class, device, origins)
+    if loss_scale is not None:
+        origins["loss_scale"] = "argument"
+    elif not (origins["policy"] == "argument" and chosen.loss_scale is not None):
+        loss_scale = environment.text_of("loss_scale")
+        if loss_scale is not None:
+            origins["loss_scale"] = environment.origin("loss_scale")
+    if loss_scale is not None:
+        chosen = chosen.replace(loss_scale=parse_loss_scale(loss_scale))
+    origins.setdefault("loss_scale", "policy" if chosen.loss_scale is not None else "default of the policy")
+    check_masters(chosen, master_weights)
+    options = {**defaults.options, **options}
+    warnings = (defaults.warning,) if defaults.warning else ()
+    return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins, warnings)
+
+
+def check_masters(policy: Policy, master_weights: bool) -> None:
+    """Refuse master weights where parameters are float32, and a loss scaler where neither they nor masters are.
+
+    Raises:
+        ConfigError: ``master_weights`` is not true or false.
+        PolicyError: the policy does not go with it.
+    """
+    if not isinstance(master_weights, bool):
+        raise ConfigError(f"master_weights must be true or false, got {master_weights!r}")
+    wide = policy.param_dtype == "float32"
+    if master_weights and wide:
+        raise PolicyError(
+            f"master_weights=True has no meaning under policy {str(policy)!r}: its parameters are float32 and so are "
+            "their own masters; leave it out, or use policy 'float16' or 'bfloat16'"
+        )
+    if policy.resolved_loss_scale.enabled and not wide and not master_weights:
+        raise PolicyError(
+            f"policy {str(policy)!r}: a loss scaler needs float32 parameters, but param_dtype is "
+            f"{policy.param_dtype}: use 'mixed_{policy.compute_dtype}', which keeps parameters in float32, or "
+            "master_weights=True, or leave loss_scale out"
+        )
+
+
+def _loss_scale(policy: Policy, master_weights: bool) -> LossScale:
+    """Return the policy's scale; with masters, the gradients of float16 are worth keeping from underflow."""
+    if policy.loss_scale is None and master_weights and policy.compute_dtype == "float16":
+        return DynamicLossScale()
+    return policy.resolved_loss_scale
+
+
+def _backend_name(backend: str | None, origins: dict[str, str]) -> str:
+    if backend is not None:
+        if not isinstance(backend, str):
+            raise ConfigError(f"backend must be a name such as 'torch', got {backend!r}")
+        origins["backend"] = "argument"
+        return backend
+    named = environment.text_of("backend")
+    if named is not None:
+        origins["backend"] = environment.origin("backend")
+        return named
+    found = plugins.installed_backends()
+    if len(found) == 1:
+        origins["backend"] = "the one installed framework"
+        return found[0]
+    if found:
+        raise ConfigError(
+            f"several frameworks are installed ({', '.join(found)}) and no backend was named: "
+            f"write Amp({found[0]!r}) or set {environment.VARIABLES['backend']}"
+        )
+    raise ConfigError(f"no framework is installed for any backend ({plugins.install_hints()})")
+
+
+def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
+    if origins["backend"] != environment.origin("backend"):
+        return plugins.load_backend(name)
+    with environment.naming("backend"):
+        return plugins.load_backend(name)
+
+
+def _given_policy(policy: str | Policy | None, origins: dict[str, str]) -> Policy | None:
+    """Return the policy that somebody named: the argument, or the variable."""
+    if policy is not None and not isinstance(policy, (str, Policy)):
+        raise PolicyError(f"policy must be a Policy or its name, got {policy!r}")
+    origins["policy"] = "argument"
+    if policy is None:
+        origins["policy"] = environment.origin("policy")
+        policy = environment.text_of("policy")
+    return Policy.parse(policy) if isinstance(policy, str) else policy
+
+
+def _default_policy(
+    defaults: EnvironmentDefaults, backend_class: Any, device: str | None, origins: dict[str, str]
+) -> Policy:
+    if defaults.policy:
+        origins["policy"] = defaults.origin
+        return Policy.parse(defaults.policy)
+    name, reason = backend_class.default_policy(device)
+    origins["policy"] = f"the device's best: {reason}"
+    return Policy.parse(name)
+
+
+def _options(backend_options: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    if backend_options is None:
+        return {}
+    if not isinstance(backend_options, Mapping):
+        raise ConfigError(f"backend_options must be a mapping of backend names to settings, got {backend_options!r}")
+    known = plugins.backend_entry_points()
+    for key, value in backend_options.items():
+        if key not in known:
+            raise ConfigError(f"backend_options: no backend {key!r} is registered{plugins.suggestion(str(key))}")
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"backend_options.{key} must be a mapping of settings, got {value!r}")
+    return dict(backend_options.get(name, {}))

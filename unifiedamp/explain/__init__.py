@@ -1,0 +1,1 @@
+"""The resolved plan of a session, and advice on layer sizes."""

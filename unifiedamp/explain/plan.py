@@ -1,0 +1,61 @@
+"""``amp.explain()``: the resolved plan as rows, and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..backend import Backend, PlanRow
+from ..backend.tuning import Tuning, tuning_rows
+from ..loss_scale import LossScale
+from ..policy import Policy
+
+COLUMNS = ("setting", "value", "native", "effect", "note")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session will do, row by row. ``str(plan)`` is a table; iterate for :class:`PlanRow` objects."""
+
+    backend: str
+    rows: tuple[PlanRow, ...]
+
+    @classmethod
+    def of(
+        cls, backend: Backend, policy: Policy, loss_scale: LossScale, tuning: Tuning, origins: Mapping[str, str]
+    ) -> Plan:
+        """Put core's own rows before the backend's, and those of tuning after them."""
+        device = backend.capabilities().device
+        core = (
+            PlanRow(
+                "backend", f"{backend.name} on {device}", type(backend).__module__, note=origins.get("backend", "")
+            ),
+            PlanRow("policy", str(policy), "see the rows below", note=origins.get("policy", "")),
+            PlanRow("loss_scale", str(loss_scale), "see the rows below", note=origins.get("loss_scale", "")),
+        )
+        return cls(backend.name, core + tuple(backend.explain()) + tuple(tuning_rows(backend, tuning)))
+
+    def __iter__(self) -> Iterator[PlanRow]:
+        return iter(self.rows)
+
+    def row(self, setting: str) -> PlanRow:
+        """Return the row of one setting.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row.setting == setting:
+                return row
+        raise KeyError(setting)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"backend": self.backend, "rows": [asdict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        cells = [COLUMNS, *((row.setting, row.value, row.native, row.effect, row.note) for row in self.rows)]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        return "\n".join(line.rstrip() for line in [lines[0], "-" * sum(widths), *lines[1:]])

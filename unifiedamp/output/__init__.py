@@ -1,0 +1,1 @@
+"""Files, terminal text and pages that the commands write."""

@@ -1,0 +1,208 @@
+"""Precision policies: three dtypes, a loss scale and overrides, as one frozen value with a text form.
+
+The triple and its text (``p=float32,c=float16,o=float32``) follow jmp; the preset names are Keras's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import PolicyError, nearest
+from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
+
+DTYPES = {
+    "float32": "float32", "f32": "float32", "fp32": "float32",
+    "float16": "float16", "f16": "float16", "fp16": "float16",
+    "bfloat16": "bfloat16", "bf16": "bfloat16",
+}  # fmt: skip
+
+COMPUTE_DTYPES = DTYPES | {"float8": "float8", "f8": "float8", "fp8": "float8"}
+"""What ``compute_dtype`` may be: any dtype above, or float8, which linear layers alone compute in."""
+
+OP_VOCABULARY = (
+    "matmul", "linear", "conv", "conv_transpose", "attention", "embedding", "rnn",
+    "softmax", "log_softmax", "layer_norm", "batch_norm", "group_norm",
+    "relu", "gelu", "silu", "sigmoid", "tanh", "softplus",
+    "exp", "log", "pow", "rsqrt", "sum", "mean", "prod", "cumsum", "norm",
+    "cross_entropy", "mse_loss", "l1_loss",
+)  # fmt: skip
+"""Operations that ``op_overrides`` can name, in words of no one framework."""
+
+OP_CHOICES = ("compute", "float32", "widest")
+"""What an operation can be set to: the policy's compute dtype, float32, or the widest dtype among its inputs."""
+
+
+class FrozenDict(Mapping[str, str]):
+    """A hashable mapping that keeps its keys in order."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, str] | None = None) -> None:
+        self._items = dict(items or {})
+
+    def __getitem__(self, key: str) -> str:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which dtype parameters, computations and outputs have. Frozen; compares and hashes by value.
+
+    Args:
+        param_dtype: dtype of the trainable parameters ("float32", "float16", "bfloat16").
+        compute_dtype: dtype that matrix products, convolutions and the like run in. "float8" is for the products of
+            linear layers, forward and backward; whatever else would be cast then runs in bfloat16.
+        output_dtype: dtype of a prepared model's outputs, and so of what the loss is computed from.
+        loss_scale: a ``LossScale``, or None for the one that suits: dynamic where computations are float16 and
+            parameters float32, none elsewhere. Numbers, names and mappings are read by ``parse_loss_scale``.
+        op_overrides: operation of :data:`OP_VOCABULARY` → "compute", "float32" or "widest".
+        layer_overrides: glob over layer paths (components joined by dots) → dtype the layer computes in.
+        keep_norm_float32: normalization layers keep parameters and statistics in float32.
+
+    Raises:
+        PolicyError: a dtype, operation or choice is unknown, or the parts contradict each other.
+    """
+
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"
+    output_dtype: str = "float32"
+    loss_scale: LossScale | None = None
+    op_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
+    layer_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
+    keep_norm_float32: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "compute_dtype", "output_dtype"):
+            known = COMPUTE_DTYPES if name == "compute_dtype" else DTYPES
+            object.__setattr__(self, name, canonical_dtype(getattr(self, name), name, known))
+        if self.loss_scale is not None:
+            object.__setattr__(self, "loss_scale", parse_loss_scale(self.loss_scale))
+        object.__setattr__(self, "op_overrides", _checked_ops(self.op_overrides))
+        object.__setattr__(self, "layer_overrides", _checked_layers(self.layer_overrides))
+        if not isinstance(self.keep_norm_float32, bool):
+            raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
+        if self.compute_dtype == "float8":
+            _check_float8(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        """Read a preset, an alias of another library, or the text that ``str(policy)`` gives.
+
+        Raises:
+            PolicyError: the name is unknown (with the nearest one) or ambiguous (with what it usually means).
+        """
+        from .text import parse_policy
+
+        return parse_policy(text)
+
+    @property
+    def resolved_loss_scale(self) -> LossScale:
+        """``loss_scale``, or the default for these dtypes."""
+        if self.loss_scale is not None:
+            return self.loss_scale
+        scaled = self.compute_dtype == "float16" and self.param_dtype == "float32"
+        return DynamicLossScale() if scaled else NoLossScale()
+
+    @property
+    def name(self) -> str:
+        """The preset that has these dtypes, or ``""``; overrides are not looked at."""
+        triple = (self.param_dtype, self.compute_dtype, self.output_dtype)
+        return next((name for name, preset in PRESETS.items() if _triple(preset) == triple), "")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether computations run in another dtype than parameters have."""
+        return self.param_dtype != self.compute_dtype
+
+    @property
+    def region_dtype(self) -> str:
+        """The dtype that an autocast region casts to: ``compute_dtype``, but bfloat16 around float8 linear layers."""
+        return "bfloat16" if self.compute_dtype == "float8" else self.compute_dtype
+
+    def replace(self, **changes: Any) -> Policy:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        from .text import policy_text
+
+        return policy_text(self)
+
+
+def canonical_dtype(value: object, where: str = "dtype", known: Mapping[str, str] = DTYPES) -> str:
+    """Return the full name of a dtype that policies know.
+
+    Args:
+        value: what the user wrote.
+        where: what it is for, in the message.
+        known: spelling → name: :data:`DTYPES`, or :data:`COMPUTE_DTYPES` where float8 is one of them.
+
+    Raises:
+        PolicyError: not one of them.
+    """
+    key = value.strip().lower() if isinstance(value, str) else ""
+    if key in known:
+        return known[key]
+    *names, last = (repr(name) for name in dict.fromkeys(known.values()))
+    hint = nearest(str(value), known)
+    if COMPUTE_DTYPES.get(key) == "float8":
+        hint = "; float8 is a compute_dtype alone, see policy 'mixed_float8'"
+    raise PolicyError(f"{where} must be {', '.join(names)} or {last}, got {value!r}{hint}")
+
+
+def _triple(policy: Policy) -> tuple[str, str, str]:
+    return (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+
+
+def _check_float8(policy: Policy) -> None:
+    if policy.param_dtype != "float32":
+        raise PolicyError(
+            f"compute_dtype float8 needs float32 parameters, but param_dtype is {policy.param_dtype}: "
+            "use 'mixed_float8'"
+        )
+    if policy.op_overrides.get("linear", "compute") != "compute":
+        raise PolicyError(
+            f"op_overrides.linear is {policy.op_overrides['linear']!r}, so nothing is left to run in float8: use "
+            "'mixed_bfloat16', or layer_overrides to take single layers out"
+        )
+
+
+def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
+    for op, choice in overrides.items():
+        if op not in OP_VOCABULARY:
+            raise PolicyError(f"op_overrides: unknown operation {op!r}{nearest(op, OP_VOCABULARY)}")
+        if choice not in OP_CHOICES:
+            raise PolicyError(f"op_overrides.{op} must be one of {', '.join(OP_CHOICES)}, got {choice!r}")
+    return FrozenDict(overrides)
+
+
+def _checked_layers(overrides: Mapping[str, str]) -> FrozenDict:
+    for glob in overrides:
+        if not isinstance(glob, str) or not glob.strip() or set(glob) & set(",;"):
+            raise PolicyError(f"layer_overrides: {glob!r} is not a glob over layer paths (no commas or semicolons)")
+    return FrozenDict({glob: canonical_dtype(dtype, f"layer_overrides[{glob!r}]") for glob, dtype in overrides.items()})
+
+
+PRESETS: dict[str, Policy] = {
+    "float32": Policy(),
+    "mixed_float16": Policy(compute_dtype="float16"),
+    "mixed_bfloat16": Policy(compute_dtype="bfloat16"),
+    "mixed_float8": Policy(compute_dtype="float8"),
+    "float16": Policy("float16", "float16", "float16", keep_norm_float32=False),
+    "bfloat16": Policy("bfloat16", "bfloat16", "bfloat16", keep_norm_float32=False),
+}
+"""The policies that have a name of their own."""

@@ -1,0 +1,147 @@
+"""What becomes of an accumulation window when an exception leaves one of its calls.
+
+No gradient may be applied that is not the mean true gradient of whole micro-batches. A call that an error or a signal
+interrupts can leave half a micro-batch in the gradients, or true gradients where scaled ones are expected. So its
+windows are discarded, and the next loss starts new ones. Parameters that an interrupted update may have changed in part
+cannot be restored: the session refuses to go on until the user has decided what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ..backend import Backend, ScaledLoss
+from ..errors import LossError, StepOrderError, UnsupportedError
+from .step_order import ReplicaWindows, Slot, Window
+
+REFUSALS = (LossError, UnsupportedError)
+"""What ``unscale`` and the clipping calls raise before anything is done, so that nothing is to be discarded."""
+
+T = TypeVar("T")
+
+
+class Interruptions:
+    """Discards the windows of interrupted calls.
+
+    Args:
+        backend: the session's.
+        window: the order of calls.
+        discarded: called after windows were discarded.
+    """
+
+    def __init__(self, backend: Backend, window: Window | ReplicaWindows, discarded: Callable[[], None]) -> None:
+        self._backend = backend
+        self._window = window
+        self._discarded = discarded
+        self._pending: tuple[Sequence[Slot], str, BaseException] | None = None
+
+    def run(
+        self, slots: Sequence[Slot], call: str, method: Callable[..., T], *args: Any, refusals: Any = LossError
+    ) -> T:
+        """Return ``method(*args)``; whatever it raises, except ``refusals``, discards the windows of ``slots``."""
+        try:
+            return method(*args)
+        except refusals:
+            raise
+        except BaseException as error:
+            self.discard(slots, call, error)
+            raise
+
+    def discard(self, slots: Sequence[Slot], call: str, error: BaseException) -> None:
+        """Discard the windows of ``slots``, whose ``call`` was left by ``error``."""
+        self._pending = (slots, call, error)
+        self.finish()
+
+    def finish(self) -> None:
+        """Finish a :meth:`discard` that was itself interrupted, if there is one."""
+        if self._pending is None:
+            return
+        slots, call, error = self._pending
+        partly_updated = self._backend.rollback([slot.optimizer for slot in slots])
+        if self._window.abandon(slots) and not self._backend.tracing():
+            self._backend.update()
+        if partly_updated:
+            for slot in slots:
+                slot.refusal = _refusal(slot, call, error)
+        self._pending = None
+        self._discarded()
+
+    def check(self) -> None:
+        """Refuse a compiled call while the parameters of some optimizer may be partly updated.
+
+        Raises:
+            StepOrderError: see :meth:`Slot.check`.
+        """
+        self.finish()
+        for slot in self._window.slots.values():
+            slot.check()
+
+    def forgive(self) -> None:
+        """Let every optimizer go on: a state was loaded."""
+        self.finish()
+        for slot in self._window.slots.values():
+            slot.refusal = ""
+
+
+def _refusal(slot: Slot, call: str, error: BaseException) -> str:
+    return (
+        f"amp.{call} was interrupted by {type(error).__name__} while this {type(slot.optimizer).__name__} updated the "
+        "parameters: some of them may hold this step's update and others not. Load a checkpoint (the model, the "
+        "optimizer and amp.load_state_dict), or call amp.discard_step(optimizer) to go on with the parameters as they "
+        "are"
+    )
+
+
+class GuardedLoss:
+    """What ``with amp.scale_loss(...) as scaled_loss`` gives: the backend's scaled loss, and a backward pass that
+    discards its windows when it fails.
+
+    Args:
+        context: what the backend's ``scale_loss`` returned.
+        slots: the optimizers named.
+        interruptions: the session's.
+    """
+
+    __slots__ = ("_context", "_interruptions", "_loss", "_slots")
+
+    def __init__(
+        self, context: AbstractContextManager[ScaledLoss], slots: Sequence[Slot], interruptions: Interruptions
+    ) -> None:
+        self._context = context
+        self._loss: Any = None
+        self._slots = slots
+        self._interruptions = interruptions
+
+    def __enter__(self) -> GuardedLoss:
+        self._loss = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._context.__exit__(kind, error, trace)
+
+    @property
+    def value(self) -> Any:
+        """The scaled loss, native, in float32."""
+        return self._entered().value
+
+    def backward(self, **options: Any) -> None:
+        """Add the gradients of the scaled loss to the window of each optimizer named.
+
+        Args:
+            **options: the framework's, such as torch's ``retain_graph``.
+        """
+        self._interruptions.run(self._slots, "scale_loss", functools.partial(self._entered().backward, **options))
+
+    def _entered(self) -> Any:
+        if self._loss is None:
+            raise StepOrderError(
+                "amp.scale_loss is a context: 'with amp.scale_loss(loss, optimizer) as scaled_loss: "
+                "scaled_loss.backward()'"
+            )
+        return self._loss

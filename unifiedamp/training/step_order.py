@@ -1,0 +1,264 @@
+"""The order of calls within one iteration: autocast, scale_loss, (unscale, clip), step.
+
+Plain Python, the same for every backend. A framework that replays traces (``tf.function``, ``jax.jit``) does not run
+this code on each call, so the whole state is a small hashable snapshot that can be stored with a trace and restored
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import StepOrderError, WrongObjectError
+
+
+class Slot:
+    """One prepared optimizer's place in the iteration.
+
+    Attributes:
+        optimizer: the prepared optimizer (held, so that its id stays its own).
+        index: its position among the prepared ones.
+        scaled: a loss was scaled for it since its last step.
+        unscaled: its gradients have been divided by the scale.
+        stepped: it has had its step in this iteration.
+        micro: micro-batches of the accumulation window that are done.
+        refusal: why nothing may be trained by it for now; empty when all is well.
+    """
+
+    __slots__ = ("index", "micro", "optimizer", "refusal", "scaled", "stepped", "unscaled")
+
+    def __init__(self, optimizer: Any, index: int) -> None:
+        self.optimizer = optimizer
+        self.index = index
+        self.scaled = self.unscaled = self.stepped = False
+        self.micro = 0
+        self.refusal = ""
+
+    def check(self) -> None:
+        """Refuse to train by an optimizer whose parameters an interrupted step may have updated in part.
+
+        Raises:
+            StepOrderError: with what to do.
+        """
+        if self.refusal:
+            raise StepOrderError(self.refusal)
+
+
+class Window:
+    """Tracks one session's iteration and says when the scale must move.
+
+    An iteration ends when every prepared optimizer has had its step, or when one that had it gets a new loss (so a GAN
+    whose discriminator trains five times for each generator step has five iterations).
+
+    Args:
+        accumulate_steps: micro-batches per optimizer step.
+
+    Attributes:
+        ended: how many iterations this window's Python has ended; no part of the snapshot.
+    """
+
+    def __init__(self, accumulate_steps: int = 1) -> None:
+        self.ended = 0
+        self.accumulate_steps = accumulate_steps
+        self.slots: dict[int, Slot] = {}
+        self.in_region = False
+        self.any_scaled = False
+
+    def bind(self, optimizer: Any) -> None:
+        """Add a prepared optimizer; again is harmless."""
+        if id(optimizer) not in self.slots:
+            self.slots[id(optimizer)] = Slot(optimizer, len(self.slots))
+
+    def slot(self, optimizer: Any, call: str) -> Slot:
+        """Return the slot of ``optimizer``.
+
+        Raises:
+            WrongObjectError: it was never prepared.
+        """
+        slot = self.slots.get(id(optimizer))
+        if slot is None:
+            raise WrongObjectError(
+                f"amp.{call}: this {type(optimizer).__name__} has not been prepared; "
+                "use the optimizer that amp.prepare(model, optimizer) returned"
+            )
+        return slot
+
+    def enter_region(self) -> None:
+        """Note that an autocast region was entered."""
+        self.in_region = True
+
+    def leads(self) -> bool:
+        """Whether what happens once for all replicas is to happen here."""
+        return True
+
+    def accumulating(self, slot: Slot) -> bool:
+        """Whether the current micro-batch is not the last of its window."""
+        return slot.micro + 1 < self.accumulate_steps
+
+    def begin_scale(self, slots: Sequence[Slot]) -> bool:
+        """Note that a loss is scaled for ``slots``; return whether the iteration before must be ended first.
+
+        Raises:
+            StepOrderError: no autocast region was entered since the last step; an interrupted step was not dealt with.
+        """
+        if not self.in_region:
+            raise StepOrderError(
+                "amp.scale_loss: no loss was computed under the policy in this iteration; compute it inside "
+                "'with amp.autocast():' before scaling it"
+            )
+        for slot in slots:
+            slot.check()
+        ends = any(slot.stepped for slot in slots)
+        if ends:
+            self.end_iteration()
+            self.in_region = True
+        for slot in slots:
+            if slot.unscaled:
+                raise StepOrderError(
+                    "amp.scale_loss: the gradients of this iteration are already unscaled; "
+                    "scale every loss before amp.unscale or amp.clip_grad_norm, or call amp.step first"
+                )
+        for slot in slots:
+            slot.scaled = True
+        self.any_scaled = True
+        return ends
+
+    def check_step(self, slot: Slot, call: str) -> None:
+        """Refuse a ``step`` or ``unscale`` that no scaled loss went before.
+
+        Raises:
+            StepOrderError: no loss went through ``scale_loss`` in this iteration, for any optimizer; an interrupted
+                step was not dealt with.
+        """
+        slot.check()
+        if slot.scaled or (self.any_scaled and not slot.stepped):
+            return
+        name = type(slot.optimizer).__name__
+        done = "it has already had its step in this iteration; " if slot.stepped else ""
+        raise StepOrderError(
+            f"amp.{call}({name}): no loss went through amp.scale_loss() for it since its last step; {done}"
+            "run 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()' first"
+        )
+
+    def end_micro_batch(self, slot: Slot) -> None:
+        """Note a micro-batch that is not its window's last."""
+        slot.micro += 1
+        if len(self.slots) == 1:
+            self.in_region = False
+
+    def ends_iteration(self, slot: Slot) -> bool:
+        """Whether the step of ``slot`` ends the iteration."""
+        return len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+
+    def end_step(self, slot: Slot, ends: bool) -> None:
+        """Note that ``slot`` had its step (or was discarded)."""
+        slot.scaled = slot.unscaled = False
+        slot.micro = 0
+        if ends:
+            self.end_iteration()
+        else:
+            slot.stepped = True
+
+    def abandon(self, slots: Sequence[Slot]) -> bool:
+        """Discard the windows of ``slots``; return whether that ends the iteration."""
+        ends = False
+        for slot in slots:
+            ends = self.ends_iteration(slot)
+            self.end_step(slot, ends)
+        return ends
+
+    def end_iteration(self) -> None:
+        """Start the next iteration."""
+        for slot in self.slots.values():
+            slot.stepped = False
+        self.in_region = self.any_scaled = False
+        self.ended += 1
+
+    def pending(self) -> list[Any]:
+        """Return the optimizers for which something was done since their last iteration ended."""
+        return [s.optimizer for s in self.slots.values() if s.scaled or s.unscaled or s.stepped or s.micro]
+
+    def idle(self) -> bool:
+        """Whether nothing has been done since the last iteration."""
+        return not (self.in_region or self.any_scaled)
+
+    def reset(self) -> None:
+        """Forget all that has been done since the last iteration."""
+        for slot in self.slots.values():
+            self.end_step(slot, True)
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return the whole state, hashable."""
+        slots = tuple((s.scaled, s.unscaled, s.stepped, s.micro) for s in self.slots.values())
+        return (self.in_region, self.any_scaled, slots)
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Put back a state that :meth:`snapshot` returned."""
+        self.in_region, self.any_scaled, slots = snapshot
+        for slot, values in zip(self.slots.values(), slots, strict=True):
+            slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
+
+
+class ReplicaWindows:
+    """A window for each replica of a step that one process runs in turns; calls go to the one of the replica calling.
+
+    Args:
+        accumulate_steps: micro-batches per optimizer step.
+        replica: returns the index of the replica that calls; 0 outside and where there is one.
+    """
+
+    def __init__(self, accumulate_steps: int, replica: Callable[[], int]) -> None:
+        self._accumulate_steps = accumulate_steps
+        self._replica = replica
+        self._windows = {0: Window(accumulate_steps)}
+
+    def _here(self) -> Window:
+        replica = self._replica()
+        if replica not in self._windows:
+            window = self._windows[replica] = Window(self._accumulate_steps)
+            for slot in self._windows[0].slots.values():
+                window.bind(slot.optimizer)
+        return self._windows[replica]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._here(), name)
+
+    def bind(self, optimizer: Any) -> None:
+        """See :class:`Window`."""
+        for window in self._windows.values():
+            window.bind(optimizer)
+
+    def abandon(self, slots: Sequence[Slot]) -> bool:
+        """See :class:`Window`; the windows of all replicas are discarded."""
+        ends = False
+        for window in self._windows.values():
+            ends = window.abandon([window.slots[id(slot.optimizer)] for slot in slots])
+        return ends
+
+    def leads(self) -> bool:
+        """See :class:`Window`."""
+        return self._replica() == 0
+
+    def pending(self) -> list[Any]:
+        """See :class:`Window`; of all replicas."""
+        every = [optimizer for window in self._windows.values() for optimizer in window.pending()]
+        return list({id(optimizer): optimizer for optimizer in every}.values())
+
+    def reset(self) -> None:
+        """See :class:`Window`; on all replicas."""
+        for window in self._windows.values():
+            window.reset()
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """See :class:`Window`; replicas that stand between two iterations are left out."""
+        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.idle()])
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """See :class:`Window`."""
+        busy = dict(snapshot)
+        for replica, window in self._windows.items():
+            if replica in busy:
+                window.restore(busy[replica])
+            elif not window.idle():
+                window.reset()

@@ -1,0 +1,1 @@
+"""Training jobs run by the commands: worker processes, comparison, tuning and measurement."""

@@ -1,0 +1,128 @@
+"""The rows of a comparison: what is to be run, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..interleaved import ratio
+
+BASELINE = "float32"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run.
+
+    Attributes:
+        backend, policy: by name; the policy as ``Policy.parse`` reads it.
+        compile: "off", "default" or "max", of ``amp.compile``.
+        batch_size: samples per batch; 0 stands for the largest that fits, which is yet to be found.
+    """
+
+    backend: str
+    policy: str
+    compile: str
+    batch_size: int
+
+    def __str__(self) -> str:
+        size = self.batch_size or "the largest that fits"
+        return f"{self.backend}, {self.policy}, compile {self.compile}, batch size {size}"
+
+    @property
+    def group(self) -> tuple[str, str, int]:
+        """What runs that are compared with each other share."""
+        return (self.backend, self.compile, self.batch_size)
+
+
+@dataclass
+class Row:
+    """A run and what came out of it; None where there is nothing (yet).
+
+    Attributes:
+        state: "waiting", "trained" (quality is there, speed is not), "done", "refused" (cannot run here) or "failed".
+        reason: why it was refused or failed.
+        notes: warnings of the session.
+        batch_size: what was run; that of the task, or the largest that fits.
+        samples_per_second: of training, the median over the rounds.
+        rates: of each round.
+        ratio, ratio_low, ratio_high: how many times faster than ``baseline``: the median, smallest and largest over the
+            rounds.
+        baseline: what the ratio is to, in words.
+        peak_memory: bytes; ``memory_of`` says of what: "device" (the framework's own count) or "process".
+        loss: the mean over the last epoch. accuracy, precision, recall, f1: on the test images (macro averages).
+        test_images: how many those are.
+        scale, applied_steps, skipped_steps: of the session at the end.
+        losses: of each batch. scales: [step, scale, steps skipped until then].
+        tensor_cores: what ``--profile`` found.
+    """
+
+    task: Task
+    state: str = "waiting"
+    reason: str = ""
+    notes: list[str] = field(default_factory=list)
+    batch_size: int = 0
+    samples_per_second: float | None = None
+    rates: list[float] = field(default_factory=list)
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    baseline: str = ""
+    peak_memory: int | None = None
+    memory_of: str = ""
+    loss: float | None = None
+    accuracy: float | None = None
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    test_images: int = 0
+    scale: float | None = None
+    applied_steps: int | None = None
+    skipped_steps: int | None = None
+    losses: list[float | None] = field(default_factory=list)
+    scales: list[list[float]] = field(default_factory=list)
+    tensor_cores: dict[str, Any] | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells this row from others, in few words."""
+        size = self.batch_size or self.task.batch_size
+        return f"{self.task.backend} {self.task.policy} {self.task.compile} {size or 'largest'}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether others are compared with it."""
+        return self.task.policy == BASELINE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        own = {key: value for key, value in vars(self).items() if key not in ("task", "batch_size")}
+        task = self.task
+        head = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
+        size = {"batch_size": self.batch_size or task.batch_size, "largest_batch_size": not task.batch_size}
+        return {**head, **size, **own}
+
+
+def tasks(
+    backends: Iterable[str], policies: Sequence[str], modes: Sequence[str], sizes: Sequence[int]
+) -> list[list[Task]]:
+    """Return the runs, in groups of what is compared with each other; a group holds one run per policy."""
+    return [
+        [Task(backend, policy, mode, size) for policy in policies]
+        for backend in backends
+        for mode in modes
+        for size in sizes
+    ]
+
+
+def set_ratios(group: Sequence[Row]) -> None:
+    """Fill in the ratios to the float32 row of the same group."""
+    baseline = next((row for row in group if row.is_baseline and row.rates), None)
+    if baseline is None:
+        return
+    for row in group:
+        if row.rates and len(row.rates) == len(baseline.rates):
+            found = ratio(row.rates, baseline.rates)
+            row.ratio, row.ratio_low, row.ratio_high = found.value, found.low, found.high
+            row.baseline = f"{BASELINE}, batch size {baseline.batch_size}"

@@ -1,0 +1,285 @@
+"""Work done in a process of its own, so that a crash or a lack of memory costs that work alone.
+
+The parent asks, the worker answers; both write one JSON value per line. ``Worker("package.module:make")`` starts a
+process that imports ``package.module``, calls ``make(tell)`` for a function ``handle(request)``, and hands it each
+request. ``tell(value)`` reports progress meanwhile. What the worker's libraries print goes to its standard error, which
+is shown only when it dies.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..errors import AmpError
+
+ENDING_SECONDS = 5.0
+"""How long a process whose pipe is closed may take to end by itself, so that its exit code is known."""
+LONGEST = 2**28
+"""Bytes of the longest line that is read."""
+
+Handle = Callable[[dict[str, Any]], Any]
+Tell = Callable[[Any], None]
+
+
+class WorkerError(AmpError):
+    """A worker failed.
+
+    Attributes:
+        kind: "error" (an exception), "refused" (an ``AmpError``), "memory" (an exception for lack of memory), "crash"
+            (the process is gone), "timeout" (it said nothing for too long) or "garbage" (what it said is no answer).
+            After the last three the process has ended.
+        error: the name of the exception's class, or of the signal that ended the process; may be empty.
+    """
+
+    def __init__(self, message: str, kind: str, error: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.error = error
+
+
+class OutOfMemory(Exception):
+    """Raised by a handler that ran out of memory, so that the parent can tell; the process is still good."""
+
+
+class Worker:
+    """The parent's end. A context manager: leaving it ends the process.
+
+    Args:
+        target: "module:function" that makes the handler.
+        env: environment variables beside the parent's.
+    """
+
+    def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "unifiedamp.workloads.workers", target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers itself
+        )
+        self._lines = _Lines(self._process)
+
+    def ask(self, request: Mapping[str, Any], told: Tell | None = None, timeout: float | None = None) -> Any:
+        """Return the answer to a request.
+
+        Args:
+            request: plain JSON values.
+            told: called with what the handler tells meanwhile.
+            timeout: seconds without anything new to hear after which the process is ended; None waits for ever.
+
+        Raises:
+            WorkerError: it failed, or the process is gone.
+        """
+        self._send(request)
+        last: Any = None
+        deadline = _deadline(timeout)
+        while True:
+            message = self._read(deadline, timeout)
+            if "told" not in message:
+                break
+            if message["told"] != last:  # who says the same again and again has not come any further
+                last, deadline = message["told"], _deadline(timeout)
+            if told is not None:
+                told(message["told"])
+        if "answer" in message:
+            return message["answer"]
+        try:
+            raise WorkerError(str(message["failed"]), str(message["kind"]), str(message["error"]))
+        except KeyError:
+            raise self.garbage(message) from None
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        try:
+            assert self._process.stdin
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # the process is gone, or was ended
+            raise self._gone() from None
+
+    def _read(self, deadline: float, timeout: float | None) -> dict[str, Any]:
+        try:
+            line = self._lines.read(deadline)
+        except TimeoutError:
+            self._end()
+            said = f"it said nothing new for {timeout:g} seconds and was stopped{self._said()}"
+            raise WorkerError(said, "timeout") from None
+        if line is None:
+            raise self._gone()
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise self.garbage(line.decode(errors="replace"))
+        return found
+
+    def garbage(self, answer: object) -> WorkerError:
+        """End the process, and return the error that says what it answered."""
+        self._end()
+        return WorkerError(f"its answer makes no sense ({str(answer)[:100]!r}){self._said()}", "garbage")
+
+    def _gone(self) -> WorkerError:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING_SECONDS)
+        self._end()
+        code = self._process.returncode
+        return WorkerError(f"its process {_ending(code)}{self._said()}", "crash", _signal(code))
+
+    def _said(self) -> str:
+        said = self.last_words()
+        return f": {said}" if said else ""
+
+    def last_words(self) -> str:
+        """Return the last line that the process wrote to its standard error."""
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 4000))
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else ""
+
+    def close(self) -> None:
+        """End the process; closing it again is harmless."""
+        self._end()
+        assert self._process.stdout
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _end(self) -> None:
+        """End the process and what it has started."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own group: see start_new_session
+        self._process.kill()
+        self._process.wait()
+        with suppress(OSError):
+            assert self._process.stdin
+            self._process.stdin.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Lines:
+    """The lines that a process writes, each awaited for a limited time."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout
+        self._process, self._file, self._read = process, process.stdout.fileno(), bytearray()
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLIN)
+
+    def read(self, deadline: float) -> bytes | None:
+        """Return the next line, or None where the process has ended.
+
+        Args:
+            deadline: a time of ``time.monotonic``.
+
+        Raises:
+            TimeoutError: nothing more has come by then.
+        """
+        searched = 0
+        while (end := self._read.find(b"\n", searched)) < 0 and len(self._read) < LONGEST:
+            searched = len(self._read)
+            chunk = os.read(self._file, 1 << 16) if self._comes(deadline) else b""
+            if not chunk:
+                return None
+            self._read += chunk
+        line = bytes(self._read[: end + 1 or None])
+        del self._read[: len(line)]
+        return line
+
+    def _comes(self, deadline: float) -> bool:
+        """Wait for more. What the process has started may keep the pipe open: its own end is what counts."""
+        while (left := deadline - time.monotonic()) > 0:
+            if self._poll.poll(1000 * min(left, 1.0)):
+                return True
+            if self._process.poll() is not None:
+                return bool(self._poll.poll(0))
+        raise TimeoutError
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _signal(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else ""
+    except ValueError:
+        return ""
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = _signal(code) or f"signal {-code}"
+    return f"was killed by {name}{' (which the system sends when memory runs out)' if name == 'SIGKILL' else ''}"
+
+
+def serve(target: str) -> None:
+    """Be the worker: answer requests until the parent is gone."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # The pipe to the parent is kept aside; whatever prints to file descriptor 1 writes to the standard error.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(message: dict[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    handle: Handle | None = None
+    process = os.getpid()
+    for line in sys.stdin:
+        try:
+            handle = handle or _make(target, lambda value: send({"told": value}))
+            message = {"answer": handle(json.loads(line))}
+        except Exception as error:
+            message = _failure(error)
+        if os.getpid() != process:  # a library has forked, and this is the copy: one answers
+            os._exit(0)
+        send(message)
+
+
+def _end_with(parent: int) -> None:
+    """End this process, whatever it does, once its parent is gone: killed outright, a parent closes nothing."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _make(target: str, tell: Tell) -> Handle:
+    module, _, name = target.partition(":")
+    made: Handle = getattr(importlib.import_module(module), name)(tell)
+    return made
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    said = " ".join(str(error).split()) or "no message"
+    name = type(error).__name__
+    if isinstance(error, AmpError):
+        return {"failed": said, "kind": "refused", "error": name}
+    if isinstance(error, OutOfMemory):
+        return {"failed": said, "kind": "memory", "error": name}
+    return {"failed": f"{name}: {said}"[:600], "kind": "error", "error": name}
+
+
+if __name__ == "__main__":
+    from unifiedamp.workloads import workers  # the module of that name, whose classes handlers raise
+
+    workers.serve(sys.argv[1])
