@@ -180,7 +180,7 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", silent=True)
     session.run("mypy")
-    options = ("--amp-form", "eager", "--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
+    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
     effort = {"UNIFIEDAMP_TEST_EFFORT": "quick", "OMP_NUM_THREADS": "1"}
     session.run("python", "-m", "pytest", *SHARED, "-q", *options, *session.posargs, env=effort)
 

@@ -2,6 +2,7 @@
 
 import gc
 
+import effort
 import pytest
 import toy.registered  # noqa: F401
 
@@ -28,6 +29,8 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--proved-elsewhere"):
         config.hook.pytest_deselected(items=[item for item in items if is_proved_elsewhere(item)])
         items[:] = [item for item in items if not is_proved_elsewhere(item)]
+    if effort.QUICK:
+        items[:] = [item for item in items if is_quick(item)]
     items.sort(key=lambda item: ["torch", "", "mxnet", "tensorflow"].index(framework_of(item)))
 
 
@@ -42,6 +45,12 @@ def is_proved_elsewhere(item):
     backend = backend_of(item)
     wanted = [feature for marker in item.iter_markers("needs") for feature in marker.args]
     return backend is not None and not all(declared(backend).feature(feature) for feature in wanted)
+
+
+def is_quick(item):
+    """Tell whether a test compiles nothing: the toy does not, whatever its forms are called."""
+    form = item.callspec.params.get("form", "eager") if hasattr(item, "callspec") else "eager"
+    return form.startswith("eager") or backend_of(item) == "toy"
 
 
 def framework_of(item):
