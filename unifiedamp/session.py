@@ -118,7 +118,7 @@ class Amp(StepCalls):
 
     def scope(self) -> AbstractContextManager[None]:
         """Return a context in which models and optimizers are made under the policy; global state is put back."""
-        return self.backend.scope()
+        return self.backend.precision.scope()
 
     def prepare(self, *objects: Any) -> Any:
         """Bind optimizers to models and check what would fail later.
@@ -134,13 +134,13 @@ class Amp(StepCalls):
         """
         if not objects:
             raise WrongObjectError("amp.prepare() needs a model, and the optimizers that train it")
-        is_model = [self.backend.is_model(obj) for obj in objects]
+        is_model = [self._training.is_model(obj) for obj in objects]
         models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
         optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
         limit = self.capabilities.feature("several_optimizers")
         if len(self._window.slots) + len(optimizers) > 1 and not limit:
             raise UnsupportedError(f"backend {self.backend.name!r} takes one optimizer: {limit.reason}")
-        models, optimizers = map(list, self.backend.prepare(models, optimizers))
+        models, optimizers = map(list, self._training.prepare(models, optimizers))
         for optimizer in optimizers:
             self._window.bind(optimizer)
         self._models += models
@@ -179,8 +179,8 @@ class Amp(StepCalls):
         if not support:
             raise UnsupportedError(f"backend {self.backend.name!r} cannot compile: {support.reason}")
         tell_of_debugging(self.backend, self.tuning)
-        compiled = self.backend.compile(fn, self._window, mode)
-        replays = self.backend.replays_traces and not self.backend.is_model(compiled)
+        compiled = self.backend.compiler.compile(fn, self._window, mode)
+        replays = self.backend.compiler.replays_traces and not self._training.is_model(compiled)
         return self._watched(compiled) if replays else compiled  # type: ignore[return-value]
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -188,17 +188,17 @@ class Amp(StepCalls):
     @property
     def loss_scale(self) -> float:
         """The scale that the next loss will be multiplied by; 1.0 without a scaler."""
-        return self.backend.read_state().scale
+        return self._training.read_state().scale
 
     @property
     def applied_steps(self) -> int:
         """Optimizer steps applied so far, over all optimizers."""
-        return self.backend.read_state().applied_steps
+        return self._training.read_state().applied_steps
 
     @property
     def skipped_steps(self) -> int:
         """Optimizer steps skipped for non-finite gradients so far, over all optimizers."""
-        return self.backend.read_state().skipped_steps
+        return self._training.read_state().skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the scale, its counters and settings, and the policy. Legal at any time."""
@@ -222,8 +222,8 @@ class Amp(StepCalls):
         accepted = read_session(self, state, restart_scale)
         self._interruptions.forgive()
         self._start_anew()
-        self.backend.write_state(accepted)
-        self._watch.expect(self.backend.read_state())
+        self._training.write_state(accepted)
+        self._watch.expect(self._training.read_state())
         if self._recorder is not None:
             self._recorder.state_loaded(len(self._window.slots))
 
@@ -240,7 +240,7 @@ class Amp(StepCalls):
             ConfigError: it has none of them, or one that is misspelt.
         """
         self._watch.hooks = plugins.add_observer(self._watch.hooks, observer)
-        self._watch.expect(self.backend.read_state())
+        self._watch.expect(self._training.read_state())
 
     def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
         """Record each layer's numbers, on the first step and on every ``every``-th.
@@ -278,11 +278,11 @@ class Amp(StepCalls):
             ConfigError: an unknown ``dtype``.
             UnsupportedError: the framework has no arrays of that dtype here.
         """
-        return self.backend.to_native(array, _array_dtype(dtype))
+        return self.backend.device.to_native(array, _array_dtype(dtype))
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a native tensor as a numpy array; bfloat16 comes back as float32."""
-        return self.backend.to_numpy(tensor)
+        return self.backend.device.to_numpy(tensor)
 
     def prefetch(self, batches: Iterable[Any], size: int = 2) -> Iterable[Any]:
         """Return ``batches`` as native ones on the session's device, made ready ahead of the loop.
@@ -306,7 +306,7 @@ class Amp(StepCalls):
             raise ConfigError(f"amp.prefetch: size must be a whole number of at least 1, got {size!r}")
         if not isinstance(batches, Iterable):
             raise WrongObjectError(f"amp.prefetch takes an iterable of batches, got {type(batches).__name__}")
-        return self.backend.prefetch(batches, size)
+        return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
         """Take back what the session attached to models, optimizers and the framework; end a recording. Idempotent.
@@ -373,9 +373,9 @@ class Amp(StepCalls):
         self._interruptions.forgive()
         pending = self._window.pending()
         for optimizer in pending:
-            self.backend.drop_gradients(optimizer)
+            self._training.zero_grad(optimizer)
         if pending:
-            self.backend.update()
+            self._training.update_scale()
         self._window.reset()
 
     def _require(self, feature: str, call: str) -> None:

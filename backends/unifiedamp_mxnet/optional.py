@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from unifiedamp.backend import Backend, CallState, MatmulShape, PlanRow, Policy, SessionSpec, recording
+from unifiedamp.backend import CallState, LegacyBackend, MatmulShape, PlanRow, Policy, SessionSpec, recording
 
 from .compiling.compile import Compiler
 from .device import devices, prefetch, tuning, usage
@@ -18,7 +18,7 @@ from .training.prepared_optimizer import Bound
 from .training.scaler import Scaler
 
 
-class MXNetExtras(Backend):
+class MXNetExtras(LegacyBackend):
     """The base of ``MXNetBackend`` that holds these calls, and what they read of the session."""
 
     def __init__(self, spec: SessionSpec) -> None:

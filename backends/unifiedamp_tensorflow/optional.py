@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from unifiedamp.backend import (
-    Backend,
     CallState,
     EnvironmentDefaults,
+    LegacyBackend,
     MatmulShape,
     PlanRow,
     Policy,
@@ -36,7 +36,7 @@ from .training.tapes import Tapes
 from .training.trainability import Trainability
 
 
-class TensorFlowExtras(Backend):
+class TensorFlowExtras(LegacyBackend):
     """The base of ``TensorFlowBackend`` that holds these calls, and what they read of the session.
 
     Attributes:

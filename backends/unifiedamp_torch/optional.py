@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unifiedamp.backend import (
-    Backend,
+    LegacyBackend,
     MatmulShape,
     NonFiniteReport,
     PlanRow,
@@ -39,7 +39,7 @@ _UNCOMPILED = (
 )  # fmt: skip
 
 
-class TorchExtras(Backend):
+class TorchExtras(LegacyBackend):
     """The base of ``TorchBackend`` that holds these calls, and what they read of the session."""
 
     def __init__(self, spec: SessionSpec) -> None:

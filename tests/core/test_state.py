@@ -27,6 +27,7 @@ class StandInBackend:
 
     def __init__(self, spec):
         self.spec, self.state = spec, spec.loss_scale.initial_state()
+        self.training = self
 
     def read_state(self):
         return self.state

@@ -17,7 +17,7 @@ from ..loss_scale import LossScale, ScaleState, float32
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from ..policy.layer_globs import match_layers
 from . import recording, result
-from .backend import Backend, CallState, ScaledLoss, required
+from .backend import Backend
 from .capabilities import (
     ARRAY_DTYPES,
     COMPILE_MODES,
@@ -30,9 +30,23 @@ from .capabilities import (
     PlanRow,
     Support,
 )
+from .legacy import CallState, LegacyBackend, required, with_roles
+from .optional_roles import (
+    Compiler,
+    Converter,
+    Distributed,
+    LayerShapes,
+    Profiler,
+    Recorder,
+    StepOrderState,
+    Tuner,
+    Unsupported,
+    Weights,
+)
 from .plugin import BackendPlugin, hookimpl
-from .prefetch import Ahead, convert_batch
+from .prefetch import Ahead, convert_batch, prefetch_in_thread
 from .result import StepResult, StepValues
+from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
 from .spec import SessionSpec
 from .switches import Switch, Switches
 from .tuning import Tuning, bias_rows, compile_note, item_rows
@@ -50,21 +64,36 @@ __all__ = [
     "BackendPlugin",
     "CallState",
     "Capabilities",
+    "Compiler",
+    "Converter",
+    "Device",
+    "Distributed",
     "EnvironmentDefaults",
+    "LayerShapes",
+    "LegacyBackend",
     "LossScale",
     "MatmulShape",
     "NonFiniteReport",
     "PlanRow",
     "Policy",
+    "Precision",
+    "Profiler",
+    "Recorder",
     "ScaleState",
     "ScaledLoss",
     "SessionSpec",
+    "StepOrderState",
     "StepResult",
     "StepValues",
     "Support",
     "Switch",
     "Switches",
+    "Training",
+    "Tuner",
     "Tuning",
+    "Unsupported",
+    "Weights",
+    "backward_in_context",
     "bias_rows",
     "compile_note",
     "convert_batch",
@@ -73,7 +102,9 @@ __all__ = [
     "hookimpl",
     "item_rows",
     "match_layers",
+    "prefetch_in_thread",
     "recording",
     "required",
     "result",
+    "with_roles",
 ]

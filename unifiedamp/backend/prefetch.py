@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -65,6 +66,16 @@ class Ahead:
 
 
 _END = object()
+
+
+def prefetch_in_thread(batches: Iterable[Any], size: int, to_native: Callable[[Any], Any]) -> Ahead:
+    """Return the batches as native ones, ``size`` of them converted ahead by a thread."""
+
+    def native(value: Any) -> Any:
+        # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
+        return to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
+
+    return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
 
 
 class _Buffer:

@@ -122,7 +122,7 @@ def compile_mode(asked: str, tuning: Tuning) -> str:
 def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
     """Yield the rows of ``amp.explain()``: each item asked for, what the models show, debugging switches left on."""
     yield PlanRow("tuning", str(tuning), "see the rows below" if tuning else "nothing is changed")
-    told = {row.setting: row for row in backend.tuning_rows()} if tuning else {}
+    told = {row.setting: row for row in backend.tuner.rows()} if tuning and backend.tuner else {}
     capabilities = backend.capabilities()
     for item, value in tuning.asked().items():
         setting, support = f"tuning.{item}", capabilities.tunes(item)
@@ -132,7 +132,7 @@ def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
         else:
             yield own or PlanRow(setting, value, support.reason)
     yield from told.values()
-    for switch, cost in backend.debugging_switches().items():
+    for switch, cost in _debug_modes(backend).items():
         yield PlanRow("debugging", "on", switch, note=cost)
 
 
@@ -189,5 +189,9 @@ def tell_of_lacking(backend: Backend, tuning: Tuning) -> None:
 
 def tell_of_debugging(backend: Backend, tuning: Tuning) -> None:
     """Warn of debugging switches that were left on, where speed was asked for."""
-    for switch, cost in backend.debugging_switches().items() if tuning else ():
+    for switch, cost in _debug_modes(backend).items() if tuning else ():
         backend.spec.warn(f"{switch} is on, left over from debugging? {cost}", TuningWarning)
+
+
+def _debug_modes(backend: Backend) -> dict[str, str]:
+    return backend.tuner.debug_modes() if backend.tuner else {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def master_weights(amp: Amp, model: Any) -> dict[str, Any]:
     """See ``Amp.master_weights``."""
     _check(amp, model, "float32_weights", "amp.master_weights")
-    return amp.backend.read_weights(model)
+    return amp.backend.weights.read(model)
 
 
 def load_master_weights(amp: Amp, model: Any, weights: Mapping[str, Any]) -> None:
@@ -24,9 +24,9 @@ def load_master_weights(amp: Amp, model: Any, weights: Mapping[str, Any]) -> Non
 
     _check(amp, model, "float32_weights", "amp.load_master_weights")
     arrays = {name: np.asarray(value) for name, value in weights.items()}
-    wanted = amp.backend.read_weights(model)
+    wanted = amp.backend.weights.read(model)
     _check_fits(arrays, wanted)
-    amp.backend.write_weights(model, {name: array.astype(wanted[name].dtype) for name, array in arrays.items()})
+    amp.backend.weights.write(model, {name: array.astype(wanted[name].dtype) for name, array in arrays.items()})
 
 
 def convert_model(amp: Amp, model: Any, inputs: Sequence[Any], policy: str | Policy | None) -> Any:
@@ -44,12 +44,12 @@ def convert_model(amp: Amp, model: Any, inputs: Sequence[Any], policy: str | Pol
         raise PolicyNotSupportedError(
             f"amp.convert_model: policy {str(chosen)!r}: models are not stored in float8; nearest: 'mixed_bfloat16'"
         )
-    return amp.backend.convert_model(model, inputs, chosen.replace(loss_scale=None))
+    return amp.backend.converter.convert(model, inputs, chosen.replace(loss_scale=None))
 
 
 def _check(amp: Amp, model: Any, feature: str, call: str) -> None:
     amp._require(feature, call)
-    if not amp.backend.is_model(model):
+    if not amp.backend.training.is_model(model):
         raise WrongObjectError(f"{call}: expected a model of backend {amp.backend.name!r}, got {type(model).__name__}")
 
 

@@ -50,7 +50,7 @@ def dump_session(amp: Amp) -> dict[str, Any]:
         "backend": amp.backend.name,
         "policy": str(amp.policy.replace(loss_scale=None)),
         "loss_scale": amp.loss_scale_settings.to_dict(),
-        "state": asdict(amp.backend.read_state()),
+        "state": asdict(amp.backend.training.read_state()),
     }
 
 

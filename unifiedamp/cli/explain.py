@@ -69,7 +69,7 @@ def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
     support = amp.capabilities.feature("shape_advice")
     if not support:
         return {"layers": [], "shapes": [], "shapes_reason": support.reason}
-    known = list(amp.backend.matmul_shapes([model]))
+    known = list(amp.backend.layer_shapes.matmul_shapes([model]))
     # A glob may name a layer that is none of these.
     globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
     other = match_layers(globs, [one.layer for one in known])

@@ -47,7 +47,7 @@ def init(
     options = {"mxnet": {"layout_optimization": True}} if layout_optimization else None
     amp = ua.Amp("mxnet", policy, loss_scale="none", backend_options=options)
     close()
-    _begun.append((policy, amp.backend.cast_everywhere(target_precision_ops, fp32_ops, conditional_fp32_ops)))  # type: ignore[attr-defined]
+    _begun.append((policy, amp.backend.interop.cast_everywhere(target_precision_ops, fp32_ops, conditional_fp32_ops)))
 
 
 def close() -> None:
@@ -71,7 +71,7 @@ def init_trainer(optimizer_or_trainer: Any, loss_scale: object = "dynamic") -> N
     if not _begun:
         raise ua.StepOrderError("amp.init_trainer: AMP is not initialized; call amp.init() before models are made")
     amp = ua.Amp("mxnet", _begun[0][0], loss_scale=loss_scale)
-    amp.backend.adopt(optimizer_or_trainer, lambda: after_step(amp))  # type: ignore[attr-defined]
+    amp.backend.interop.adopt(optimizer_or_trainer, lambda: after_step(amp))
 
 
 def scale_loss(loss: Any, optimizer_or_trainer: Any) -> AbstractContextManager[Any]:
@@ -119,7 +119,7 @@ def convert_hybrid_block(block: Any, target_dtype: Any = "float16", *, data: Any
         raise ua.ConfigError("amp.convert_hybrid_block: give data=, an array like those the model will be called with")
     amp = ua.Amp("mxnet", _policy(target_dtype), loss_scale="none")
     inputs = data if isinstance(data, (list, tuple)) else [data]
-    return amp.backend.convert_model(block, inputs, amp.policy)
+    return amp.backend.converter.convert(block, inputs, amp.policy)
 
 
 def convert_model(*_args: Any, **_kwargs: Any) -> Any:

@@ -122,14 +122,14 @@ class GradScaler(torch.amp.GradScaler):
         self._settings = settings
         if self._enabled:
             self._amp = ua.Amp("torch", "mixed_float16", loss_scale=settings, device=self._kind)
-            self._scaler = self._amp.backend.scaler  # type: ignore[attr-defined]
+            self._scaler = self._amp.backend.interop.scaler
 
     def _change(self, **changes: Any) -> None:
         """Go on with other settings from the same scale."""
-        state = self._amp.backend.read_state() if self._enabled else None
+        state = self._amp.backend.training.read_state() if self._enabled else None
         self._begin(replace(self._settings, **changes))
         if state is not None:
-            self._amp.backend.write_state(state)
+            self._amp.backend.training.write_state(state)
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class GradScaler(torch.amp.GradScaler):
         """Return the state in torch's own layout; empty where disabled."""
         if not self._enabled:
             return {}
-        state = self._amp.backend.read_state()
+        state = self._amp.backend.training.read_state()
         kept = {name: getattr(self._settings, name) for name in _KEPT}
         return {"scale": state.scale, **kept, "_growth_tracker": state.good_steps}
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pluggy
 
-from ..backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec, hookimpl
+from ..backend import Backend, BackendPlugin, Capabilities, NonFiniteReport, SessionSpec, hookimpl, with_roles
 from ..errors import BackendNotFoundError, BackendUnavailableError, ConfigError, nearest
 from ..loss_scale import ScaleState
 
@@ -282,7 +282,7 @@ def load_backend(name: str) -> Any:
             f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
         )
     try:
-        return plugin.load()
+        return with_roles(plugin.load())
     except Exception as error:
         found = installed_version(plugin) or "unknown version"
         raise BackendUnavailableError(

@@ -53,7 +53,9 @@ def advise(
     support = backend.capabilities().feature("shape_advice")
     if not support:
         raise UnsupportedError(f"shape advice: backend {backend.name!r} gives none: {support.reason}")
-    found = [row for shape in backend.matmul_shapes(models) for row in _of_layer(shape, multiple, compute_dtype)]
+    found = [
+        row for shape in backend.layer_shapes.matmul_shapes(models) for row in _of_layer(shape, multiple, compute_dtype)
+    ]
     if batch_size is not None and batch_size % multiple:
         why = f"the weights' gradient sums over the batch in tiles of {multiple}"
         found.append(ShapeAdvice("(batch)", "batch", "batch size", batch_size, padded(batch_size, multiple), why))

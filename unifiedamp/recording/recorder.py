@@ -46,7 +46,7 @@ class Recorder:
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
         self._skips = 0
-        self._last = backend.read_state()
+        self._last = backend.training.read_state()
         self._looked = self.step
         self._write(header)
         watch.curious = scaling
@@ -64,7 +64,7 @@ class Recorder:
         self.stopped, self._watch.curious = True, False
         if self.armed:
             self.armed = False
-            self._backend.end_recording()
+            self._backend.recorder.end()
         for sink in self._sinks:
             sink.close()
 
@@ -73,12 +73,12 @@ class Recorder:
     def before_unscale(self, optimizer: Any, index: int) -> None:
         """The gradients of a window are complete, and still raw."""
         if self.armed:
-            for name in self._backend.note_gradients(optimizer):
+            for name in self._backend.recorder.note_gradients(optimizer):
                 self._owners[name] = index
 
     def after_optimizer(self, outcome: StepResult | None) -> None:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
-        if outcome is not None and self._backend.looking_is_free and outcome.reason == NON_FINITE:
+        if outcome is not None and self._backend.device.reads_without_sync and outcome.reason == NON_FINITE:
             self._skips += 1
 
     def after_steps(self, count: int = 1) -> None:
@@ -90,15 +90,15 @@ class Recorder:
             self._record()
         elif self._skips:
             self._look_again = True
-            self._write(self._skip(self._skips, exact=True, report=self._backend.non_finite_report()))
+            self._write(self._skip(self._skips, exact=True, report=self._backend.training.nonfinite_report()))
         self._skips = 0
         self._arm_next()
 
     def discarded(self) -> None:
         """The iteration in progress was dropped: what was noted of it goes, and the next one is recorded instead."""
         if self.armed:
-            self._backend.end_recording()
-            self._backend.begin_recording(self._activations)
+            self._backend.recorder.end()
+            self._backend.recorder.begin(self._activations)
 
     def state_loaded(self, optimizers: int) -> None:
         """The session goes on from a loaded state: steps are numbered by it, and none between was missed.
@@ -109,7 +109,7 @@ class Recorder:
         if self.stopped:
             return
         self.discarded()
-        self._last, self._skips, self._look_again = self._backend.read_state(), 0, False
+        self._last, self._skips, self._look_again = self._backend.training.read_state(), 0, False
         attempted = self._last.applied_steps + self._last.skipped_steps
         self.step = self._looked = attempted // max(1, optimizers)
         if not self.armed:
@@ -125,12 +125,12 @@ class Recorder:
 
     def _arm(self, reason: str) -> None:
         self.armed, self._reason, self._look_again = True, reason, False
-        self._backend.begin_recording(self._activations)
+        self._backend.recorder.begin(self._activations)
 
     def _record(self) -> None:
         self.armed = False
-        seen = self._backend.end_recording()
-        state = self._backend.read_state()
+        seen = self._backend.recorder.end()
+        state = self._backend.training.read_state()
         if seen.gradients:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
@@ -143,10 +143,10 @@ class Recorder:
 
     def _tell_missed(self, missed: int, bad: Sequence[str]) -> None:
         """Skips between the last look and this step, which nobody saw: have the next step looked at as well."""
-        if missed > 0 and not self._backend.looking_is_free:
+        if missed > 0 and not self._backend.device.reads_without_sync:
             self._look_again = True
             # What the backend reports is of the last skipped step, which may be this one.
-            report = NonFiniteReport() if bad else self._backend.non_finite_report()
+            report = NonFiniteReport() if bad else self._backend.training.nonfinite_report()
             self._write(self._skip(missed, exact=False, report=report))
 
     def _remember_order(self, seen: RecordedStep) -> None:
@@ -183,7 +183,7 @@ class Recorder:
 
     def _skip(self, count: int, exact: bool, report: NonFiniteReport) -> dict[str, Any]:
         """Return the record of skipped steps that were not recorded themselves; ``report`` is of the last of them."""
-        state = self._backend.read_state()
+        state = self._backend.training.read_state()
         blamed = None if report.loss_was_finite is False else first_gradient(report.tensors, self._order)
         return {
             "kind": "skip",

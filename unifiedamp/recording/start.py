@@ -22,15 +22,15 @@ def start_recording(
 ) -> Recorder:
     """Return a recorder that is at work; see ``Amp.record``."""
     _check(amp, present, targets, every)
-    state = amp.backend.read_state()
+    state = amp.backend.training.read_state()
     optimizers = max(1, len(amp._window.slots))
     first = (state.applied_steps + state.skipped_steps) // optimizers + 1
     header = _header(amp, every, first)
-    amp.backend.begin_recording(activations)
+    amp.backend.recorder.begin(activations)
     try:
         sinks = [open_sink(target) for target in targets]
     except BaseException:
-        amp.backend.end_recording()
+        amp.backend.recorder.end()
         raise
     scaling = amp.loss_scale_settings.enabled
     return Recorder(amp.backend, amp._watch, sinks, every, first, activations, scaling, header)
@@ -67,9 +67,9 @@ def _header(amp: Amp, every: int, first_step: int) -> dict[str, Any]:
         "policy": str(amp.policy),
         "compute_dtype": amp.policy.compute_dtype,
         "loss_scale": str(amp.loss_scale_settings),
-        "scale": amp.backend.read_state().scale,
+        "scale": amp.backend.training.read_state().scale,
         "accumulate_steps": amp._window.accumulate_steps,
         "every": every,
         "first_step": first_step,
-        "epsilons": [asdict(each) for each in amp.backend.epsilons()],
+        "epsilons": [asdict(each) for each in amp.backend.recorder.epsilons()],
     }

@@ -61,9 +61,9 @@ class Interruptions:
         if self._pending is None:
             return
         slots, call, error = self._pending
-        partly_updated = self._backend.rollback([slot.optimizer for slot in slots])
-        if self._window.abandon(slots) and not self._backend.tracing():
-            self._backend.update()
+        partly_updated = self._backend.training.rollback([slot.optimizer for slot in slots])
+        if self._window.abandon(slots) and not (self._backend.compiler and self._backend.compiler.tracing()):
+            self._backend.training.update_scale()
         if partly_updated:
             for slot in slots:
                 slot.refusal = _refusal(slot, call, error)

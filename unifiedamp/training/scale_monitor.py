@@ -25,7 +25,9 @@ class Watch:
     """
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
-        self._backend = backend
+        self._training = backend.training
+        self._free = backend.device.reads_without_sync
+        self._diagnosing = False
         self._limit = loss_scale.max_consecutive_skips
         self._left = 0
         self.steps = 0
@@ -61,8 +63,9 @@ class Watch:
 
     def _tell_backend(self) -> None:
         asked = self._curious or self._hooks is not None
-        self._backend.diagnosing = self._near or (asked and self._backend.looking_is_free)
-        self._backend.remembers_skips = asked
+        self._diagnosing = self._near or (asked and self._free)
+        self._training.collect_nonfinite_report(self._diagnosing)
+        self._training.keep_skip_report(asked)
 
     def _come_near(self, near: bool) -> None:
         self._near = near
@@ -86,20 +89,20 @@ class Watch:
         Raises:
             LossScaleExhausted: see :meth:`after_step`.
         """
-        must_know = self._hooks is not None or self._backend.diagnosing
-        state = self._backend.read_state() if must_know else self._backend.peek_state()
+        must_know = self._hooks is not None or self._diagnosing
+        state = self._training.read_state() if must_know else self._training.poll_state()
         if state is None:
             self._left = self._interval()
             return
         if self._hooks is not None:
             self._tell(state)
-        if state.bad_steps >= self._limit and self._backend.diagnosing:
+        if state.bad_steps >= self._limit and self._diagnosing:
             self._stop(state)
         # One step more is needed to learn which tensors are to blame.
         self._come_near(state.bad_steps >= self._limit - 1)
 
     def _interval(self) -> int:
-        every_step = self._backend.looking_is_free or self._backend.diagnosing or self._hooks is not None
+        every_step = self._free or self._diagnosing or self._hooks is not None
         return 1 if every_step else LOOK_EVERY
 
     def _tell(self, state: ScaleState) -> None:
@@ -107,12 +110,12 @@ class Watch:
         if before is None:
             return
         if state.skipped_steps > before.skipped_steps:
-            self._hooks.on_step_skipped(state=state, report=self._backend.non_finite_report())
+            self._hooks.on_step_skipped(state=state, report=self._training.nonfinite_report())
         if state.scale != before.scale:
             self._hooks.on_scale_changed(before=before.scale, after=state.scale, state=state)
 
     def _stop(self, state: ScaleState) -> None:
-        report = self._backend.non_finite_report()
+        report = self._training.nonfinite_report()
         if report.loss_was_finite is False:
             cause = "the loss itself was already inf or nan before scaling: no loss scale can mend a forward overflow"
         elif report.loss_was_finite:

@@ -31,13 +31,19 @@ class StepCalls:
 
     def __init__(self, backend: Backend, accumulate_steps: int, loss_scale: LossScale) -> None:
         self.backend = backend
+        self._training = backend.training
+        self._tracing: Callable[[], bool] = backend.compiler.tracing if backend.compiler else _never
         self._window: Window | ReplicaWindows = (
-            ReplicaWindows(accumulate_steps, backend.replica) if backend.runs_replicas else Window(accumulate_steps)
+            ReplicaWindows(accumulate_steps, backend.distributed.replica)
+            if backend.distributed and backend.distributed.runs_replicas
+            else Window(accumulate_steps)
         )
         self._scaling = loss_scale.enabled
         self._watch = Watch(backend, loss_scale)
         if loss_scale.enabled:
-            backend.follow(self._watch.after_step, self._watch.look, lambda: self._watch.hooks is not None)
+            backend.training.on_native_steps(
+                self._watch.after_step, self._watch.look, lambda: self._watch.hooks is not None
+            )
         self._recorder: Recorder | None = None
         self._models: list[Any] = []
         self._closed = False
@@ -59,7 +65,7 @@ class StepCalls:
         if isinstance(policy, str):
             policy = Policy.parse(policy)
         self._window.enter_region()
-        return self.backend.autocast(enabled, policy)
+        return self.backend.precision.autocast(enabled, policy)
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with models in evaluation mode.
@@ -67,7 +73,7 @@ class StepCalls:
         Args:
             *models: the models to evaluate; none given means all prepared ones.
         """
-        return self.backend.inference(models or tuple(self._models))
+        return self.backend.precision.inference(models or tuple(self._models))
 
     def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
@@ -89,7 +95,7 @@ class StepCalls:
         slots = self._slots(optimizers, "scale_loss")
         if self._window.begin_scale(slots):
             self._end_open_iteration()
-        scaled = self.backend.scale_loss(loss, [slot.optimizer for slot in slots])
+        scaled = self._training.scale_loss(loss, [slot.optimizer for slot in slots])
         return GuardedLoss(scaled, slots, self._interruptions)
 
     def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
@@ -110,7 +116,7 @@ class StepCalls:
         if self._window.begin_scale(slots):
             self._end_open_iteration()
         optimizers = [slot.optimizer for slot in slots]
-        return self._interruptions.run(slots, "backward", self.backend.backward, closure, optimizers)
+        return self._interruptions.run(slots, "backward", self._training.backward, closure, optimizers)
 
     def unscale(self, optimizer: Any) -> None:
         """Divide the gradients by the scale, once; a no-op inside an accumulation window and when done before."""
@@ -141,7 +147,7 @@ class StepCalls:
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """Return name → native gradient, scaled before ``unscale`` and true after it; empty between windows."""
-        return self.backend.gradients(self._window.slot(optimizer, "gradients").optimizer)
+        return self._training.gradients(self._window.slot(optimizer, "gradients").optimizer)
 
     def step(self, optimizer: Any, scheduler: Any = None) -> StepResult:
         """Look for inf and nan, apply or skip, move the scale, empty the gradients.
@@ -169,14 +175,14 @@ class StepCalls:
         try:
             if recorder is not None and not slot.unscaled:
                 recorder.before_unscale(slot.optimizer, slot.index)
-            outcome = self.backend.step(slot.optimizer, ends)
+            outcome = self._training.step(slot.optimizer, ends)
             window.end_step(slot, ends)
         except BaseException as error:
             self._interruptions.discard([slot], "step", error)
             raise
         if scheduler is not None and outcome.applied:
             scheduler.step()
-        leads = window.leads() and not self.backend.tracing()
+        leads = window.leads() and not self._tracing()
         if recorder is not None and leads:
             recorder.after_optimizer(outcome)
             recorder.after_steps(int(ends))
@@ -193,11 +199,11 @@ class StepCalls:
         slot = self._slot(optimizer, "discard_step")
         slot.refusal = ""
         ends = self._window.ends_iteration(slot)
-        self.backend.drop_gradients(slot.optimizer)
+        self._training.zero_grad(slot.optimizer)
         self._window.end_step(slot, ends)
         self._tell_discarded()
         if ends:
-            self.backend.update()
+            self._training.update_scale()
         return StepResult(self._not_applied(result.DISCARDED))
 
     # -- compiled steps ------------------------------------------------------------------------------------------
@@ -251,8 +257,8 @@ class StepCalls:
 
     def _end_open_iteration(self) -> None:
         """An optimizer that had its step gets a new loss, so the iteration before ends here."""
-        self.backend.update()
-        if self._recorder is not None and not self.backend.tracing():
+        self._training.update_scale()
+        if self._recorder is not None and not self._tracing():
             self._recorder.after_steps()
 
     def _unscaled_slot(self, optimizer: Any, call: str) -> Slot | None:
@@ -265,28 +271,28 @@ class StepCalls:
         return slot
 
     def _clip(self, slot: Slot, call: str, limit: float) -> Any:
-        clip = getattr(self.backend, call)
+        clip = getattr(self._training, call)
         return self._interruptions.run([slot], call, clip, slot.optimizer, limit, refusals=REFUSALS)
 
     def _unscale(self, slot: Slot) -> None:
         if self._recorder is not None:
             self._recorder.before_unscale(slot.optimizer, slot.index)
-        self.backend.unscale(slot.optimizer)
+        self._training.unscale(slot.optimizer)
         slot.unscaled = True
 
     def _tell_discarded(self) -> None:
-        if self._recorder is not None and not self.backend.tracing():
+        if self._recorder is not None and not self._tracing():
             self._recorder.discarded()
 
     def _not_applied(self, reason: str) -> Callable[[], result.StepValues]:
         def read() -> result.StepValues:
-            scale = self.backend.read_state().scale
+            scale = self._training.read_state().scale
             return result.StepValues(False, False, reason, scale, scale)
 
         return read
 
     def _check_scheduler(self, scheduler: Any) -> None:
-        if self.backend.tracing():
+        if self._tracing():
             raise StepOrderError(
                 "amp.step(optimizer, scheduler): a scheduler cannot be gated inside a compiled step; give the "
                 "optimizer a schedule of the framework (it counts applied steps only), or step it outside"
@@ -294,6 +300,10 @@ class StepCalls:
         if scheduler is not self._known_scheduler:
             check_scheduler(scheduler)
             self._known_scheduler = scheduler
+
+
+def _never() -> bool:
+    return False
 
 
 def check_scheduler(scheduler: Any) -> None:

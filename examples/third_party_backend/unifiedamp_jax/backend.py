@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from unifiedamp.backend import (
-    Backend,
     Capabilities,
+    LegacyBackend,
     NonFiniteReport,
     PlanRow,
     Policy,
@@ -30,7 +30,7 @@ from .compile import compile_step, current_trace
 from .prepare import prepare_model
 
 
-class JaxBackend(Backend):
+class JaxBackend(LegacyBackend):
     """One session. Everything that moves is in ``carry``, so that a compiled step takes it in and gives it back."""
 
     name = "jax"

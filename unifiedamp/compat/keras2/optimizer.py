@@ -65,4 +65,4 @@ def wrapped(amp: ua.Amp, optimizer: Any) -> Any:
     """Return the optimizer under the session's scale; as it is where the session has none."""
     if not amp.loss_scale_settings.enabled:
         return optimizer
-    return amp.backend.wrap_optimizer(optimizer, lambda: after_step(amp))  # type: ignore[attr-defined]
+    return amp.backend.interop.wrap_optimizer(optimizer, lambda: after_step(amp))

@@ -67,7 +67,7 @@ def _policy() -> str:
 
 
 def _session_training(amp: ua.Amp, opt: Any, entered: ExitStack) -> Any:
-    rewrite = entered.enter_context(amp.backend.session_rewrite())  # type: ignore[attr-defined]
+    rewrite = entered.enter_context(amp.backend.interop.session_rewrite())
     prepared = rewrite.prepare(opt)
     _v1.append(rewrite)
     if _policy() == "mixed_bfloat16":

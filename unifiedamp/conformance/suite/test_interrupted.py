@@ -54,12 +54,12 @@ class Interrupter:
     def __init__(self, amp, call, turn, after, interrupt):
         self.left, self.after, self.interrupt, self.fired = turn, after, interrupt, False
         name = "scale_loss" if call == "backward" and amp.capabilities.feature("context_form") else call
-        method = getattr(amp.backend, name)
+        method = getattr(amp.backend.training, name)
         if name == "scale_loss":
             self.wrapped = lambda *args: Loss(method(*args), self)
         else:
             self.wrapped = lambda *args: self.run(method, *args)
-        setattr(amp.backend, name, self.wrapped)
+        setattr(amp.backend.training, name, self.wrapped)
 
     def run(self, method, *args, **options):
         self.left -= 1

@@ -98,7 +98,7 @@ def test_a_static_scale_never_moves(harness, form):
 def test_exhaustion_comes_at_the_limit_and_not_before(harness, form, limit, finite_before):
     """At once where looking is free, within 50 steps more elsewhere; a skip fewer never stops a run."""
     run = probe_run(harness, form, loss_scale=ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=limit))
-    for _ in range(30 if run.amp.backend.looking_is_free else 60):
+    for _ in range(30 if run.amp.backend.device.reads_without_sync else 60):
         for _ in range(limit - 1):
             run.feed(INF)
         run.feed(1.0)
@@ -109,7 +109,7 @@ def test_exhaustion_comes_at_the_limit_and_not_before(harness, form, limit, fini
         for _ in range(limit + 55):
             run.feed(INF)
     skipped = len(run.scales) - fed
-    assert skipped == limit if run.amp.backend.looking_is_free else limit <= skipped <= limit + 50
+    assert skipped == limit if run.amp.backend.device.reads_without_sync else limit <= skipped <= limit + 50
     assert caught.value.skips == skipped
     assert caught.value.scale == run.amp.loss_scale
 
@@ -124,7 +124,7 @@ def test_a_run_of_skips_goes_on_after_a_load(harness):
     with pytest.raises(ua.LossScaleExhausted) as caught:
         for _ in range(60):
             second.feed(INF)
-    assert caught.value.skips == 3 or not second.amp.backend.looking_is_free
+    assert caught.value.skips == 3 or not second.amp.backend.device.reads_without_sync
     assert caught.value.tensors == tuple(harness.parameters(second.model))
 
 
@@ -134,7 +134,7 @@ def test_a_static_scale_is_exhausted_too(harness, form):
         for _ in range(60):
             run.feed(INF)
     assert caught.value.scale == 4.0
-    assert caught.value.skips == 3 or not run.amp.backend.looking_is_free
+    assert caught.value.skips == 3 or not run.amp.backend.device.reads_without_sync
 
 
 def test_an_observer_that_comes_late_delays_nothing(harness):

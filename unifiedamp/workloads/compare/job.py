@@ -108,7 +108,7 @@ class Job:
             batch_size: samples per batch.
             memory: bytes that the process may hold, where the device is the CPU; None sets no limit.
         """
-        if memory is not None and self._run.amp.backend.peak_memory() is None:
+        if memory is not None and self._run.amp.backend.device.peak_memory() is None:
             machine.limit_memory(memory)
         train = self._settings.train.model_copy(update={"batch_size": batch_size})
         try:
@@ -134,7 +134,7 @@ class Job:
         if not support:
             return {"reason": support.reason}
         self._advance(WARM_UP * self._run.window)
-        return {"kernels": backend.kernel_times(lambda: self._advance(windows * self._run.window))}
+        return {"kernels": backend.profiler.kernel_times(lambda: self._advance(windows * self._run.window))}
 
     def probe(self, steps: int, clean: int | None = None) -> dict[str, Any]:
         """Train from where the model stands, on the first batches, and look after every step.
@@ -166,7 +166,7 @@ class Job:
         backend = self._run.amp.backend
         if not backend.capabilities().feature("shape_advice"):
             return []
-        return [shape.layer for shape in backend.matmul_shapes([self._run.model])]
+        return [shape.layer for shape in backend.layer_shapes.matmul_shapes([self._run.model])]
 
     def trace(self, steps: int, path: str) -> int:
         """Train ``steps`` optimizer steps from the first weights; write what each layer did to ``path``.
@@ -182,7 +182,7 @@ class Job:
         """Tell whether an exception says that memory ran out."""
         if self._run is None:
             return isinstance(error, MemoryError)
-        return bool(self._run.amp.backend.out_of_memory(error))
+        return bool(self._run.amp.backend.device.out_of_memory(error))
 
     def _advance(self, batches: int) -> float:
         """Train, and wait for the last loss: from one wait to the next lie exactly ``batches`` whole steps."""
@@ -200,7 +200,7 @@ class Job:
             yield from self._data.batches(self._run.kit.IMAGE_AXES, train.batch_size, train.seed, epoch)
 
     def _memory(self) -> dict[str, Any]:
-        on_device = self._run.amp.backend.peak_memory()
+        on_device = self._run.amp.backend.device.peak_memory()
         if on_device is not None:
             return {"peak_memory": on_device, "memory_of": "device"}
         return {"peak_memory": machine.peak_process_memory(), "memory_of": "process"}

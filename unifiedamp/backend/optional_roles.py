@@ -1,0 +1,212 @@
+"""The roles that a backend may lack, and what stands in their place.
+
+Having the object is the capability: core derives the features in ``ROLE_FEATURES`` from these attributes of
+``Backend``. The attribute ``means`` of a role names the framework's means; ``Unsupported`` says why there is none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from ..errors import UnsupportedError
+from ..policy import Policy
+from .capabilities import MatmulShape, PlanRow, Support
+from .recording import Epsilon, RecordedStep
+from .roles import Model, Optimizer
+
+ROLE_FEATURES = {
+    "compiler": "compile",
+    "recorder": "recording",
+    "weights": "float32_weights",
+    "converter": "convert_model",
+    "layer_shapes": "shape_advice",
+    "profiler": "kernel_profile",
+    "distributed": "several_devices",
+}
+"""Attribute of ``Backend`` → the feature that it declares."""
+
+
+class Unsupported:
+    """Stands in the place of an optional role: false, and every use raises ``UnsupportedError`` with the reason.
+
+    Args:
+        reason: why the backend does not have the role.
+    """
+
+    def __init__(self, reason: str = "not implemented by this backend") -> None:
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(f"{name}: {self.reason}")
+
+
+Role = TypeVar("Role")
+
+
+class StepOrderState(Protocol):
+    """The part of core's record of calls that ``Compiler.compile`` needs."""
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """Return the present state, hashable."""
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Restore a state."""
+
+
+class Compiler(ABC):
+    """Compiles whole steps: feature ``compile``.
+
+    Attributes:
+        means: what the framework compiles with.
+        replays_traces: whether a compiled step runs its Python only while tracing, so that core follows each call.
+    """
+
+    means: str = ""
+    replays_traces: bool = False
+
+    @abstractmethod
+    def compile(self, fn: Callable[..., Any], order: StepOrderState, mode: str) -> Callable[..., Any]:
+        """Return the compiled form of a whole step (or of a model): the same results as eager.
+
+        Args:
+            fn: a function that calls the session's methods.
+            order: core's record of the order of calls. Python code in ``fn`` runs only while tracing, so a tracing
+                framework keys its traces by ``order.snapshot()``, and after each call restores the state that the
+                trace ended in. A framework that runs the Python each time ignores it.
+            mode: "default" or "max" of ``COMPILE_MODES``; core answers "off" itself.
+        """
+
+    def tracing(self) -> bool:
+        """Return whether the framework is tracing right now, so that values cannot be read."""
+        return False
+
+
+class Recorder(ABC):
+    """Records each layer's numbers on some steps: feature ``recording``."""
+
+    means: str = ""
+
+    @abstractmethod
+    def begin(self, activations: bool) -> None:
+        """Record the steps from here to :meth:`end`; nothing may be left that costs time afterwards.
+
+        Args:
+            activations: also the largest absolute value of each layer's output, and of each input that no layer
+                computed, in execution order. Inference regions do not count.
+        """
+
+    @abstractmethod
+    def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
+        """Count the optimizer's raw gradients on the device, by ``recording.EDGE_BITS``; note scale and loss.
+
+        Called between :meth:`begin` and :meth:`end` when a window is complete, before ``unscale``. In a compiled step
+        it runs while tracing; that trace returns the counts, and steps that are not recorded run another one.
+
+        Returns:
+            The names of the gradients, as ``Training.gradients`` gives them.
+        """
+
+    @abstractmethod
+    def end(self) -> RecordedStep:
+        """Stop recording; return what was noted, read from the device at once."""
+
+    def epsilons(self) -> list[Epsilon]:
+        """Return the epsilons of the prepared models' layers and of the optimizers."""
+        return []
+
+
+class Weights(ABC):
+    """Reads and writes a model's true weights: feature ``float32_weights``."""
+
+    means: str = ""
+
+    @abstractmethod
+    def read(self, model: Model) -> dict[str, Any]:
+        """Return name → float32 numpy array (complex64 for complex ones) of every floating-point tensor of a model,
+        statistics of normalization included: master weights where there are some, else the model's values, cast.
+        """
+
+    @abstractmethod
+    def write(self, model: Model, weights: Mapping[str, Any]) -> None:
+        """Set what :meth:`read` returned, master weights and the model's own values alike.
+
+        Args:
+            model: a model of this framework.
+            weights: all of its names → float32 arrays of its shapes.
+        """
+
+
+class Converter(ABC):
+    """Copies models for inference in low precision: feature ``convert_model``."""
+
+    means: str = ""
+
+    @abstractmethod
+    def convert(self, model: Model, inputs: Sequence[Any], policy: Policy) -> Model:
+        """Return a copy of a model whose parameters have ``policy.compute_dtype`` (float16 or bfloat16); see
+        ``Amp.convert_model``.
+        """
+
+
+class LayerShapes(ABC):
+    """Knows the sizes of a model's matrix products: feature ``shape_advice``."""
+
+    means: str = ""
+
+    @abstractmethod
+    def matmul_shapes(self, models: Sequence[Model]) -> list[MatmulShape]:
+        """Return the sizes of the models' matrix products and convolutions, in layer order."""
+
+
+class Profiler(ABC):
+    """Times the device's kernels: feature ``kernel_profile``."""
+
+    means: str = ""
+
+    @abstractmethod
+    def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
+        """Call ``run`` under the framework's profiler; return kernel name → seconds on the device."""
+
+
+class Distributed:
+    """Several devices, replicas or ranks that decide alike: feature ``several_devices``.
+
+    Attributes:
+        means: how they agree.
+        runs_replicas: whether one process may run a step's Python for each of several replicas.
+    """
+
+    means: str = ""
+    runs_replicas: bool = False
+
+    def replica(self) -> int:
+        """Return the index, within this process, of the replica that calls; 0 outside replicas.
+
+        Core keeps one order of calls for each, where the backend ``runs_replicas``.
+        """
+        return 0
+
+
+class Tuner(ABC):
+    """Speed settings besides the policy, and the framework's debugging modes."""
+
+    @abstractmethod
+    def support(self) -> Mapping[str, Support]:
+        """Return item of ``Tuning`` → whether it has an effect here, by which native means or why not."""
+
+    @abstractmethod
+    def rows(self) -> list[PlanRow]:
+        """Return a row "tuning.<item>" for each supported item of ``spec.tuning``, and rows on what the prepared models
+        show ("tuning.bias_before_norm").
+        """
+
+    def debug_modes(self) -> dict[str, str]:
+        """Return the framework's debugging modes that are on: how each is set → what it costs."""
+        return {}

@@ -1,0 +1,253 @@
+"""The three roles that every backend has: its device, its precision and its training calls.
+
+The order of calls is core's business (``unifiedamp.training.step_order``). When a method here runs, the order is right:
+``scale_loss`` follows ``autocast``, and ``unscale`` runs at most once per step, never inside an accumulation window.
+Every method may be called while the framework traces a compiled step; a method that cannot be traced says so. Global
+framework state is restored on exit, also when an exception passes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ..loss_scale import ScaleState
+from ..policy import Policy
+from .capabilities import NonFiniteReport
+from .prefetch import prefetch_in_thread
+from .result import StepResult
+
+Tensor = Any
+"""A native array."""
+Model = Any
+"""A native model."""
+Optimizer = Any
+"""A native optimizer (Gluon: a Trainer)."""
+
+
+class ScaledLoss(Protocol):
+    """What ``with amp.scale_loss(...) as scaled_loss`` yields."""
+
+    @property
+    def value(self) -> Tensor:
+        """The scaled loss, a native float32 scalar."""
+
+    def backward(self) -> None:
+        """Add the gradients of the scaled loss to the window of each optimizer named."""
+
+
+class Device(ABC):
+    """The session's device: arrays in and out, memory.
+
+    Attributes:
+        name: the device in the framework's spelling ("cpu", "cuda:0").
+        reads_without_sync: whether reading the loss scale waits for nothing (eager on a CPU). Core then polls it after
+            every step.
+    """
+
+    name: str
+    reads_without_sync: bool = True
+
+    @abstractmethod
+    def to_native(self, array: Any, dtype: str | None = None) -> Tensor:
+        """Return an array as a native tensor on the session's device, without a copy where possible.
+
+        Args:
+            array: a numpy array, a list, a number, an object with DLPack, or a native tensor.
+            dtype: one of ``ARRAY_DTYPES``, whatever ``array`` has. None: floating-point input of more than 16 bits is
+                returned in float32; float16, bfloat16 and everything that is not floating-point keep their dtype, and
+                so does a native tensor.
+
+        Raises:
+            UnsupportedError: the framework has no tensors of ``dtype`` here.
+        """
+
+    @abstractmethod
+    def to_numpy(self, tensor: Tensor) -> Any:
+        """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
+
+    def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
+        """Return the batches as native ones on the session's device, ``size`` of them prepared ahead.
+
+        The default converts them by :meth:`to_native` in a thread.
+        """
+        return prefetch_in_thread(batches, size, self.to_native)
+
+    def peak_memory(self) -> int | None:
+        """Return the peak memory of the framework on the device in bytes; None where it keeps no count."""
+        return None
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an exception means that the device or the host ran out of memory."""
+        return isinstance(error, MemoryError)
+
+
+class Precision(ABC):
+    """Where the policy applies: model creation, autocast regions, inference."""
+
+    @abstractmethod
+    def scope(self) -> AbstractContextManager[None]:
+        """Return a context in which native objects are created under the policy."""
+
+    @abstractmethod
+    def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
+        """Return a region that runs under the policy (``policy`` replaces the session's); nestable, thread-local."""
+
+    @abstractmethod
+    def inference(self, models: Sequence[Model]) -> AbstractContextManager[Any]:
+        """Return a region under the policy that records no gradients, with ``models`` in evaluation mode."""
+
+
+class Training(ABC):
+    """From ``prepare`` to the end of a step, and the state of the loss scale."""
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_model(self, obj: object) -> bool:
+        """Return whether ``obj`` is a model of this framework (core sorts the arguments of ``prepare`` by it)."""
+
+    @abstractmethod
+    def prepare(
+        self, models: Sequence[Model], optimizers: Sequence[Optimizer]
+    ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
+        """Bind optimizers to parameters, create scaler state, check what would fail later.
+
+        May be called again to add objects.
+
+        Returns:
+            The models and optimizers to use from now on, in order: native objects, possibly the same ones. Each
+            returned optimizer is then passed to the methods below.
+
+        Raises:
+            WrongObjectError: an object that is not a model or optimizer of this framework.
+            ParamDtypeError: trainable parameters that the policy cannot train.
+            PrepareError: an optimizer whose parameters are not the models', and other objects that fail later.
+        """
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def scale_loss(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> AbstractContextManager[ScaledLoss]:
+        """Multiply ``loss`` by the scale in float32 and divide it by ``accumulate_steps``.
+
+        Called where the capability ``context_form`` is declared.
+
+        Raises:
+            LossError: the loss is not a scalar, or not connected to any parameter.
+        """
+
+    @abstractmethod
+    def backward(self, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]) -> Tensor:
+        """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss.
+
+        A framework with ``context_form`` returns ``backward_in_context(...)``.
+        """
+
+    @abstractmethod
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Check the raw gradients of the window for inf and nan, then divide them by the scale, in place."""
+
+    @abstractmethod
+    def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> Tensor:
+        """Scale unscaled gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
+
+    @abstractmethod
+    def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
+        """Clamp each element of the unscaled gradients to [-clip_value, clip_value]."""
+
+    @abstractmethod
+    def gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Return name → native gradient of the window; parameters without a gradient are left out.
+
+        Gradients are edited in place; where the framework's arrays are immutable, by assigning to a name of this
+        mapping.
+        """
+
+    @abstractmethod
+    def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
+        """Unscale unless done, apply or skip, zero the window's gradients, count.
+
+        Args:
+            optimizer: a prepared optimizer.
+            update_scale: this step ends the iteration: update the scale by the findings of all its steps.
+        """
+
+    @abstractmethod
+    def update_scale(self) -> None:
+        """End the iteration: update the scale by the findings since the last update; without any, leave it."""
+
+    @abstractmethod
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Drop the window's gradients, and what ``unscale`` found for them."""
+
+    @abstractmethod
+    def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Restore these optimizers to where they were before their windows: an exception left one of their calls.
+
+        Called after any exception or signal out of ``scaled_loss.backward``, ``unscale``, ``clip_grad_norm``,
+        ``clip_grad_value``, ``step`` or a compiled step, at whatever point it came; also while tracing. Gradients must
+        be gone (accumulated, unscaled, or copied to master weights), the findings in them forgotten, and what the call
+        had set temporarily restored. May be called twice.
+
+        Returns:
+            Whether the framework's own update had begun, so that parameters may be partly updated. Core then refuses
+            to continue until the user discards the step or loads a state.
+        """
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read_state(self) -> ScaleState:
+        """Read the scale and its counters as plain numbers; may synchronize with the device."""
+
+    def poll_state(self) -> ScaleState | None:
+        """Return the scale and its counters as of some moment since the last poll, without synchronizing.
+
+        None where no values have arrived yet. The default reads, which may synchronize.
+        """
+        return self.read_state()
+
+    @abstractmethod
+    def write_state(self, state: ScaleState) -> None:
+        """Set the scale and its counters."""
+
+    def on_native_steps(
+        self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
+    ) -> None:
+        """Report steps that core's own calls do not see; called once, where there is a loss scale.
+
+        A framework whose own training loop takes the prepared optimizer (Keras's ``fit``), or that replays a step
+        without running its Python, calls these after such steps. They may raise ``LossScaleExhausted``. The default
+        does nothing.
+
+        Args:
+            after_step: counts a step, and polls the scale when it is due.
+            poll: polls the scale now.
+            observed: returns whether the scale has observers.
+        """
+
+    # -- skipped steps -------------------------------------------------------------------------------------------
+
+    def collect_nonfinite_report(self, enabled: bool) -> None:
+        """Inspect the next skipped step for :meth:`nonfinite_report`, even if that synchronizes."""
+
+    def keep_skip_report(self, enabled: bool) -> None:
+        """Keep on the device what :meth:`nonfinite_report` needs of the last skipped step, where that costs no wait."""
+
+    def nonfinite_report(self) -> NonFiniteReport:
+        """Return where the last non-finite step came from, as far as it is known."""
+        return NonFiniteReport()
+
+
+def backward_in_context(
+    precision: Precision, training: Training, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]
+) -> Tensor:
+    """Run ``Training.backward`` by the context form: autocast, ``scale_loss``, ``scaled_loss.backward()``."""
+    with precision.autocast(True, None):
+        loss = closure()
+    with training.scale_loss(loss, optimizers) as scaled:
+        scaled.backward()
+    return loss
