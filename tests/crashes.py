@@ -1,6 +1,7 @@
 """Ends a process at one place among all that it does to a disk: before, within or after a write, or around a call.
 
-``Disk(None)`` only lists the places. Whoever is killed at any moment is killed between two of them.
+A place is given by its number among all, or by its name and its number among those of that name; ``Disk(None)`` only
+lists them. Whoever is killed at any moment is killed between two of them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import forked
 
 
 class Disk:
-    """Passes writes, ``fsync`` and ``replace`` on, and kills the process when it comes to the place of this number."""
+    """Passes writes, ``fsync`` and ``replace`` on, and kills the process when it comes to this place."""
 
-    def __init__(self, fatal: int | None) -> None:
+    def __init__(self, fatal: int | tuple[str, int] | None) -> None:
         self.fatal = fatal
         self.places: list[str] = []
 
     def reach(self, place: str) -> None:
-        if len(self.places) == self.fatal:
+        if self.fatal in (len(self.places), (place, self.places.count(place))):
             os.kill(os.getpid(), signal.SIGKILL)
         self.places.append(place)
 
