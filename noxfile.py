@@ -104,8 +104,9 @@ def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
 REPORTS = Path(".venv/reports").absolute()
 SUITE = "unifiedamp/conformance/suite"
 FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
-# Two processes share the tests; each computes with one thread, so that they do not wait for each other.
+# Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 SHARED = ("-n", "2", "--dist", "worksteal")
+ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
 # with, and what happens to a process and its files when it is killed. That a saved run goes on is each one's to prove.
 PROVED = ["commands", "compare_parts", "migrate/test_any_python.py", "recipe/test_recipe_killed.py"]
@@ -128,7 +129,7 @@ def pytest(session: nox.Session, environment: str, trajectories: int, *options: 
     effort = ("--amp-trajectories", str(10_000 if FULL else trajectories), "--amp-soak", "100000" if FULL else "0")
     report = ("--amp-json", str(REPORTS / f"{environment}.json"))
     command = ("python", "-m", "pytest", *SHARED, *effort, *report, *options, *session.posargs)
-    session.run(*command, env={"OMP_NUM_THREADS": "1"})
+    session.run(*command, env=ALONE)
 
 
 @nox.session(python=PYTHON)
@@ -181,7 +182,7 @@ def quick(session: nox.Session) -> None:
     session.run("lint-imports", silent=True)
     session.run("mypy")
     options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
-    effort = {"UNIFIEDAMP_TEST_EFFORT": "quick", "OMP_NUM_THREADS": "1"}
+    effort = {**ALONE, "UNIFIEDAMP_TEST_EFFORT": "quick"}
     session.run("python", "-m", "pytest", *SHARED, "-q", *options, *session.posargs, env=effort)
 
 

@@ -5,7 +5,7 @@ import os
 LEVEL = os.environ.get("UNIFIEDAMP_TEST_EFFORT", "normal")
 QUICK, FULL = LEVEL == "quick", LEVEL == "full"
 
-FUZZ = int(os.environ.get("UNIFIEDAMP_TEST_FUZZ", {"quick": "30", "full": "10000"}.get(LEVEL, "300")))
+FUZZ = int(os.environ.get("UNIFIEDAMP_TEST_FUZZ", {"quick": "50", "full": "10000"}.get(LEVEL, "300")))
 """Inputs that each fuzz test makes up."""
 
 KILLS = int(os.environ.get("UNIFIEDAMP_TEST_KILLS", "200" if FULL else "0"))
