@@ -81,7 +81,7 @@ def killed(target: Callable[..., Any], *given: Any) -> bool:
     forked.ensure_server()
     process = forked.SERVER.Process(target=target, args=given)
     process.start()
-    process.join(120)
+    process.join(300)  # the first one waits for what the server imports
     code = process.exitcode
     process.kill()
     assert code in (0, -signal.SIGKILL), f"the process ended with {code}"
