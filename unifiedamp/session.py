@@ -153,7 +153,7 @@ class Amp:
             return fn
         self._compiled.require()
         warn_debug_modes(self.backend, self.tuning)
-        return self._compiled.compile(fn, chosen)  # type: ignore[no-any-return]
+        return self._compiled.compile(fn, chosen)
 
     # -- one step ------------------------------------------------------------------------------------------------
 

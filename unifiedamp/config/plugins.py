@@ -33,7 +33,7 @@ class BackendHooks:
     """What a backend plugin implements."""
 
     @hookspec(firstresult=True)
-    def unifiedamp_backend(self) -> BackendPlugin:  # type: ignore[empty-body]
+    def unifiedamp_backend(self) -> BackendPlugin:  # type: ignore[empty-body]  # pluggy reads its signature
         """Return the backend's light description; import no framework here."""
 
 
