@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device.selection import float8_support
 from unifiedamp_torch.precision import float8
 
 EMULATE = {"torch": {"emulate": True}}
@@ -241,7 +241,7 @@ def test_which_gpus_have_it(monkeypatch, capability, runs):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    answer = devices.float8_support(torch.device("cuda"))
+    answer = float8_support(torch.device("cuda"))
     assert bool(answer) == runs
     assert f"compute capability {capability[0]}.{capability[1]}" in answer.reason
 

@@ -102,50 +102,40 @@ class TorchHarness(Harness):
     float8_emulation: Mapping[str, Any] = {"emulate": True}
 
     def probe(self, values: Sequence[float]) -> nn.Module:
-        """See ``Harness``."""
         return Probe(values)
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> nn.Module:
-        """See ``Harness``."""
         return Mlp(weights)
 
     def convnet(self, seed: int) -> nn.Module:
-        """See ``Harness``."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return ConvNet()
 
     def ratio(self, epsilon: float) -> nn.Module:
-        """See ``Harness``."""
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(4, 4))
         model.add_module("ratio", Ratio(epsilon))
         return model
 
     def image_batch(self, array: Array) -> Array:
-        """See ``Harness``."""
         return np.ascontiguousarray(np.moveaxis(array, -1, 1))
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         # On a CPU, torch's fused SGD without momentum leaves bfloat16 parameters as they are.
         fused = ON_GPU or momentum > 0
         return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=fused)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         return torch.optim.Adam(_trainable(models), lr=learning_rate, fused=ON_GPU)
 
     def mean_square(self, output: Any, target: Any) -> torch.Tensor:
-        """See ``Harness``."""
         return nn.functional.mse_loss(output.float(), target)  # on GPUs, both must have one dtype
 
     def cross_entropy(self, logits: Any, labels: Any) -> torch.Tensor:
-        """See ``Harness``."""
         return nn.functional.cross_entropy(logits, labels.long())
 
     def parameters(self, model: Any) -> dict[str, Array]:
-        """See ``Harness``."""
         return {
             name.replace("_orig_mod.", ""): param.detach().cpu().double().numpy().copy()
             for name, param in model.named_parameters()
@@ -153,20 +143,17 @@ class TorchHarness(Harness):
         }
 
     def optimizer_steps(self, optimizer: Any) -> int:
-        """See ``Harness``."""
         if not isinstance(optimizer, torch.optim.Adam):
             raise NotImplementedError("torch's SGD keeps no count of its steps")
         return max((int(state["step"]) for state in optimizer.state.values()), default=0)
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
-        """See ``Harness``."""
         for name, grad in amp.gradients(optimizer).items():
             if name in values:
                 grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
 
     @contextmanager
     def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
-        """See ``Harness``."""
 
         def broken(*_: Any, **__: Any) -> None:
             group = optimizer.param_groups[0]
@@ -182,24 +169,20 @@ class TorchHarness(Harness):
             del optimizer.step
 
     def native_backward(self, loss: Any) -> bool:
-        """See ``Harness``."""
         loss.backward()
         return True
 
     def native_step(self, optimizer: Any) -> bool:
-        """See ``Harness``."""
         optimizer.step()
         return True
 
     def run_op(self, op: str) -> str | None:
-        """See ``Harness``."""
         run = _OPS.get(op)
         # An autocast region is of one device type: run where the present one acts.
         device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64, device=device).reshape(8, 8)))
 
     def global_state(self) -> Any:
-        """See ``Harness``."""
         devices = ("cpu", "cuda")
         return (
             [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices],
@@ -216,11 +199,9 @@ class TorchHarness(Harness):
         )
 
     def set_trainable(self, model: nn.Module, layer: str, trainable: bool) -> None:
-        """See ``Harness``."""
         model.get_submodule(layer).requires_grad_(trainable)
 
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
-        """See ``Harness``."""
         from .ranks import run_on_ranks
 
         return [(weight, skipped) for (weight,), skipped in run_on_ranks([(g,) for g in gradients], loss_scale)]
@@ -228,12 +209,10 @@ class TorchHarness(Harness):
     # -- optional ------------------------------------------------------------------------------------------------
 
     def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         params = zip(model.parameters(), learning_rates, strict=True)
         return torch.optim.SGD([{"params": [param], "lr": rate} for param, rate in params], fused=True)
 
     def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         return torch.optim.SGD(_trainable([model]), lr=learning_rate, weight_decay=weight_decay, fused=True)
 
     def sparse(self, table: Array, learning_rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -242,14 +221,12 @@ class TorchHarness(Harness):
         return model, torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def wide_probe(self, values: Sequence[float]) -> nn.Module:
-        """See ``Harness``."""
         model = Probe(values)
         for param in list(model.parameters())[1::2]:
             param.data = param.data.double()
         return model
 
     def layer_norm(self, size: int) -> nn.Module:
-        """See ``Harness``."""
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(size, size))
         model.add_module("norm", nn.LayerNorm(size))
@@ -258,22 +235,18 @@ class TorchHarness(Harness):
     def clipped_device_run(
         self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
     ) -> list[list[float]]:
-        """See ``Harness``."""
         from .ranks import run_on_ranks
 
         return [weights for weights, _ in run_on_ranks(gradients, loss_scale, max_norm)]
 
     def extend(self, optimizer: Any, model: Any) -> None:
-        """See ``Harness``."""
         optimizer.add_param_group({"params": list(model.parameters())})
 
     def rest(self, model: Any, layer: str) -> None:
-        """See ``Harness``."""
         model.get_submodule(layer).eval()
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
-        """See ``Harness``."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -283,7 +256,6 @@ class TorchHarness(Harness):
             torch.set_default_dtype(before)
 
     def attached(self, obj: Any) -> Any:
-        """See ``Harness``."""
         if isinstance(obj, torch.optim.Optimizer):
             groups = [{**group, "params": list(map(id, group["params"]))} for group in obj.param_groups]
             hooks = [list(value) for name, value in sorted(vars(obj).items()) if name.endswith("_hooks")]
@@ -291,7 +263,6 @@ class TorchHarness(Harness):
         return [_attached(module) for module in obj.modules()]
 
     def dtype_of(self, tensor: Any) -> str:
-        """See ``Harness``."""
         return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -55,7 +55,7 @@ def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
 
 
 class NotScriptable(errors.UnsupportedError, AttributeError):
-    """TorchScript asked for a hook's source by its name; whatever else asks for the name finds none."""
+    """Raised where TorchScript asks for a hook's source by its name; others find no such attribute."""
 
 
 class Hook:
@@ -82,8 +82,8 @@ class OutputCast(Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         """Return the outputs cast, None to leave them."""
-        if type(output) is torch.Tensor and output.dtype is self.dtype:
-            return None
+        if type(output) is torch.Tensor:
+            return None if output.dtype is self.dtype or output.dtype not in _NARROWED else output.to(self.dtype)
         return cast(output, self.dtype)
 
 

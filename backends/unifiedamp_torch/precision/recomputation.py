@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unifiedamp.backend import match_layers
 
+from ..layer_paths import modules_by_path
 from .layers import Forward
 
 _BATCH_NORM = torch.nn.modules.batchnorm._NormBase
@@ -62,7 +63,7 @@ def choose(model: torch.nn.Module, globs: Sequence[str]) -> dict[str, torch.nn.M
     Raises:
         PolicyError: a glob matches no layer, or two match one.
     """
-    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules() if path}
+    modules = {path: module for path, module in modules_by_path(model).items() if path}
     matched = match_layers(dict.fromkeys(globs, ""), modules, "tuning.checkpoint_layers")
     return {path: modules[path] for path in modules if path in matched and not _below(path, matched)}
 
