@@ -11,6 +11,7 @@ from unifiedamp_torch.compiling.compile import ready_dynamo
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
 from unifiedamp_torch.device.placement import steps_to_device
 from unifiedamp_torch.training.compiled_update import TRACEABLE, CompiledUpdate, traceable
+from unifiedamp_torch.training.scale_transition import update_scale_by_formula
 
 
 @pytest.fixture(autouse=True)
@@ -98,5 +99,5 @@ def test_the_moved_scale_is_the_reference(scale, found):
     device = [torch.tensor(state.scale), torch.tensor(0, dtype=torch.int32), torch.tensor(0.0, dtype=torch.float64)]
     for bad in found:
         state = scale.next_state(state, bad)
-        move(scale, *device, torch.tensor(float(bad)))
+        update_scale_by_formula(scale, *device, torch.tensor(float(bad)))
         assert [each.item() for each in device] == [state.scale, state.good_steps, state.bad_steps]

@@ -13,82 +13,12 @@ from torch import nn
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
+from .models import ConvNet, Mlp, Picked, Probe, Ratio
+from .operations import OPERATIONS
+
 ON_GPU = torch.cuda.is_available()
 """There all optimizers are fused, as one that decides on the device must be; elsewhere some, so that both kinds are
 tested."""
-
-
-class Probe(nn.Module):
-    """``sum(w_i * x_i)``, so that the gradient of ``w_i`` is ``x_i``."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        super().__init__()
-        for index, value in enumerate(values):
-            self.register_parameter(f"w{index}", nn.Parameter(torch.tensor([value], dtype=torch.float32)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the float32 scalar."""
-        return (torch.cat([param.float() for param in self.parameters()]) * x.float()).sum()
-
-
-class Picked(nn.Module):
-    """The sum of the rows picked, of a table whose gradient is sparse."""
-
-    def __init__(self, table: Array) -> None:
-        super().__init__()
-        self.table = nn.Embedding.from_pretrained(torch.tensor(table), freeze=False, sparse=True)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the float32 scalar."""
-        return self.table(rows).sum()
-
-
-class Mlp(nn.Module):
-    """Dense layers with ReLU between."""
-
-    def __init__(self, weights: Sequence[tuple[Array, Array]]) -> None:
-        super().__init__()
-        self.depth = len(weights)
-        for index, (weight, bias) in enumerate(weights):
-            layer = nn.Linear(*weight.shape)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
-                layer.bias.copy_(torch.from_numpy(np.asarray(bias, np.float32)))
-            self.add_module(f"layer{index}", layer)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's output."""
-        for index in range(self.depth):
-            x = self.get_submodule(f"layer{index}")(x)
-            if index + 1 < self.depth:
-                x = torch.relu(x)
-        return x
-
-
-class Ratio(nn.Module):
-    """Divides each row by the sum of its absolute values."""
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows of sum 1."""
-        return x / (x.abs().sum(-1, keepdim=True) + self.epsilon)
-
-
-class ConvNet(nn.Module):
-    """Convolution, batch norm, ReLU, dense; for (batch, 1, 8, 8)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.head = nn.Linear(8 * 8 * 8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits."""
-        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
 
 
 class TorchHarness(Harness):
@@ -177,7 +107,7 @@ class TorchHarness(Harness):
         return True
 
     def run_op(self, op: str) -> str | None:
-        run = _OPS.get(op)
+        run = OPERATIONS.get(op)
         # An autocast region is of one device type: run where the present one acts.
         device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64, device=device).reshape(8, 8)))
@@ -275,63 +205,5 @@ def _attached(module: nn.Module) -> Any:
 def _trainable(models: Sequence[Any]) -> list[torch.nn.Parameter]:
     return [param for model in models for param in model.parameters() if param.requires_grad]
 
-
-_F = nn.functional
-
-
-def _image(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(1, 1, 8, 8)
-
-
-def _rnn(x: torch.Tensor) -> torch.Tensor:
-    return nn.LSTM(8, 8, device=x.device)(x)[0]
-
-
-_OPS = {
-    "matmul": lambda x: torch.matmul(x, x),
-    "linear": lambda x: _F.linear(x, x),
-    "conv": lambda x: _F.conv2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
-    "conv_transpose": lambda x: _F.conv_transpose2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
-    "attention": lambda x: _F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-    "embedding": lambda x: _F.embedding(torch.tensor([1, 2], device=x.device), x),
-    "rnn": _rnn,
-    "softmax": lambda x: torch.softmax(x, -1),
-    "log_softmax": lambda x: torch.log_softmax(x, -1),
-    "layer_norm": lambda x: _F.layer_norm(x, (8,)),
-    "batch_norm": lambda x: _F.batch_norm(x, torch.zeros(8, device=x.device), torch.ones(8, device=x.device)),
-    "group_norm": lambda x: _F.group_norm(x, 2),
-    "relu": torch.relu,
-    "gelu": _F.gelu,
-    "silu": _F.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softplus": _F.softplus,
-    "exp": torch.exp,
-    "log": torch.log,
-    "pow": lambda x: torch.pow(x, 2),
-    "rsqrt": torch.rsqrt,
-    "sum": torch.sum,
-    "mean": torch.mean,
-    "prod": torch.prod,
-    "cumsum": lambda x: torch.cumsum(x, 0),
-    "norm": torch.norm,
-    "cross_entropy": lambda x: _F.cross_entropy(x, torch.zeros(8, dtype=torch.long, device=x.device)),
-    "mse_loss": lambda x: _F.mse_loss(x, x * 2),
-    "l1_loss": lambda x: _F.l1_loss(x, x * 2),
-}
-
-
-def _low_lstm_runs() -> bool:
-    """Whether torch's own bfloat16 LSTM runs here: oneDNN has none for CPUs without AVX512."""
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            _rnn(torch.ones(8, 8))
-    except RuntimeError:
-        return False
-    return True
-
-
-if not _low_lstm_runs() or torch.cuda.is_available():
-    del _OPS["rnn"]  # on CUDA torch's autocast casts it to float16 whatever its dtype: prepare sees to the layers
 
 harness = TorchHarness()

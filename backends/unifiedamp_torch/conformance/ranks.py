@@ -30,8 +30,8 @@ def run_on_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         args = (folder, list(gradients), loss_scale, max_norm)
-        start: Any = mp.spawn.start_processes  # torch leaves it untyped
-        _join(start(_rank, args, len(gradients), join=False, start_method=_start_method()))
+        processes: Any = mp  # torch leaves it untyped
+        _join(processes.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
 
 

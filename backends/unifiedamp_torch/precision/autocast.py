@@ -77,7 +77,7 @@ class Region(torch.autocast):
             native = torch.autocast(*self._native)
         if self._switches is not None:
             self._switches.__enter__()
-        native.__enter__()
+        native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         entered.stack.append((native, entered.overrides))
         entered.overrides = self._overrides
         return self

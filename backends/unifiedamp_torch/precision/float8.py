@@ -90,7 +90,7 @@ class Linear8(torch.autograd.Function):
         return product((x8, x_inverse), (w8.t(), w_inverse), torch.bfloat16, emulate, bias, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
         x8, x_inverse, w8, w_inverse = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
@@ -117,7 +117,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, emu
     missing = -rows % MULTIPLE
     if missing:
         flat = torch.nn.functional.pad(flat, (0, 0, 0, missing))
-    out = Linear8.apply(flat, weight, None if bias is None else bias.to(torch.bfloat16), emulate)
+    low_bias = None if bias is None else bias.to(torch.bfloat16)
+    out = Linear8.apply(flat, weight, low_bias, emulate)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if missing:
         out = out[:rows]
     return out.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
