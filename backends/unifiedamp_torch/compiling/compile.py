@@ -17,12 +17,13 @@ from .force_eager import ForceEager
 
 _TRACED = {
     "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
-    "unifiedamp_torch": {"conformance", "precision"},
+    "unifiedamp_torch": {"conformance", "precision", "training"},
     "unifiedamp_torch.precision": {
         "autocast", "casts", "custom_functions", "float8", "float8_layers", "layers", "recomputation",
     },
+    "unifiedamp_torch.training": {"compiled_update", "scale_transition"},
 }  # fmt: skip
-"""Package → the modules that dynamo may trace: what runs inside a model's forward, and what users write steps with.
+"""Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates consist of.
 Everything else runs uncompiled, since dynamo would guard on the counters there and trace again at each step."""
 
 
