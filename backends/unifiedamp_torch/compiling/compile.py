@@ -23,7 +23,7 @@ _TRACED = {
     },
     "unifiedamp_torch.training": {"compiled_update", "scale_transition"},
 }  # fmt: skip
-"""Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates consist of.
+"""Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates are.
 Everything else runs uncompiled, since dynamo would guard on the counters there and trace again at each step."""
 
 

@@ -168,7 +168,7 @@ class NativeCalls:
     def end(self, optimizer: Optimizer) -> None:
         """Note that the optimizer had its step, or that its gradients were dropped."""
         pending = self._pending.pop(id(optimizer), None)
-        if pending is not None:
+        if pending is not None and (pending.hooks or pending.losses):
             pending.release()
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,11 +101,12 @@ class TorchScaledLoss:
         try:
             recomputing.overrides = context.overrides
             passes.running.add(id(self))
+            differentiate: Callable[..., None] = self._value.backward
             if context.switches is None:
-                self._differentiate(retain_graph)
+                differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
             else:
                 with context.switches:
-                    self._differentiate(retain_graph)
+                    differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
             passes.running.discard(id(self))
             recomputing.overrides = before
@@ -114,11 +115,6 @@ class TorchScaledLoss:
         if context.masters.in_use:
             for optimizer in self._optimizers:
                 context.masters.model_grads_to_master_grads(optimizer)
-
-    def _differentiate(self, retain_graph: bool) -> None:
-        self._value.backward(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            retain_graph=retain_graph or None, inputs=self._inputs
-        )
 
 
 def checked_loss(loss: object) -> torch.Tensor:

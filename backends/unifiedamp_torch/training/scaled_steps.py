@@ -35,11 +35,6 @@ class ScaledSteps(Steps):
         self._reads_without_sync = reads_without_sync
         self._reports = reports
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the float32 loss times the scale."""
-        scale = self._state.scale
-        return loss * (scale if scale.device == loss.device else scale.to(loss.device, non_blocking=True))
-
     def unscale(self, optimizer: Optimizer) -> None:
         self.scaler.check(optimizer)
 

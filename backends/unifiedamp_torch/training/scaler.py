@@ -61,11 +61,16 @@ class Scaler(torch.amp.GradScaler):
         holder: type[HostScale] | type[DeviceScale] = HostScale if on_host else DeviceScale
         self.state: ScaleHolder = holder(settings, self._scale, self._growth_tracker)
 
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a float32 loss times the scale."""
+        scale = self.scale_tensor
+        return loss * (scale if scale.device == loss.device else scale.to(loss.device, non_blocking=True))
+
     def check(self, optimizer: torch.optim.Optimizer) -> Found | None:
         """Unscale the optimizer's gradients unless done; return what was found, None without gradients."""
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is not OptState.UNSCALED:
-            self.unscale_(optimizer)
+            self._unscale(optimizer, record)
         return record.get("found")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,6 +78,9 @@ class Scaler(torch.amp.GradScaler):
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        self._unscale(optimizer, record)
+
+    def _unscale(self, optimizer: torch.optim.Optimizer, record: dict[str, Any]) -> None:
         counted = self._nothing_found.clone()
         found_inf = counted[1]
         there = gradients.unscale(optimizer, self.scale_tensor.reciprocal(), found_inf)

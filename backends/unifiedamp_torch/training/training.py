@@ -23,7 +23,6 @@ from . import gradients
 from .prepare import Preparation
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
-from .scaled_steps import ScaledSteps
 from .scaler import leave_kernel
 from .step_context import StepContext
 
@@ -56,6 +55,7 @@ class TorchTraining(Training):
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
+        self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
             context.native, self._masters, context.flags, spec.policy.op_overrides, switches or None
@@ -81,8 +81,8 @@ class TorchTraining(Training):
         first = self._native.begin(loss, optimizers)
         if self._loss.wanted:
             self._loss.value = value.detach()
-        if isinstance(self._steps, ScaledSteps):
-            value = self._steps.scaled(value)
+        if self._scaler is not None:
+            value = self._scaler.scaled(value)
         if self._spec.accumulate_steps > 1:
             value = value / self._spec.accumulate_steps
         inputs = self._prepared.inputs(optimizers)
