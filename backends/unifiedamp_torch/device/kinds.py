@@ -1,4 +1,4 @@
-"""Device traits: the one table to ask what a kind of device has. A new kind of device is one row."""
+"""Device traits: one table of what each kind of device has. A new kind of device is one row."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ RULE = (
 
 
 class Float8Forward(Forward):
-    """A linear layer's ``forward`` in float8 wherever autocast to bfloat16 is on, and as it was elsewhere.
+    """A linear layer's ``forward`` in float8 where autocast to bfloat16 is on, unchanged elsewhere.
 
     Args:
         module: a ``torch.nn.Linear``.
@@ -78,7 +78,7 @@ def why_not(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> st
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "the layer that holds it uses its weight without calling it"
     if type(module).forward is not torch.nn.Linear.forward:
-        return f"{type(module).__name__} has a forward of its own"
+        return f"{type(module).__name__} overrides forward"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     sizes = {"in_features": module.in_features, "out_features": module.out_features}
@@ -90,7 +90,7 @@ def rows(models: Sequence[Mapping[str, str]], emulate: bool) -> list[PlanRow]:
     """Return the rows of ``amp.explain()``: the rule, and each linear layer once models are prepared.
 
     Args:
-        models: what :func:`choose` gave for each prepared model.
+        models: what :func:`choose` returned for each prepared model.
         emulate: see ``float8.product``.
     """
     native = "float32 products of operands rounded to float8" if emulate else "torch._scaled_mm, forward and backward"

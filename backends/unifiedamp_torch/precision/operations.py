@@ -15,7 +15,7 @@ from ..device.kinds import traits
 from .autocast import active_overrides
 from .casts import tensors
 
-#: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
+#: Operation of the neutral vocabulary → its aten operators. Others cannot be overridden.
 TABLE: dict[str, tuple[str, ...]] = {
     "matmul": ("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linalg_multi_dot"),
     "linear": ("linear",),
@@ -51,7 +51,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "l1_loss": ("l1_loss",),
 }  # fmt: skip
 
-#: Arguments left as they are, by position: batch norm writes its statistics, and its weights must match them.
+#: Arguments that are not cast, by position: batch norm writes its statistics, and its weights must match them.
 _KEPT = {"batch_norm": (1, 2, 3, 4)}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 

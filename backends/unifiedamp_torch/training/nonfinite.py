@@ -146,7 +146,7 @@ class LastSkips:
             kept.flags.zero_()
 
     def report(self) -> NonFiniteReport | None:
-        """Return what is known of the last skipped step, None where nothing was noted; waits for the device."""
+        """Return what is known of the last skipped step, None where none was; waits for the device."""
         bad: list[str] = []
         finite: bool | None = None
         for kept in self._kept.values():

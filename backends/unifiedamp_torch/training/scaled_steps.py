@@ -25,7 +25,7 @@ class ScaledSteps(Steps):
     Args:
         scaler: the scaler.
         reads_without_sync: reading ``found_inf`` waits for nothing.
-        reports: told of each step that may have been skipped, before its gradients are dropped.
+        reports: inspects each step that may have been skipped, before its gradients are dropped.
     """
 
     def __init__(self, scaler: Scaler, reads_without_sync: bool, reports: SkipReports) -> None:
