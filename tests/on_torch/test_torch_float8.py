@@ -202,12 +202,12 @@ def test_layers_that_cannot_be_taken_are_named_with_the_reason():
     notes = {row.setting[7:]: row.note for row in plan if row.setting.startswith("float8.")}
     assert notes == {
         "attention.out_proj": "the layer that holds it uses its weight without calling it",
-        "own": "Own has a forward of its own",
+        "own": "Own overrides forward",
         "patched": "its forward was replaced",
         "odd": "in_features=30: not a multiple of 16",
         "inner.0": "layer_overrides: bfloat16",
         "inner.1": "layer_overrides: bfloat16",
-        "good": "ParametrizedLinear has a forward of its own" if notes["good"] else "",
+        "good": "ParametrizedLinear overrides forward" if notes["good"] else "",
     }
     assert plan.row("float8").value.endswith("of 7 linear layers")
 

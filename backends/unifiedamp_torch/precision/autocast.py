@@ -12,7 +12,7 @@ from unifiedamp.backend import Switches
 
 
 class _Entered(threading.local):
-    """This thread's native regions, innermost last, and its active op overrides."""
+    """The native regions that a thread is in, innermost last, and its active op overrides."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[torch.autocast, Mapping[str, str] | None]] = []
