@@ -45,7 +45,7 @@ class Trained:
             return compiled
         self.stage, rates = TapeCapturer(), DeviceLearningRates(device)
         context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type)
-        return CapturedStep(step, context, self.amp._window, backend.compiler.must_run)
+        return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
 
     def feed(self, seed, bad=False, size=32):
         x, y = (each[:size].to(self.amp.backend.device.native) for each in batch(seed))
@@ -282,7 +282,7 @@ def test_exhaustion_is_noticed(monkeypatch):
     limited = ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=5)
     run = Trained(monkeypatch, False, loss_scale=limited)
     step = run._captured(run.step)
-    run.step = run.amp._watched(step) if run.stage else step
+    run.step = run.amp._compiled.follow(step) if run.stage else step
     for i in range(30):
         run.feed(i)
     with pytest.raises(ua.LossScaleExhausted, match=r"0\.0\.weight"):

@@ -141,7 +141,7 @@ def test_a_captured_step(monkeypatch, call):
     """Interrupted in its call number ``call``: that step is applied whole or not at all, and the others as ever."""
     runs = [Trained(monkeypatch, captured) for captured in (False, True)]
     run = runs[1]
-    captured, calls = run.amp._watched(run.step), []
+    captured, calls = run.amp._compiled.follow(run.step), []
     real = torch.optim.AdamW.step
 
     def interrupted(self, *args, **kwargs):

@@ -94,12 +94,12 @@ def inspected(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) 
 
 @dataclass
 class SkipFlags:
-    """One optimizer's last skipped step, on the device.
+    """One optimizer's step on the device, where it was the last skipped one.
 
     Attributes:
         names: of its gradients.
         has_loss: the last flag is the loss's.
-        flags: for each gradient, true where it was not finite; all false before the first skip.
+        flags: for each gradient, true where it was not finite; all false otherwise.
     """
 
     names: tuple[str, ...]
@@ -108,7 +108,7 @@ class SkipFlags:
 
 
 class LastSkips:
-    """Keeps on the device, without a wait, which gradients were not finite in each optimizer's last skipped step.
+    """Keeps on the device, without a wait, which gradients were not finite in the last skipped step, of any optimizer.
 
     A captured step writes into the tensors that existed when it was captured.
     """
@@ -139,6 +139,9 @@ class LastSkips:
         with torch.no_grad():
             seen = _largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
             kept.copy_(torch.where(found > 0, ~torch.isfinite(seen), kept))
+            for other in self._kept.values():
+                if other.flags is not kept:
+                    other.flags.logical_and_(found == 0)
 
     def forget(self) -> None:
         """Clear the flags; the tensors stay."""
