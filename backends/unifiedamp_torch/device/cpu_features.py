@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from unifiedamp.backend import Support
+from unifiedamp.backend import Support, this_processor
 
-_X86_FLAGS = {
-    "bfloat16": (("avx512_bf16", "AVX512-BF16"), ("amx_bf16", "AMX-BF16")),
-    "float16": (("avx512_fp16", "AVX512-FP16"), ("amx_fp16", "AMX-FP16")),
-}
-"""Dtype → the x86 instructions that make it fast: the name in /proc/cpuinfo, and the usual one."""
-_ARM_FLAGS = {"bfloat16": (("bf16", "Arm BF16"),), "float16": (("asimdhp", "Arm FP16"),)}
+_X86_UNITS = {"bfloat16": "AVX512-BF16 or AMX-BF16", "float16": "AVX512-FP16 or AMX-FP16"}
 
 
 def cpu_dtype(_device: torch.device, dtype: str) -> tuple[Support, Support]:
@@ -22,24 +15,14 @@ def cpu_dtype(_device: torch.device, dtype: str) -> tuple[Support, Support]:
 
 
 def _helps(dtype: str) -> Support:
-    flags = cpu_flags()
-    found = [label for flag, label in _X86_FLAGS[dtype] + _ARM_FLAGS[dtype] if flag in flags]
-    if found:
-        return Support(True, f"this CPU has {' and '.join(found)}")
-    lacking = " or ".join(label for _, label in _X86_FLAGS[dtype])
-    return Support(False, f"this CPU has no {lacking}: {dtype} is emulated in float32")
+    processor = this_processor()
+    units = processor.fast_units(dtype) if processor.flags else _units_from_torch(dtype)
+    if units:
+        return Support(True, f"this CPU has {' and '.join(units)}")
+    return Support(False, f"this CPU has no {_X86_UNITS[dtype]}: {dtype} is emulated in float32")
 
 
-def cpu_flags() -> frozenset[str]:
-    """Return the CPU's feature flags by Linux's names; elsewhere what torch knows."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return _flags_from_torch()
-    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
-    return frozenset(lines[0].partition(":")[2].split()) if lines else _flags_from_torch()
-
-
-def _flags_from_torch() -> frozenset[str]:
+def _units_from_torch(dtype: str) -> tuple[str, ...]:
+    """Return what torch knows, where the system lists no features."""
     probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return frozenset({"avx512_bf16"} if probe is not None and probe() else ())
+    return ("AVX512-BF16",) if dtype == "bfloat16" and probe is not None and probe() else ()
