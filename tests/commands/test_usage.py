@@ -23,12 +23,12 @@ import os, warnings
 warnings.simplefilter("ignore")
 import unifiedamp as ua
 from unifiedamp.workloads import machine
-backend = ua.Amp({name!r}, "float32", device="cpu").backend
+device = ua.Amp({name!r}, "float32", device="cpu").backend.device
 machine.limit_memory(2**30)
 try:
     {allocate}
 except Exception as error:
-    print("told:", backend.out_of_memory(error), backend.out_of_memory(ValueError("out of patience")))
+    print("told:", device.out_of_memory(error), device.out_of_memory(ValueError("out of patience")))
 os._exit(0)  # a framework under a limit need not end well
 """
 
@@ -42,8 +42,8 @@ def test_memory_that_ran_out_is_told_from_other_errors(command, name):
 
 def test_a_cpu_counts_no_device_memory(backend):
     amp = ua.Amp(backend, "float32", device="cpu")
-    assert amp.backend.peak_memory() is None
-    assert amp.backend.out_of_memory(MemoryError())
+    assert amp.backend.device.peak_memory() is None
+    assert amp.backend.device.out_of_memory(MemoryError())
 
 
 def test_kernels_are_declared_where_there_are_some(backend):

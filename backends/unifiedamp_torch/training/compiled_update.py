@@ -1,8 +1,8 @@
-"""The end of a step, compiled: an optimizer's arithmetic, the skip, and the move of the scale, by Inductor.
+"""The end of a step, compiled by Inductor: an optimizer's arithmetic, the skip, and the update of the scale.
 
-A fused optimizer skips in its kernel. This does the same for any of torch's own optimizers, and where tensors are small
-it is faster: what was there before the step and what comes out of it are chosen between element by element, which the
-compiler folds into the kernels of the step itself.
+A fused optimizer skips in its kernel. This does the same for any of torch's own optimizers, and is faster where tensors
+are small: each element is selected from its value before the step or after it, which the compiler fuses into the
+kernels of the step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import LossScale
-
+from ..device.placement import steps_to_device
 from . import gradients
+from .scale_transition import update_scale_by_formula
 
 Optimizer = torch.optim.Optimizer
 
@@ -27,32 +27,24 @@ TRACEABLE = frozenset({"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD",
 
 
 def traceable(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer's step can be compiled: one of torch's own, as it comes, on one device."""
+    """Return whether an optimizer's step can be compiled: its class is torch's own, not a subclass."""
     kind = type(optimizer)
     return kind.__name__ in TRACEABLE and kind.__module__.startswith("torch.optim.")
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a parameter group must say while its step is compiled."""
+    """Return the settings that a parameter group needs while its step is compiled."""
     wanted = {"fused": False, "foreach": True, "capturable": True}
     return {name: value for name, value in wanted.items() if name in group}
 
 
-def settle(optimizer: Optimizer) -> None:
-    """Bring counters of steps to the parameters' device, where a compiled step wants them."""
-    for param, state in optimizer.state.items():
-        step = state.get("step")
-        if isinstance(step, torch.Tensor) and step.device != param.device:
-            state["step"] = step.to(param.device)
-
-
 def compiles_in_this_thread() -> bool:
-    """Tell whether updates can be compiled here: on a GPU, dynamo asserts on state that only the main thread has."""
+    """Return whether updates can be compiled here: on a GPU, dynamo asserts on state that only the main thread has."""
     return threading.current_thread() is threading.main_thread() or not torch.cuda.is_available()
 
 
-def _own(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function with code of its own: dynamo counts compilations by code, over all sessions of a process."""
+def _with_new_code(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a copy with a new code object: dynamo counts compilations by code, over all sessions of a process."""
     made = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     return functools.update_wrapper(made, function)
 
@@ -61,8 +53,7 @@ class CompiledUpdate:
     """One optimizer's step, compiled.
 
     Args:
-        optimizer: a traceable one that has had a step, so that its state is there.
-
+        optimizer: a traceable one that has had a step, so that its state exists.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -70,7 +61,7 @@ class CompiledUpdate:
         self._compiled: set[tuple[bool, ...]] = set()
         # torch's own wrapper of ``step`` breaks the graph, so that nothing could be fused with it.
         self._native = inspect.unwrap(type(optimizer).step)
-        update = types.MethodType(_own(CompiledUpdate._update), self)
+        update = types.MethodType(_with_new_code(CompiledUpdate._update), self)
         self._step = torch.compile(update, dynamic=False, fullgraph=True)
 
     def __call__(self, found: torch.Tensor | None) -> None:
@@ -81,7 +72,7 @@ class CompiledUpdate:
 
     @property
     def ran(self) -> bool:
-        """Whether it has run, and so been compiled, for the gradients that there are."""
+        """Whether it has run, and so been compiled, for the present gradients."""
         return self._present() in self._compiled
 
     def _present(self) -> tuple[bool, ...]:
@@ -101,7 +92,7 @@ class CompiledUpdate:
             for param in group["params"]:
                 if param.grad is not None:
                     yield param
-                    # Not by [param]: where an optimizer keeps nothing, that would add an entry, and compile anew.
+                    # Not by [param]: where an optimizer keeps no state, that would add an entry, and recompile.
                     kept = self._optimizer.state.get(param, {})
                     yield from [each for each in kept.values() if isinstance(each, torch.Tensor)]
 
@@ -111,33 +102,16 @@ class Updates:
 
     def __init__(self) -> None:
         self._steps: dict[int, tuple[Any, CompiledUpdate]] = {}
-        self.move: Callable[..., None] = torch.compile(_own(move), dynamic=False)
+        self.update_scale: Callable[..., None] = torch.compile(_with_new_code(update_scale_by_formula), dynamic=False)
 
     def of(self, optimizer: Optimizer) -> CompiledUpdate | None:
-        """Return the compiled step of an optimizer; None where it cannot be had."""
+        """Return the compiled step of an optimizer; None where it cannot be compiled."""
         known = self._steps.get(id(optimizer))
         if known is not None and known[0] is optimizer.state:
             return known[1]
         if not traceable(optimizer):
             return None
-        settle(optimizer)
+        steps_to_device(optimizer)
         update = CompiledUpdate(optimizer)
         self._steps[id(optimizer)] = (optimizer.state, update)
         return update
-
-
-def move(
-    settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor, bad: torch.Tensor, found: torch.Tensor
-) -> None:
-    """Move the state in place by one iteration, equal to ``settings.next_state``; ``found`` is a float32 0 or 1."""
-    low, high = settings.scale_bounds
-    failed = found > 0
-    run = torch.where(failed, bad + 1, 0)
-    good = torch.where(failed, 0, tracker + 1)
-    grows = good >= settings.growth_interval
-    wide = scale.to(bad.dtype)
-    grown = (wide * settings.growth_factor).float().clamp(max=high)
-    shrunk = (wide * settings.backoff_factor).float().clamp(min=low)
-    scale.copy_(torch.where(grows, grown, torch.where(failed & (run >= settings.hysteresis), shrunk, scale)))
-    tracker.copy_(torch.where(grows, 0, good))
-    bad.copy_(run)
