@@ -1,4 +1,4 @@
-"""One step on two replicas, for the conformance kit: a process of its own, whose CPU counts as two devices."""
+"""One step on two replicas, for the conformance kit: in a separate process, whose CPU counts as two devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unifiedamp.backend import LossScale, Policy, SessionSpec
 def run_on_replicas(gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
     """Return each replica's parameter and skipped steps after a step with these gradients; see ``Harness.device_run``.
 
-    The step runs eagerly and as a compiled function, each with a model of its own.
+    The step runs eagerly and as a compiled function, each with its own model.
 
     Raises:
         AssertionError: the two forms differ.
@@ -46,18 +46,18 @@ def two_devices() -> Any:
 
 def _step(strategy: Any, gradients: Sequence[float], loss_scale: LossScale, compiled: bool) -> list[tuple[float, int]]:
     from ..backend import TensorFlowBackend
-    from ..precision.layers import native
+    from ..internals import native
 
     backend = TensorFlowBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
     with strategy.scope():
         dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
         model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
         optimizer = tf.keras.optimizers.SGD(0.1)
-    _, (optimizer,) = backend.prepare([model], [optimizer])
+    _, (optimizer,) = backend.training.prepare([model], [optimizer])
 
     def replica_step(x: Any) -> None:
-        backend.backward(lambda: tf.reduce_sum(model(x)), [optimizer])
-        backend.step(optimizer, update=True)
+        backend.training.backward(lambda: tf.reduce_sum(model(x)), [optimizer])
+        backend.training.step(optimizer, update_scale=True)
 
     def step(x: Any) -> None:
         strategy.run(replica_step, (x,))
@@ -66,4 +66,4 @@ def _step(strategy: Any, gradients: Sequence[float], loss_scale: LossScale, comp
     rows = [tf.constant([[gradient]], tf.float32) for gradient in gradients]
     run(strategy.experimental_distribute_values_from_function(lambda replica: rows[replica.replica_id_in_sync_group]))
     weights = strategy.experimental_local_results(native(model.weights[0]))
-    return [(float(weight.numpy().item()), backend.read_state().skipped_steps) for weight in weights]
+    return [(float(weight.numpy().item()), backend.training.read_state().skipped_steps) for weight in weights]

@@ -1,4 +1,4 @@
-"""The op vocabulary in TensorFlow's words, and custom operations."""
+"""The op vocabulary in TensorFlow's terms, and custom functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
+from .._types import Layer
 from .autocast import DISABLED, thread
 
 LAYER_OPS: dict[str, tuple[str, ...]] = {
@@ -23,7 +24,7 @@ LAYER_OPS: dict[str, tuple[str, ...]] = {
     "batch_norm": ("BatchNormalization",),
     "group_norm": ("GroupNormalization",),
 }
-"""Operations that are a Keras layer, and so can be given a dtype policy."""
+"""Operations that are a Keras layer, and so can have a dtype policy."""
 
 NORM_LAYERS = (*LAYER_OPS["layer_norm"], *LAYER_OPS["batch_norm"], *LAYER_OPS["group_norm"], "UnitNormalization")
 
@@ -74,7 +75,7 @@ def check_layer_ops(overrides: Mapping[str, str]) -> None:
             )
 
 
-def layer_op(layer: Any, overrides: Mapping[str, str]) -> str | None:
+def layer_op(layer: Layer, overrides: Mapping[str, str]) -> str | None:
     """Return the choice for the operation that ``layer`` is, or None."""
     kinds = {base.__name__ for base in type(layer).__mro__}
     return next((choice for op, choice in overrides.items() if kinds & set(LAYER_OPS[op])), None)

@@ -1,0 +1,193 @@
+"""The gradients of one optimizer's window, on one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from unifiedamp.backend import errors
+
+from .._types import Gradient, Graph, Pairs, Tensor, Variable
+from ..distributed.replicas import Replicas
+from ..precision.tapes import current_home
+from .clipping import global_norm
+from .scaler import DeviceScaler
+from .trained_variables import TrainedVariables
+
+Snapshot: TypeAlias = "tuple[tuple[str, ...], bool]"
+"""What a compiled call's Python leaves behind: the names that accumulators hold, and whether gradients were lost."""
+
+
+class GradientBuffer:
+    """Holds gradients in a dict while one call lasts, in accumulators when a window spans several calls.
+
+    Args:
+        params: what the optimizer trains.
+        scaler: the session's, None without loss scaling.
+        replicas: where the model trains.
+        owner: the class name of the prepared optimizer, for messages.
+        on_first: called when the first gradients of a window arrive.
+
+    Attributes:
+        present: name → gradient, where there is one.
+        flags: bool vector over ``present``, set once they are unscaled (where there is a scaler).
+        loss: the last unscaled loss.
+        lost: gradients were made in a compiled function that has ended.
+    """
+
+    def __init__(
+        self, params: TrainedVariables, scaler: DeviceScaler | None, replicas: Replicas, owner: str,
+        on_first: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._params, self._scaler, self._replicas = params, scaler, replicas
+        self._owner, self._on_first = owner, on_first
+        self.present: dict[str, Gradient] = {}
+        self.flags: Tensor | None = None
+        self.loss: Tensor | None = None
+        self.lost = False
+        self._complete = False
+        self._home: Graph | None = None
+        self._seen: tuple[str, ...] = ()
+
+    # -- filling -------------------------------------------------------------------------------------------------
+
+    def add(self, gradients: Mapping[str, Gradient | None], loss: Tensor) -> None:
+        """Add a backward's gradients by name; None where there is none."""
+        home = current_home()
+        if self.present and self._home is not home:
+            self.present.clear()
+            self.lost = True
+        self._home, self.loss = home, loss
+        if not self._seen:
+            self._on_first()
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                self.present[name] = self._sum(name, self._params.received(gradient))
+
+    def replace(self, pairs: Pairs, loss: Tensor | None = None) -> None:
+        """Hold the (gradient, variable) pairs that Keras's ``fit`` made, in place of what there is.
+
+        Raises:
+            PrepareError: a variable that the optimizer was not prepared for.
+        """
+        self.forget()
+        self._home, self.lost, self.loss = current_home(), False, loss
+        for gradient, variable in pairs:
+            name = self._params.name_of(variable)
+            if name is None:
+                raise errors.PrepareError(
+                    f"this {type(self._params.optimizer).__name__} was not prepared for the variable "
+                    f"{variable.name!r}; give amp.prepare all models that it trains, with their layers trainable"
+                )
+            if gradient is not None:
+                self.present[name] = self._params.received(gradient)
+
+    def move_here(self) -> None:
+        """Count what is held as made in the current graph, which is a branch of the one it was made in."""
+        self._home = current_home()
+
+    def _sum(self, name: str, gradient: Gradient) -> Gradient:
+        accumulators = self._params.accumulators
+        if accumulators is not None:
+            return self._accumulate(accumulators[name], name, tf.convert_to_tensor(gradient))
+        present = self.present.get(name)
+        if present is None:
+            return gradient
+        return tf.convert_to_tensor(present) + tf.convert_to_tensor(gradient)
+
+    def _accumulate(self, accumulator: Variable, name: str, gradient: Tensor) -> Tensor:
+        if name in self._seen:
+            return accumulator.assign_add(gradient, read_value=True)
+        # A window's first gradient is set, not added: whatever an interrupted call left behind is gone.
+        self._seen = tuple(known for known in self._params.names if known in self._seen or known == name)
+        return accumulator.assign(gradient, read_value=True)
+
+    def collect(self, call: str) -> dict[str, Gradient]:
+        """Return the window's gradients by name, from accumulators where earlier calls put them there.
+
+        Raises:
+            StepOrderError: they were made in another compiled function.
+        """
+        home, accumulators = current_home(), self._params.accumulators
+        if accumulators is not None and self._home is not home:
+            self.present = {name: accumulators[name].read_value() for name in self._seen}
+            self._home, self.lost = home, False
+        if self.lost or (self.present and self._home is not home):
+            raise errors.StepOrderError(
+                f"amp.{call}: the gradients of this {self._owner} were made in another compiled "
+                "function (or outside this one); put autocast, scale_loss and step into one function for amp.compile"
+            )
+        return self.present
+
+    # -- using ---------------------------------------------------------------------------------------------------
+
+    def unscale(self, call: str, scaled: bool = True, flags: Tensor | None = None) -> None:
+        """Sum over replicas, check the raw gradients for inf and nan, then divide them by the scale; once per window.
+
+        Args:
+            call: what errors name.
+            scaled: they are to be divided.
+            flags: what a check of the raw gradients found; None where there was none.
+        """
+        present = self.collect(call)
+        if self._complete or not present:
+            return
+        self._complete = True
+        values = self._replicas.sum(list(present.values()))
+        if self._scaler is not None:
+            known = flags is not None and flags.shape == (len(values),)
+            self.flags = flags if known else self._scaler.finite_flags(values)
+            values = self._scaler.unscale(values) if scaled else values
+        present.update(zip(present, values, strict=True))
+
+    def clip_norm(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
+        if not self.present:
+            return tf.constant(0.0)
+        values = [tf.convert_to_tensor(gradient) for gradient in self.present.values()]  # slices name rows twice
+        norm = global_norm(values)
+        factor = tf.minimum(1.0, max_norm / tf.maximum(norm, max_norm))
+        clipped = [value * tf.cast(factor, value.dtype) for value in values]
+        self.present.update(zip(self.present, clipped, strict=True))
+        return norm
+
+    def clip_value(self, clip_value: float) -> None:
+        """Clamp each element of the gradients to [-clip_value, clip_value]."""
+        for name, gradient in self.present.items():
+            self.present[name] = tf.clip_by_value(tf.convert_to_tensor(gradient), -clip_value, clip_value)
+
+    def pairs(self) -> list[tuple[Gradient, Variable]]:
+        """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""
+        training, trained = self._params.training(), self._params.trained
+        return [(gradient, trained[name]) for name, gradient in self.present.items() if name in training]
+
+    # -- emptying ------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Drop the window; the first gradients of the next one replace what accumulators hold."""
+        self._seen = ()
+        self.forget()
+        self.lost = False
+
+    def forget(self) -> None:
+        """Drop what Python holds of the window; accumulators stay."""
+        self.present = {}
+        self.flags = self.loss = self._home = None
+        self._complete = False
+
+    # -- compiled calls ------------------------------------------------------------------------------------------
+
+    def empty(self) -> bool:
+        """Whether a compiled call would leave nothing behind."""
+        return not (self.present or self._seen or self.lost)
+
+    def snapshot(self) -> Snapshot:
+        """Return what a compiled call's Python leaves behind, hashable."""
+        return (self._seen, self.lost or bool(self.present and self._params.accumulators is None))
+
+    def restore(self, seen: Iterable[str], lost: bool) -> None:
+        """Restore a snapshot, after a call that may have replayed a trace."""
+        self.forget()
+        self._seen, self.lost = tuple(seen), lost
