@@ -22,13 +22,13 @@ SCRIPT = """
 import os, warnings
 warnings.simplefilter("ignore")
 import unifiedamp as ua
-from unifiedamp import machine
-backend = ua.Amp({name!r}, "float32", device="cpu").backend.device
+from unifiedamp.workloads import machine
+backend = ua.Amp({name!r}, "float32", device="cpu").backend
 machine.limit_memory(2**30)
 try:
     {allocate}
 except Exception as error:
-    print("told:", backend.out_of_memory(error), backend.out_of_memory(ValueError("out of patience")))
+    print("told:", backend.device.out_of_memory(error), backend.device.out_of_memory(ValueError("out of patience")))
 os._exit(0)  # a framework under a limit need not end well
 """
 
