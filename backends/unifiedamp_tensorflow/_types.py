@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    NativeBase: TypeAlias = Any
+    """The base of a mixin for a class of TensorFlow's or Keras's, whose attributes it uses."""
+else:
+    NativeBase = object
 
 
 class DType(Protocol):
@@ -27,6 +33,9 @@ class Tensor(Protocol):
 
     def numpy(self) -> Any:
         """Return the values; eager only."""
+
+    def __int__(self) -> int: ...
+    def __float__(self) -> float: ...
 
     def __add__(self, other: object) -> Tensor: ...
     def __sub__(self, other: object) -> Tensor: ...
@@ -165,9 +174,3 @@ class Node(Protocol):
 
     op: str
     attr: Any
-
-
-class Nest(Protocol):
-    """Nested lists, tuples and dicts of tensors."""
-
-    def __iter__(self) -> Iterator[Any]: ...

@@ -59,11 +59,14 @@ class TensorFlowBackend(Backend):
         prepared, tracing = PreparedObjects(distributed), StepTracing(tapes, native_steps)
         steps = Steps(scaler, native_steps)
         precision = TensorFlowPrecision(mode, tapes, tuner)
-        preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, native_steps, prepared)
+        self._preparation = preparation = Preparation(
+            spec, mode, tuner, distributed, scaler, steps, native_steps, prepared
+        )
         losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
         recorder = TensorFlowRecorder(prepared, distributed, scaler)
         compiling = CompileContext(spec, mode, tuner.switches, distributed, prepared, recorder, tracing)
 
+        self._preparation = preparation
         self.device, self.precision, self.tuner, self.distributed = device, precision, tuner, distributed
         self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps)
         self.compiler = TensorFlowCompiler(compiling, device)
@@ -96,7 +99,7 @@ class TensorFlowBackend(Backend):
         return [*self._mode.explain(), *plan_rows(self.spec, self._info)]
 
     def close(self) -> None:
-        self.training.close()
+        self._preparation.close()
         self._mode.detach()
 
 

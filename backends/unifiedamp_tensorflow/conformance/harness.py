@@ -18,7 +18,7 @@ from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
 
-keras = tf.keras
+keras: Any = tf.keras
 
 # The suite's oracles compute in float32, and it compares runs bit by bit. On a GPU, TensorFlow's own defaults are TF32,
 # and kernels that sum in any order.
@@ -27,7 +27,7 @@ if tf.config.list_physical_devices("GPU"):
     tf.config.experimental.enable_op_determinism()
 
 
-class Probe(keras.Model):  # type: ignore[misc]
+class Probe(keras.Model):
     """``sum(w_i * x_i)`` in float32."""
 
     def __init__(self, values: Sequence[float], wide: bool = False) -> None:
@@ -46,7 +46,7 @@ class Probe(keras.Model):  # type: ignore[misc]
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
 
 
-class Picked(keras.Model):  # type: ignore[misc]
+class Picked(keras.Model):
     """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
 
     def __init__(self, table: Array) -> None:
@@ -61,7 +61,7 @@ class Picked(keras.Model):  # type: ignore[misc]
         return tf.reduce_sum(tf.gather(native(self.table), rows))
 
 
-class Ratio(keras.layers.Layer):  # type: ignore[misc]
+class Ratio(keras.layers.Layer):
     """Divides each row by the sum of its absolute values."""
 
     def __init__(self, epsilon: float) -> None:
@@ -166,7 +166,7 @@ class TensorFlowHarness(Harness):
     @contextmanager
     def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        update, done = inner.update_step, []
+        update, done = inner.update_step, list[object]()
 
         def broken(*args: Any, **kwargs: Any) -> None:
             if done:

@@ -1,4 +1,4 @@
-"""Elementwise work on gradients, dense or sparse: finite checks and products."""
+"""Arithmetic on gradients, dense or sparse: finite checks, products, the global norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .._types import Gradient, Tensor
 
 def dense_values(gradient: Gradient) -> Tensor:
     """Return the tensor that holds a gradient's numbers (of an IndexedSlices, its rows)."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values
+    return gradient  # type: ignore[return-value]  # isinstance with an untyped class narrows nothing
 
 
 def with_values(gradient: Gradient, values: Tensor) -> Gradient:
@@ -42,3 +44,14 @@ def finite_flags_by_sums(gradients: Sequence[Gradient]) -> Tensor:
     sums = [tf.reduce_sum(tf.cast(dense_values(gradient), tf.float32)) for gradient in gradients]
     flags = tf.math.is_finite(tf.stack(sums))
     return tf.cond(tf.reduce_all(flags), lambda: flags, lambda: finite_flags(gradients))
+
+
+def global_norm(values: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm over all tensors, float32; finite also where float32 could not hold the squares."""
+
+    def norm_of(largest: Tensor | float) -> Tensor:
+        return tf.linalg.global_norm([tf.cast(value, tf.float32) / largest for value in values]) * largest
+
+    norm = norm_of(1.0)
+    largest = tf.reduce_max(tf.stack([tf.cast(tf.reduce_max(tf.abs(value)), tf.float32) for value in values]))
+    return tf.cond(tf.math.is_finite(norm), lambda: norm, lambda: norm_of(largest))

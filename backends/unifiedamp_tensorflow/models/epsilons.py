@@ -29,9 +29,9 @@ def epsilons(models: Iterable[Model], optimizers: Iterable[Optimizer]) -> Iterat
                 yield recording.Epsilon(path, name, value, dtype)
     for optimizer in optimizers:
         variables = trained_variables(optimizer)
-        dtype: Any = variables[0].dtype if variables else "float32"
+        added_in: Any = variables[0].dtype if variables else "float32"
         for name, value in _of(optimizer):
-            yield recording.Epsilon(type(optimizer).__name__, name, value, getattr(dtype, "name", dtype))
+            yield recording.Epsilon(type(optimizer).__name__, name, value, getattr(added_in, "name", added_in))
 
 
 def _of(obj: object) -> Iterator[tuple[str, float]]:

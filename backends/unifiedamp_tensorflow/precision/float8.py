@@ -64,14 +64,14 @@ def rounded(tensor: Tensor, kind: Format) -> Tensor:
     return tf.round(values / step) * step * tf.math.reciprocal(scale)
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
 def operand(tensor: Tensor) -> Any:
     """Round to e4m3 in the forward pass; the gradient passes unchanged, in the tensor's dtype."""
     dtype = tensor.dtype
     return rounded(tensor, E4M3), lambda gradient: tf.cast(gradient, dtype)
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
 def outcome(tensor: Tensor) -> Any:
     """Pass in the forward pass; round the gradient to e5m2."""
     return tf.identity(tensor), lambda gradient: rounded(gradient, E5M2)
@@ -98,7 +98,7 @@ def _multiply(layer: Dense, inputs: Tensor, weights: Tensor) -> Tensor:
     return tf.tensordot(inputs, weights, 1)
 
 
-def rejection_reason(layer: Layer, policy_name: str, kept: str | None) -> str | None:
+def rejection_reason(layer: Layer | Dense, policy_name: str, kept: str | None) -> str | None:
     """Return why a layer does not run in float8, "" where it does; None for layers that are not dense.
 
     Args:
@@ -106,7 +106,7 @@ def rejection_reason(layer: Layer, policy_name: str, kept: str | None) -> str | 
         policy_name: the dtype policy that layers without an override have.
         kept: the dtype that ``layer_overrides`` gave it, or None.
     """
-    kind = layers.original_class(layer)
+    kind: Any = layers.original_class(layer)
     bases = [base for base in (tf.keras.layers.Dense, tf.keras.layers.EinsumDense) if issubclass(kind, base)]
     if not bases:
         return None
@@ -123,7 +123,7 @@ def rejection_reason(layer: Layer, policy_name: str, kept: str | None) -> str | 
     return f"{', '.join(odd)}: not a multiple of {MULTIPLE}" if odd else ""
 
 
-def _sizes(layer: Dense) -> dict[str, int]:
+def _sizes(layer: Any) -> dict[str, int]:
     shape = [int(size) for size in kernel(layer).shape]
     labels: Any = range(2)
     kept: Any = (1,)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import LossScale, Policy, ScaleState, errors, float32
 
-from .._types import Tensor
+from .._types import NativeBase, Tensor
 from ..device.numerics import finite_flags
 from ..device.selection import select_device
 from .global_policy import refuse_mixed_policy
@@ -48,7 +48,7 @@ class Session(Protocol):
         """Run operations."""
 
 
-class _Transition:
+class _Transition(NativeBase):
     """The reference transition as the loss-scale object that v1 optimizers take.
 
     Args:
@@ -56,8 +56,7 @@ class _Transition:
     """
 
     def __init__(self, settings: LossScale) -> None:
-        options = {"initial_loss_scale": settings.first_scale, "increment_period": settings.growth_interval}
-        super().__init__(**options)
+        super().__init__(initial_loss_scale=settings.first_scale, increment_period=settings.growth_interval)
         self._settings = settings
         self._counters = self._add_weight("unifiedamp_counters", [0, 0, 0], tf.int64)
 
@@ -94,7 +93,7 @@ class _Transition:
 def _scale_class() -> type:
     base: Any = _native().DynamicLossScale
 
-    class SessionLossScale(_Transition, base):  # type: ignore[misc]
+    class SessionLossScale(_Transition, base):
         __doc__ = _Transition.__doc__
 
     return SessionLossScale

@@ -174,9 +174,10 @@ class StepRecorder:
         scalars: dict[str, float] = {}
         for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
             values = {name: tensor.numpy() for name, tensor in tensors.items()}
-            for *about, which in record.activations:
-                largest, finite = values["largest"][which]
-                activations.append(recording.Activation(*about, float(largest) if finite else math.inf))
+            for seen in record.activations:
+                largest, finite = values["largest"][seen.which]
+                value = float(largest) if finite else math.inf
+                activations.append(recording.Activation(seen.layer, seen.kind, seen.place, seen.dtype, value))
             for name, (scaled, true) in zip(record.names, values.get("counts", ()), strict=True):
                 gradients[name] = recording.GradientCounts(scaled.tolist(), true.tolist())
             scalars |= {name: float(values[name]) for name in record.scalars}

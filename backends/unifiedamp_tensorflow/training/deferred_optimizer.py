@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
-from .._types import Gradient, Graph, Optimizer, Pairs, Tensor, Variable
+from .._types import Gradient, Graph, NativeBase, Optimizer, Pairs, Tensor, Variable
 from ..device.numerics import dense_values, with_values
 from ..distributed.replicas import Replicas
 from ..distributed.strategies import replicas_of
-from ..internals import native, trained_variables
+from ..internals import native
 from ..precision.tapes import current_home
 from . import optimizers
 from .prepared_optimizer import PreparedOptimizer
@@ -112,7 +112,7 @@ def _marked(pairs: Pairs, finite: Tensor) -> list[tuple[Gradient | None, Variabl
     return marked
 
 
-class _DeferredCalls:
+class _DeferredCalls(NativeBase):
     """The calls of Keras 2's ``LossScaleOptimizer``, over the prepared optimizer of either Keras.
 
     Args:
@@ -121,7 +121,7 @@ class _DeferredCalls:
     """
 
     def __init__(self, inner: Optimizer, steps: DeferredSteps) -> None:
-        super().__init__(inner, steps.scaler)  # type: ignore[call-arg]  # of the prepared optimizer's class
+        super().__init__(inner, steps.scaler)
         self._amp_steps = steps
 
     @property
@@ -164,7 +164,7 @@ class _DeferredCalls:
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply gradients or skip them, as ``apply_gradients`` does."""
-        variables = trained_variables(self) if trainable_variables is None else trainable_variables
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
         self.apply_gradients(zip(grads, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_kwargs: object) -> Variable:
@@ -182,7 +182,7 @@ def deferred_class() -> type:
     """Return the class of deferred optimizers for the installed Keras."""
     base: Any = optimizers.prepared_class()
 
-    class DeferredOptimizer(_DeferredCalls, base):  # type: ignore[misc]
+    class DeferredOptimizer(_DeferredCalls, base):
         __doc__ = _DeferredCalls.__doc__
 
     return optimizers.disguised(DeferredOptimizer, optimizers.NATIVE if optimizers.SCALES_LOSS else base.__mro__[1])

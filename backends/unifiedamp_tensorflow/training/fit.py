@@ -52,7 +52,7 @@ class Fitting:
 
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
-        function = make(force) or model.train_function
+        function: Any = make(force) or model.train_function
         if getattr(function, "followed_by", None) is not self:
             model.train_function = function = self._followed(model, function)
         return function

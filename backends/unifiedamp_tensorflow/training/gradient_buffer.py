@@ -10,9 +10,9 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .._types import Gradient, Graph, Pairs, Tensor, Variable
+from ..device.numerics import global_norm
 from ..distributed.replicas import Replicas
 from ..precision.tapes import current_home
-from .clipping import global_norm
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
 

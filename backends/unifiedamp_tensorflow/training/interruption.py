@@ -68,5 +68,4 @@ def _counter(name: str) -> Variable:
 
 def _first(variable: Variable) -> Variable:
     """Return the copy of the first replica: an update is begun and ended once for all."""
-    local = isinstance(variable, tf.distribute.DistributedValues)
-    return variable.values[0] if local else variable
+    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from .. import patches
-from .._types import Gradient, Graph, Optimizer, Pairs, Tensor, Variable
-from ..internals import trained_variables
+from .._types import Gradient, Graph, NativeBase, Optimizer, Pairs, Tensor, Variable
 from ..precision.tapes import current_home
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
@@ -72,7 +71,7 @@ def end_steps_by(outer: Any, prepared: PreparedOptimizer, steps: Steps) -> None:
     outer._amp_end = functools.partial(steps.end_keras, prepared)
 
 
-class _ScalingLoss:
+class _ScalingLoss(NativeBase):
     """A Keras 3 optimizer under a session's loss scale.
 
     Args:
@@ -93,7 +92,7 @@ class _ScalingLoss:
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
-        variables = trained_variables(self) if trainable_variables is None else trainable_variables
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
         if not self.built:
             self.build(variables)
         self._amp_end(list(zip(grads, variables, strict=True)), True, self._amp_loss.take(), None)
@@ -106,7 +105,7 @@ class _ScalingLoss:
         super().save_own_variables(store)
 
 
-class _UnscalingGradients:
+class _UnscalingGradients(NativeBase):
     """A Keras 2 optimizer under a session's loss scale.
 
     Args:

@@ -72,9 +72,10 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"amp.prepare takes Keras models and Keras optimizers, got {type(optimizer).__module__}."
             f"{type(optimizer).__name__}{hint}"
         )
-    if getattr(optimizer, "loss_scale_factor", None) is not None:
+    factor = getattr(optimizer, "loss_scale_factor", None)
+    if factor is not None:
         raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} has loss_scale_factor={optimizer.loss_scale_factor}, which "
+            f"amp.prepare: this {type(optimizer).__name__} has loss_scale_factor={factor}, which "
             "would scale twice; leave it out and give Amp(loss_scale=...)"
         )
 

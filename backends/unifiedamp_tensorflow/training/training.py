@@ -66,10 +66,6 @@ class TensorFlowTraining(Training):
     ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
         return self._preparation.prepare(models, optimizers)
 
-    def close(self) -> None:
-        """Undo what :meth:`prepare` changed."""
-        self._preparation.close()
-
     # -- one step ------------------------------------------------------------------------------------------------
 
     def scale_loss(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> AbstractContextManager[ScaledLoss]:
