@@ -59,9 +59,7 @@ class TensorFlowBackend(Backend):
         prepared, tracing = PreparedObjects(distributed), StepTracing(tapes, native_steps)
         steps = Steps(scaler, native_steps)
         precision = TensorFlowPrecision(mode, tapes, tuner)
-        self._preparation = preparation = Preparation(
-            spec, mode, tuner, distributed, scaler, steps, native_steps, prepared
-        )
+        preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, native_steps, prepared)
         losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
         recorder = TensorFlowRecorder(prepared, distributed, scaler)
         compiling = CompileContext(spec, mode, tuner.switches, distributed, prepared, recorder, tracing)

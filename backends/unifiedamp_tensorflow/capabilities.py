@@ -58,6 +58,6 @@ def warn_without_gain(spec: SessionSpec, device: DeviceInfo) -> None:
     if not gain:
         spec.warn(
             f"policy {str(spec.policy)!r} runs on {device.name} without gain in speed: {gain.reason}; "
-            f"this device does {recommended_policy(device)[0]!r} best",
+            f"recommended for this device: {recommended_policy(device)[0]!r}",
             errors.NoGainWarning,
         )

@@ -30,7 +30,7 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
 
 
 def _master_row() -> PlanRow:
-    note = "Keras has none of its own; gradients add up, are unscaled and clipped in float32"
+    note = "Keras has none; gradients are accumulated, unscaled and clipped in float32"
     return PlanRow("master_weights", "float32", "optimizer.add_variable; variable.assign(master)", "emulated", note)
 
 
@@ -44,10 +44,10 @@ def _scale_row(spec: SessionSpec) -> PlanRow:
 
 def _observer_row() -> PlanRow:
     note = (
-        "told in eager loops, amp.compile and the fit of prepared models; in a tf.function of your own when a step is "
+        "reported in eager loops, amp.compile and the fit of prepared models; in your own tf.function when a step is "
         "skipped or the scale grows, not under XLA or on several replicas: use amp.compile there"
     )
-    return PlanRow("observers and exhaustion", "told", "model.train_function, tf.py_function", "emulated", note)
+    return PlanRow("observers and exhaustion", "reported", "model.train_function, tf.py_function", "emulated", note)
 
 
 def _compile_row(spec: SessionSpec) -> PlanRow:

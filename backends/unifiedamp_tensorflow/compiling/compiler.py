@@ -19,7 +19,7 @@ class TensorFlowCompiler(Compiler):
 
     Args:
         context: the session's part.
-        device: told that reading the loss scale may wait from then on.
+        device: the session's; reading the loss scale may wait once a step is compiled.
     """
 
     means = "tf.function, by XLA with compile='max' or backend_options.tensorflow.xla"

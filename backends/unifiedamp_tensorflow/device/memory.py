@@ -16,5 +16,5 @@ def peak_memory(device: DeviceInfo) -> int | None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether TensorFlow, or XLA under it, ran out of memory."""
-    # XLA raises an error of its own class, known by its text.
+    # XLA's error is of a private class, known by its text.
     return isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)) or "RESOURCE_EXHAUSTED" in str(error)

@@ -36,10 +36,10 @@ TF32 = Switch(
 
 
 COSTS = {
-    "tf.debugging.enable_check_numerics()": "each result is looked through for inf and nan",
+    "tf.debugging.enable_check_numerics()": "each result is checked for inf and nan",
     "tf.config.run_functions_eagerly(True)": "compiled steps run as plain Python",
-    "tf.data.experimental.enable_debug_mode()": "datasets run in Python, one element after the other",
-    "tf.profiler.experimental.start()": "each operation is written down",
+    "tf.data.experimental.enable_debug_mode()": "datasets run in Python, element by element",
+    "tf.profiler.experimental.start()": "each operation is recorded",
 }
 """Debugging mode → what it costs."""
 

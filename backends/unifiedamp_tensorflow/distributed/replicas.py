@@ -87,7 +87,7 @@ class SingleReplica:
         if strategy.num_replicas_in_sync > 1:
             raise errors.UnsupportedError(
                 f"{call}: {type(strategy).__name__} runs {strategy.num_replicas_in_sync} replicas, and the model was "
-                "made outside its scope, so each would train a model of its own; make model and optimizer inside "
+                "made outside its scope, so each would train a separate model; make model and optimizer inside "
                 "'with strategy.scope():' and pass them to amp.prepare"
             )
 

@@ -115,7 +115,7 @@ def rejection_reason(layer: Layer | Dense, policy_name: str, kept: str | None) -
     if layer.dtype_policy.name != policy_name:
         return f"its dtype policy is {layer.dtype_policy.name!r}"
     if kind.call is not bases[0].call:
-        return f"{kind.__name__} has a call of its own"
+        return f"{kind.__name__} overrides call"
     if getattr(layer, "lora_enabled", False):
         return "it has LoRA weights"
     sizes = _sizes(layer)

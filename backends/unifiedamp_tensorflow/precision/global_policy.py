@@ -33,8 +33,8 @@ class PolicyScope:
         options = active_options() if self._name.startswith("mixed_") else []
         if options:
             raise errors.UnsupportedError(
-                f"TensorFlow's graph rewrite is on ({', '.join(options)}), and a mixed Keras policy cannot be had "
-                "with it: turn it off by tf.config.optimizer.set_experimental_options, or use mode='graph_rewrite'"
+                f"TensorFlow's graph rewrite is on ({', '.join(options)}), which excludes mixed Keras policies: "
+                "turn it off by tf.config.optimizer.set_experimental_options, or use mode='graph_rewrite'"
             )
         _acquire()
         self._found.append(patches.read_global_policy())

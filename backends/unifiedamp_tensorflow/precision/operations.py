@@ -65,12 +65,12 @@ def check_layer_ops(overrides: Mapping[str, str]) -> None:
     for op, choice in overrides.items():
         if op not in LAYER_OPS:
             raise errors.UnsupportedError(
-                f"op_overrides.{op}: Keras policies belong to layers, and {op!r} is no layer of its own; use "
+                f"op_overrides.{op}: Keras policies belong to layers, and {op!r} is not a layer; use "
                 f'backend_options.tensorflow.mode="graph_rewrite", or layer_overrides (layers: {", ".join(LAYER_OPS)})'
             )
         if choice == "widest":
             raise errors.UnsupportedError(
-                f"op_overrides.{op}: a Keras layer casts all inputs to its own dtype, so 'widest' cannot be had; "
+                f"op_overrides.{op}: a Keras layer casts all inputs to its own dtype, so 'widest' is not possible; "
                 "use 'float32' or 'compute'"
             )
 

@@ -46,7 +46,7 @@ def list_variables(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that put each operation's nodes on the list for its choice.
 
     Raises:
-        UnsupportedError: an operation is no graph node of its own, or two choices meet on one node.
+        UnsupportedError: an operation is not a graph node, or two choices meet on one node.
     """
     wanted: dict[str, str] = {}
     for op, choice in overrides.items():

@@ -101,7 +101,7 @@ class TensorFlowScaledLoss:
             self._context.mode.on_eager_backward()
         elif steps > 1 and not self._context.tracing.depth:
             raise errors.StepOrderError(
-                f"amp.scale_loss: accumulate_steps={steps} inside a tf.function of your own, "
+                f"amp.scale_loss: accumulate_steps={steps} inside your own tf.function, "
                 "whose Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
             )
 

@@ -84,7 +84,7 @@ class Steps:
     def _check_followed(self, prepared: PreparedOptimizer) -> None:
         if prepared.replicas.count > 1:
             raise errors.UnsupportedError(
-                f"model.fit: accumulate_steps over {prepared.replicas.count} replicas is for loops of your own alone "
+                f"model.fit: accumulate_steps over {prepared.replicas.count} replicas works in your own loops only "
                 "(amp.scale_loss, amp.step); leave it out, or write the loop"
             )
         if not self._native_steps.followed:
