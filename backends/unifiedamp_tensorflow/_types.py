@@ -111,6 +111,8 @@ class Layer(Protocol):
     def get_config(self) -> dict[str, Any]:
         """Return what the layer is made of."""
 
+    def _flatten_layers(self, include_self: bool, recursive: bool = True) -> Iterable[Layer]: ...
+
 
 class Model(Layer, Protocol):
     """``keras.Model``."""
@@ -124,6 +126,7 @@ class Optimizer(Protocol):
     """``keras.optimizers.Optimizer``."""
 
     iterations: Variable
+    _index_dict: dict[str, int]
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Make the slots."""
@@ -133,6 +136,8 @@ class Optimizer(Protocol):
 
     def add_variable(self, *, shape: Any, dtype: str, initializer: str, name: str) -> Variable:
         """Make a variable that is saved with the optimizer."""
+
+    def _var_key(self, variable: Variable) -> str: ...
 
 
 class BatchNorm(Layer, Protocol):
@@ -145,6 +150,7 @@ class Dense(Layer, Protocol):
     """``keras.layers.Dense`` or ``EinsumDense``."""
 
     equation: str
+    kernel: Variable
     bias: Variable | None
     activation: Callable[[Tensor], Tensor] | None
 

@@ -23,12 +23,12 @@ except ImportError:  # without it converted graphs cannot be read, and nothing e
 
 def children(layer: Layer) -> Iterator[Layer]:
     """Yield the layers directly inside a layer."""
-    yield from layer._flatten_layers(include_self=False, recursive=False)  # type: ignore[attr-defined]  # private
+    yield from layer._flatten_layers(include_self=False, recursive=False)
 
 
 def descendants(layer: Layer) -> Iterator[Layer]:
     """Yield all layers inside a layer."""
-    yield from layer._flatten_layers(include_self=False)  # type: ignore[attr-defined]  # private
+    yield from layer._flatten_layers(include_self=False)
 
 
 def native(variable: Any) -> Variable:
@@ -60,7 +60,7 @@ def caches_dtype(kind: type) -> bool:
 def kernel(layer: Dense) -> Variable:
     """Return the kernel of a dense layer as it is stored; Keras 2's casts itself when it is read."""
     found: Any = getattr(layer, "_kernel", None)
-    found = layer.kernel if found is None else found  # type: ignore[attr-defined]  # Keras 2
+    found = layer.kernel if found is None else found
     return getattr(found, "_variable", found)
 
 
@@ -114,9 +114,9 @@ def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[
     known = trained_variables(optimizer)
     if known is not None:
         return known, []
-    keys: dict[str, int] = dict(optimizer._index_dict)  # type: ignore[attr-defined]  # private
-    key_of = optimizer._var_key  # type: ignore[attr-defined]  # private
-    return [variable for variable in named.values() if keys.pop(key_of(variable), None) is not None], list(keys)
+    keys = dict(optimizer._index_dict)
+    found = [variable for variable in named.values() if keys.pop(optimizer._var_key(variable), None) is not None]
+    return found, list(keys)
 
 
 def optimizer_strategy(optimizer: Optimizer, otherwise: Strategy | None) -> Strategy | None:

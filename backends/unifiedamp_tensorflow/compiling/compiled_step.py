@@ -122,7 +122,7 @@ class CompiledStep:
                 return strategy.run(self._fn, args, kwargs)
 
             whole.__name__ = _name(self._fn)
-            whole.__signature__ = self._signature  # type: ignore[attr-defined]
+            whole.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
             self._across = CompiledStep(whole, self._order, self._context, self._xla)
         return self._across(*args, **kwargs)
 
@@ -156,7 +156,7 @@ class CompiledStep:
 
         step.__name__ = _name(self._fn)
         if self._signature is not None:
-            step.__signature__ = self._signature  # type: ignore[attr-defined]
+            step.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
         function = self._functions[start] = tf.function(
             step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
         )

@@ -75,7 +75,7 @@ class Fitting:
                 self._native_steps.after_step()
             return logs
 
-        follow.followed_by = self  # type: ignore[attr-defined]
+        follow.followed_by = self  # type: ignore[attr-defined]  # read back by _make
         return follow
 
 

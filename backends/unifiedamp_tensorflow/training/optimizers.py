@@ -162,7 +162,7 @@ def prepared_class() -> type:
     """Return the class of prepared optimizers for the installed Keras."""
     form, base = (_ScalingLoss, NATIVE) if SCALES_LOSS else (_UnscalingGradients, _current_kind())
 
-    class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]
+    class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]  # the base depends on the Keras installed
         __doc__ = form.__doc__
 
     return disguised(AmpOptimizer, base)
