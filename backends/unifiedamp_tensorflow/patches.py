@@ -14,6 +14,7 @@ gradient sums of Keras 3       :func:`gradients_summed_already`            leavi
 Keras's global dtype policy    :func:`write_global_policy`                 writing what :func:`read_global_policy` gave
 Keras's call context           :func:`call_context`                        leaving the context
 the graph rewrite              :class:`GraphRewrite`                       leaving the context
+TF32                           :data:`TF32`                                leaving the context
 Keras's image layout           :func:`image_layout`                        leaving the context
 =============================  ==========================================  ==========================================
 """
@@ -28,6 +29,8 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
+
+from unifiedamp.backend import Switch
 
 from ._types import Layer, Model, Optimizer, Variable
 from .internals import set_dtype_policy
@@ -236,6 +239,14 @@ def rewrite_options_on(options: Sequence[str]) -> list[str]:
     """Return which of the rewrite's options are on in this process."""
     present = tf.config.optimizer.get_experimental_options()
     return [option for option in options if present.get(option)]
+
+
+TF32 = Switch(
+    tf.config.experimental.tensor_float_32_execution_enabled,
+    tf.config.experimental.enable_tensor_float_32_execution,
+    True,
+)
+"""Turns TF32 on; nestable, and shared by threads."""
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from unifiedamp.backend import (
     PlanRow,
     SessionSpec,
     Support,
-    Switch,
     Switches,
     Tuner,
     bias_rows,
@@ -22,17 +21,13 @@ from unifiedamp.backend import (
 )
 
 from .. import internals, patches
+from ..patches import TF32
 from .selection import DeviceInfo
 
 TF32_SINCE = (8, 0)
 """The first compute capability with TF32."""
 
 AUTOTUNE = "TF_CUDNN_USE_AUTOTUNE"
-TF32 = Switch(
-    tf.config.experimental.tensor_float_32_execution_enabled,
-    tf.config.experimental.enable_tensor_float_32_execution,
-    True,
-)
 
 
 COSTS = {

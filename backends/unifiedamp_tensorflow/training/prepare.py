@@ -85,11 +85,11 @@ class Preparation:
 
     def _bind(self, optimizer: Optimizer, named: Named) -> Optimizer:
         with self._distributed.replicas.scope():
-            prepared = self._bound(optimizer, named)
+            prepared = self._prepared_optimizer(optimizer, named)
         self._prepared.add_optimizer(prepared)
         return prepared.outer
 
-    def _bound(self, optimizer: Optimizer, named: Named) -> PreparedOptimizer:
+    def _prepared_optimizer(self, optimizer: Optimizer, named: Named) -> PreparedOptimizer:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
         masters = MasterWeights(optimizer, named) if spec.master_weights else None

@@ -88,6 +88,10 @@ def assign_parameters(
     An optimizer that was built keeps its own variables. The others take what is left: one takes all of it; several
     take one model each, in order.
 
+    Args:
+        models, given: what ``amp.prepare`` was given.
+        owned: the ids of the variables that earlier optimizers train.
+
     Raises:
         PrepareError: an optimizer's variables are not the models', or it is not clear whose they are.
     """
