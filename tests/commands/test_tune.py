@@ -104,7 +104,7 @@ def test_layers_have_the_same_names_in_the_next_model(backend, tmp_path):
         run, _ = recipe.make_run(
             read_settings(find_config("digits_conv"), tmp_path, amp=chosen, train={"model": model})
         )
-        names.append([shape.layer for shape in run.amp.backend.matmul_shapes([run.model])])
+        names.append([shape.layer for shape in run.amp.backend.layer_shapes.matmul_shapes([run.model])])
     assert names[0] == names[1]
     assert names[2] == names[3]
 
