@@ -10,7 +10,10 @@ import numpy as np
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
 from ..backend import MXNetBackend
+from ..device.arrays import to_numpy
 from ..device.versions import from_numpy, gluon, mx
+
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 
 
 def step(
@@ -24,20 +27,53 @@ def step(
         loss_scale: the session's.
         max_norm: clip the gradients to this norm; None leaves them.
     """
-    contexts = [mx.cpu(0), mx.cpu(1)]
     backend = MXNetBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
-    model = make()
-    model.initialize(ctx=contexts)
-    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1})
-    backend.prepare([model], [trainer])
-    with backend.autocast(True, None):
-        rows = zip(gradients, contexts, strict=True)
-        losses = [model(from_numpy(np.array(row, np.float32), context)) for row, context in rows]
-    with backend.scale_loss(losses, [trainer]) as scaled:
-        scaled.backward()
+    model, trainer = _prepared(backend, make, 0.1)
+    _backward(backend, model, trainer, gradients)
     if max_norm is not None:
         backend.unscale(trainer)
         backend.clip_grad_norm(trainer, max_norm)
     backend.step(trainer, True)
-    weights = [[float(getattr(model, f"w{i}").data(c).asnumpy()[0]) for i in range(model.count)] for c in contexts]
+    weights = [[float(getattr(model, f"w{i}").data(c).asnumpy()[0]) for i in range(model.count)] for c in CONTEXTS]
     return weights, backend.read_state().skipped_steps
+
+
+def steps(
+    make: Callable[[], Any],
+    policy: Policy,
+    gradients: Sequence[Sequence[float | None]],
+    loss_scale: LossScale,
+    clip_value: float | None,
+) -> list[tuple[float, float]]:
+    """Return each context's parameter and what was trained after these steps; see ``Harness.device_steps``."""
+    masters = policy.param_dtype != "float32"
+    backend = MXNetBackend(SessionSpec(policy, loss_scale, device="cpu", master_weights=masters))
+    model, trainer = _prepared(backend, make, 2.0**-13)
+    for pair in gradients:
+        _backward(backend, model, trainer, [None if one is None else (one,) for one in pair])
+        if clip_value is not None:
+            backend.unscale(trainer)
+            backend.clip_grad_value(trainer, clip_value)
+        backend.step(trainer, True)
+    parameters = [to_numpy(model.w0.data(context)).item() for context in CONTEXTS]
+    if not masters:
+        return [(value, value) for value in parameters]
+    # Plain SGD keeps a master beside no state of its own; which comes first differs between MXNet 1 and 2.
+    states = [next(part for part in updater.states[0] if part is not None) for updater in trainer._updaters]
+    return list(zip(parameters, [state.asnumpy().item() for state in states], strict=True))
+
+
+def _prepared(backend: MXNetBackend, make: Callable[[], Any], learning_rate: float) -> tuple[Any, Any]:
+    model = make()
+    model.initialize(ctx=CONTEXTS)
+    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": learning_rate})
+    backend.prepare([model], [trainer])
+    return model, trainer
+
+
+def _backward(backend: MXNetBackend, model: Any, trainer: Any, gradients: Sequence[Sequence[float] | None]) -> None:
+    with backend.autocast(True, None):
+        rows = [pair for pair in zip(gradients, CONTEXTS, strict=True) if pair[0] is not None]
+        losses = [model(from_numpy(np.array(row, np.float32), context)) for row, context in rows]
+    with backend.scale_loss(losses, [trainer]) as scaled:
+        scaled.backward()

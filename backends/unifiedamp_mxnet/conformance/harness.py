@@ -16,6 +16,7 @@ from ..capabilities import PRODUCTS
 from ..device.versions import (
     NUMPY_API,
     autograd,
+    cast,
     current_context,
     dtype_name,
     from_numpy,
@@ -264,6 +265,11 @@ class MXNetHarness(Harness):
         model.initialize()
         return model
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """See ``Harness``."""
+        # MXNet 2's bfloat16 has no arrays without dimensions (oneDNN).
+        return cast(tensor if tensor.shape else tensor.reshape((1,)), dtype)
+
     def layer_norm(self, size: int) -> Any:
         """See ``Harness``."""
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
@@ -283,12 +289,28 @@ class MXNetHarness(Harness):
         """See ``Harness``."""
         return contexts.step(lambda: _Probe([1.0, 1.0]), gradients, loss_scale, max_norm)[0]
 
+    def device_steps(
+        self,
+        policy: str | Policy,
+        gradients: Sequence[Sequence[float | None]],
+        loss_scale: LossScale,
+        clip_value: float | None = None,
+    ) -> list[tuple[float, float]]:
+        """See ``Harness``."""
+        policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        return contexts.steps(lambda: _Probe([1.0]), policy, gradients, loss_scale, clip_value)
+
     def attached(self, obj: Any) -> Any:
         """See ``Harness``."""
         if not isinstance(obj, gluon.Block):
             names = [name for name in vars(obj) if "amp" in name]
-            return names, [param.grad_req for param in obj._params], sorted(vars(obj._optimizer))
-        return [(path, type(block), sorted(vars(block))) for path, block in walk(obj)]
+            own = obj._optimizer
+            return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad
+        return [(path, type(block), sorted(vars(block)), _hooks(block)) for path, block in walk(obj)]
+
+
+def _hooks(block: Any) -> list[int]:
+    return [len(getattr(block, name)) for name in ("_forward_hooks", "_forward_pre_hooks")]
 
 
 def _dense(weight: Array, bias: Array, hidden: bool) -> Any:

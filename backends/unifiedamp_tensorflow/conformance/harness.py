@@ -198,7 +198,7 @@ class TensorFlowHarness(Harness):
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         from .replicas import run_on_replicas
 
-        return run_on_replicas(gradients, loss_scale)
+        return [(weight, skipped) for (weight,), skipped in run_on_replicas([(g,) for g in gradients], loss_scale)]
 
     def dtype_of(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)
@@ -215,6 +215,9 @@ class TensorFlowHarness(Harness):
     def wide_probe(self, values: Sequence[float]) -> Any:
         return Probe(values, wide=True)
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return tf.cast(tensor, dtype)
+
     def layer_norm(self, size: int) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
@@ -227,6 +230,14 @@ class TensorFlowHarness(Harness):
             yield
         finally:
             keras.mixed_precision.set_global_policy(before)
+
+    def clipped_device_run(
+        self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
+    ) -> list[list[float]]:
+        """The gradients of two replicas are summed."""
+        from .replicas import run_on_replicas
+
+        return [weights for weights, _ in run_on_replicas(gradients, loss_scale, max_norm)]
 
     def attached(self, obj: Any) -> Any:
         """A prepared optimizer is another object than the one given."""

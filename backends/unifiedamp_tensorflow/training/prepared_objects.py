@@ -37,6 +37,7 @@ class PreparedObjects:
 
     def add_optimizer(self, prepared: PreparedOptimizer) -> None:
         """Add an optimizer."""
+        prepared.number = len(self.optimizers)
         self.optimizers.append(prepared)
         self._by_id[id(prepared.outer)] = prepared
 

@@ -32,6 +32,7 @@ class PreparedOptimizer:
 
     Attributes:
         inner: the optimizer that is applied.
+        number: its place among the session's.
         steps_before: the steps that it had applied before the session counted.
     """
 
@@ -41,7 +42,7 @@ class PreparedOptimizer:
     ) -> None:  # fmt: skip
         self.outer, self.inner, self.params = outer, params.optimizer, params
         self.replicas, self.fit_window = replicas, fit_window
-        self._scaler = scaler
+        self._scaler, self.number = scaler, 0
         self._nonfinite = tf.Variable(
             [False] * len(params.names), trainable=False, name="unifiedamp/not_finite",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,

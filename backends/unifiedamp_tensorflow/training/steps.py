@@ -125,6 +125,7 @@ class Steps:
 def _note_skip(scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer) -> None:
     """Keep on the device what the report of a skipped step needs."""
     prepared.note_nonfinite(buffer.flags, list(buffer.present))
+    scaler.skipped_by.assign(prepared.number)
     loss_finite = prepared.loss_finite()
     scaler.loss_finite.assign(UNKNOWN if loss_finite is None else tf.cast(loss_finite, tf.int64))
 

@@ -150,7 +150,8 @@ class TensorFlowTraining(Training):
     def nonfinite_report(self) -> NonFiniteReport:
         if self.scaler is None:
             return NonFiniteReport()
-        names = tuple(name for prepared in self._prepared.optimizers for name in prepared.nonfinite_names())
+        optimizers, last = self._prepared.optimizers, int(self.scaler.skipped_by.numpy())
+        names = tuple(optimizers[last].nonfinite_names() if optimizers else ())
         finite = int(self.scaler.loss_finite.numpy())
         return NonFiniteReport(names, None if finite == UNKNOWN else bool(finite))
 
