@@ -1,4 +1,4 @@
-"""The entry point of the tensorflow backend: light facts, no framework."""
+"""The entry point of the TensorFlow backend; importing it imports no framework."""
 
 from __future__ import annotations
 

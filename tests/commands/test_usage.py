@@ -58,7 +58,7 @@ def test_kernels_of_a_tensorflow_trace():
     """A trace as TensorFlow writes it: kernels are on the streams of GPU planes, and only those count."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    from unifiedamp_tensorflow.device.usage import _kernels
+    from unifiedamp_tensorflow.device.profiler import kernels
 
     space = xplane_pb2.XSpace()
     for plane_name, line_name, picoseconds in (
@@ -69,4 +69,4 @@ def test_kernels_of_a_tensorflow_trace():
         plane = space.planes.add(name=plane_name)
         plane.event_metadata[7].name = "volta_sgemm_128x64_nn"
         plane.lines.add(name=line_name).events.add(metadata_id=7, duration_ps=picoseconds)
-    assert list(_kernels(space.SerializeToString())) == [("volta_sgemm_128x64_nn", pytest.approx(2e-6))]
+    assert list(kernels(space.SerializeToString())) == [("volta_sgemm_128x64_nn", pytest.approx(2e-6))]

@@ -3,12 +3,12 @@
 import pytest
 
 import unifiedamp as ua
-from unifiedamp_tensorflow import capabilities
-from unifiedamp_tensorflow.capabilities import Device
-from unifiedamp_tensorflow.device.switches import environment_defaults
+from unifiedamp_tensorflow.device import hardware
+from unifiedamp_tensorflow.device.environment import environment_defaults
+from unifiedamp_tensorflow.device.selection import DeviceInfo
 
 WITH_SCALE, GRAPH_ALONE = "TF_ENABLE_AUTO_MIXED_PRECISION", "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-CPU, GPU = Device("cpu", "/CPU:0"), Device("gpu:0", "/GPU:0", (9, 0))
+CPU, GPU = DeviceInfo("cpu", "/CPU:0"), DeviceInfo("gpu:0", "/GPU:0", (9, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def unset(monkeypatch):
 
 @pytest.fixture
 def able_cpu(monkeypatch):
-    monkeypatch.setattr(capabilities, "cpu_flags", lambda: frozenset({"avx512f"}))
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512f"}))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_policy_that_is_given_stands(able_cpu, monkeypatch):
 
 
 def test_where_the_rewrite_does_nothing_it_is_said(monkeypatch):
-    monkeypatch.setattr(capabilities, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setenv(GRAPH_ALONE, "1")
     with pytest.warns(ua.PolicyWarning, match=f"{GRAPH_ALONE} has no effect: .*CPUs without AVX512"):
         amp = ua.Amp("tensorflow", device="cpu")

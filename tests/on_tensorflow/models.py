@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import unifiedamp as ua
-from unifiedamp_tensorflow.capabilities import cpu_flags
+from unifiedamp_tensorflow.device.hardware import cpu_flags
 
 keras = tf.keras
 SCALES_LOSS = hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss")

@@ -17,7 +17,7 @@ import unifiedamp as ua
 from unifiedamp.compat import keras2
 from unifiedamp_tensorflow.conformance.harness import Probe
 from unifiedamp_tensorflow.conformance.replicas import two_devices
-from unifiedamp_tensorflow.precision.layers import native
+from unifiedamp_tensorflow.internals import native
 
 keras = tf.keras
 STRATEGY = two_devices()
@@ -71,7 +71,7 @@ def fed(form, pairs, clip=None, **options):
     for pair in pairs:
         scale = amp.loss_scale
         run(batch(pair))
-        state = amp.backend.read_state()
+        state = amp.backend.training.read_state()
         rows.append([scale, copies(model.ws[0]), state.good_steps, state.applied_steps, state.skipped_steps])
     assert int(optimizer.iterations.numpy()) == amp.applied_steps
     return rows
@@ -210,7 +210,7 @@ def case_state_taken_over(form):
             amp.step(optimizer)
 
         spread(step, amp, form)(batch(GOOD))
-        rows.append([copies(model.ws[0]), copies(amp.backend.scaler.scale), amp.applied_steps])
+        rows.append([copies(model.ws[0]), copies(amp.backend.training.scaler.scale), amp.applied_steps])
     return rows
 
 

@@ -193,17 +193,17 @@ def test_an_embedding_has_rows_for_gradients():
 
 
 def test_evaluation_in_regions_does_not_pile_up():
-    from unifiedamp_tensorflow.training.tapes import KEPT_REGIONS
+    from unifiedamp_tensorflow.precision.tapes import KEPT_REGIONS
 
     amp, model, optimizer = prepared("float32")
     x, y = batch()
     for _ in range(3 * KEPT_REGIONS):
         with amp.autocast():
             mean_square(model(x), y)
-        assert amp.backend.tapes.current.regions <= KEPT_REGIONS
+        assert amp.backend.precision.tapes.current.regions <= KEPT_REGIONS
     amp.backward(lambda: mean_square(model(x), y), optimizer)
     amp.step(optimizer)
-    assert amp.backend.tapes.current is None
+    assert amp.backend.precision.tapes.current is None
 
 
 def test_import_of_the_plugin_imports_no_tensorflow():

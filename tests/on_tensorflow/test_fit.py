@@ -20,7 +20,7 @@ def fitted(rows_bad, policy, form, scale=SCALE):
     states = []
     for bad in rows_bad:
         model.fit(np.where(bad, np.inf, x).astype(np.float32), y, batch_size=8, verbose=0)
-        states.append(amp.backend.read_state())
+        states.append(amp.backend.training.read_state())
     return amp, model, optimizer, states
 
 

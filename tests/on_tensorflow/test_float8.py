@@ -71,7 +71,7 @@ def test_layers_with_ways_of_their_own_are_left_alone():
 
     amp, model, _ = float8(make)
     assert rows(amp) == {
-        "own": ("not float8", "Doubled has a call of its own"),
+        "own": ("not float8", "Doubled overrides call"),
         "wide": ("not float8", "its dtype policy is 'float32'"),
         "good": ("float8", ""),
     }

@@ -10,6 +10,7 @@ import unifiedamp as ua
 tf = pytest.importorskip("tensorflow")
 from models import SCALES_LOSS, keras, mlp  # noqa: E402
 
+from unifiedamp_tensorflow import patches  # noqa: E402
 from unifiedamp_tensorflow.precision import global_policy  # noqa: E402
 
 mixed_precision = keras.mixed_precision
@@ -18,9 +19,9 @@ needs_keras2 = pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 keeps a global po
 
 @pytest.fixture(autouse=True)
 def _as_found():
-    found = global_policy._read()
+    found = patches.read_global_policy()
     yield
-    global_policy._write(found)
+    patches.write_global_policy(found)
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -40,7 +41,7 @@ def test_the_very_object_comes_back(failing):
 
 
 def test_where_none_was_set_floatx_still_decides():
-    global_policy._write(None)
+    patches.write_global_policy(None)
     with ua.Amp("tensorflow", "mixed_bfloat16").scope():
         pass
     keras.backend.set_floatx("float64")
@@ -48,7 +49,7 @@ def test_where_none_was_set_floatx_still_decides():
         assert mixed_precision.global_policy().name == "float64"
     finally:
         keras.backend.set_floatx("float32")
-        global_policy._write(None)
+        patches.write_global_policy(None)
 
 
 def test_two_threads_make_models_under_two_policies():

@@ -87,15 +87,16 @@ def test_our_loss_scale_goes_around_it():
 
 @needs_bfloat16_pass
 def test_fit_inside_the_scope_is_rewritten():
-    from unifiedamp_tensorflow.precision.rewrite_stats import Proof, watching
+    from unifiedamp_tensorflow.internals import collect_graphs
+    from unifiedamp_tensorflow.precision.rewrite_stats import RewriteStats
 
     amp = rewriting()
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(4)])
     model, optimizer = amp.prepare(model, keras.optimizers.SGD(0.1))
     model.compile(optimizer=optimizer, loss="mse")
-    with amp.scope(), watching() as graphs:
+    with amp.scope(), collect_graphs() as graphs:
         model.fit(np.ones((32, 8)), np.ones((32, 4)), verbose=0)
-    assert Proof("bfloat16").add(graphs)
+    assert RewriteStats("bfloat16").add(graphs)
 
 
 def test_an_eager_step_warns_that_it_gains_nothing():

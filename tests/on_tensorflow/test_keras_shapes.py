@@ -8,7 +8,7 @@ layers = tf.keras.layers
 
 
 def sizes(model):
-    found = ua.Amp("tensorflow", "float32").backend.matmul_shapes([model])
+    found = ua.Amp("tensorflow", "float32").backend.layer_shapes.matmul_shapes([model])
     return {shape.layer: (shape.kind, dict(shape.dimensions)) for shape in found}
 
 

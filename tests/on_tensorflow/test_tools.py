@@ -122,16 +122,16 @@ def test_scaled_value_is_float32_and_divided():
     ],
 )
 def test_batches_come_out_in_float32_unless_asked(given, dtype, expected):
-    backend = ua.Amp("tensorflow", "float32").backend
+    device = ua.Amp("tensorflow", "float32").backend.device
     array = np.array([1.0, 2.5, -3.0]).astype(given)
-    native = backend.to_native(array, dtype)
+    native = device.to_native(array, dtype)
     assert native.dtype.name == expected
     np.testing.assert_array_equal(tf.cast(native, tf.float64), array)
 
 
 def test_native_tensors_come_back_as_they_are():
-    backend = ua.Amp("tensorflow", "float32").backend
+    device = ua.Amp("tensorflow", "float32").backend.device
     tensor = tf.constant([1.0], tf.float64)
-    assert backend.to_native(tensor) is tensor
-    assert backend.to_native(tensor, "float32").dtype == tf.float32
-    assert backend.to_native([1.0, 2.0]).dtype == tf.float32
+    assert device.to_native(tensor) is tensor
+    assert device.to_native(tensor, "float32").dtype == tf.float32
+    assert device.to_native([1.0, 2.0]).dtype == tf.float32

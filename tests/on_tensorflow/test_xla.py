@@ -56,7 +56,7 @@ def test_a_convnet_trains_as_without_xla(policy, run, fast, usual):
     tolerance = {"float32": 1e-4, "mixed_bfloat16": 0.05, "mixed_float16": 0.01}[policy]
     np.testing.assert_allclose(losses, expected, rtol=tolerance)
     assert losses[-1] < losses[0]
-    assert amp.backend.read_state() == other.backend.read_state()
+    assert amp.backend.training.read_state() == other.backend.training.read_state()
     assert (amp.applied_steps, amp.skipped_steps, amp.loss_scale) == (4, 1, 64.0)
 
 

@@ -1,4 +1,4 @@
-"""What a compiled step was traced for: tracing takes far longer than running, and is told of when it goes on."""
+"""What a compiled step was traced for: tracing takes far longer than running, so repeated tracing warns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 TOLERATED = 3
-"""Traces of one step that nobody needs to hear of: the first batch, a smaller last one, one more."""
+"""Traces of one step without a warning: the first batch, a smaller last one, one more."""
 
 ADVICE = {
     "value": "pass numbers that change as tensors (tf.constant, tf.Variable)",
@@ -47,9 +47,9 @@ class Traces:
         before, now = self._last.get(state, {}), dict(_flat(arguments))
         self._last[state] = now
         if self._counts[state] == TOLERATED + 1:
-            self._tell(before, now)
+            self._warn_of(before, now)
 
-    def _tell(self, before: Mapping[str, Argument], now: Mapping[str, Argument]) -> None:
+    def _warn_of(self, before: Mapping[str, Argument], now: Mapping[str, Argument]) -> None:
         kinds = {name: _kind(before.get(name), now.get(name)) for name in {**before, **now}}
         changed = {name: kind for name, kind in kinds.items() if kind}
         parts = [f"{name} changed from {before.get(name, 'none')} to {now.get(name, 'none')}" for name in changed]
@@ -62,11 +62,11 @@ class Traces:
 
 
 class Argument:
-    """What a trace depends on of one argument.
+    """The part of an argument that a trace depends on.
 
     Attributes:
-        shape, dtype: of a tensor; None for what is none.
-        value: of anything else.
+        shape, dtype: of a tensor; None for others.
+        value: of others; None for a tensor.
     """
 
     __slots__ = ("dtype", "shape", "value")

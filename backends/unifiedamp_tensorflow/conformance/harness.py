@@ -13,11 +13,12 @@ import tensorflow as tf
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
-from ..precision.keras_mode import set_policy
-from ..precision.layers import attach, native, walk
+from ..internals import native, set_dtype_policy
 from ..precision.layers import parameters as named_parameters
+from ..precision.layers import walk
+from ..precision.region_layers import attach
 
-keras = tf.keras
+keras: Any = tf.keras
 
 # The suite's oracles compute in float32, and it compares runs bit by bit. On a GPU, TensorFlow's own defaults are TF32,
 # and kernels that sum in any order.
@@ -26,7 +27,7 @@ if tf.config.list_physical_devices("GPU"):
     tf.config.experimental.enable_op_determinism()
 
 
-class Probe(keras.Model):  # type: ignore[misc]
+class Probe(keras.Model):
     """``sum(w_i * x_i)`` in float32."""
 
     def __init__(self, values: Sequence[float], wide: bool = False) -> None:
@@ -45,7 +46,7 @@ class Probe(keras.Model):  # type: ignore[misc]
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
 
 
-class Picked(keras.Model):  # type: ignore[misc]
+class Picked(keras.Model):
     """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
 
     def __init__(self, table: Array) -> None:
@@ -60,7 +61,7 @@ class Picked(keras.Model):  # type: ignore[misc]
         return tf.reduce_sum(tf.gather(native(self.table), rows))
 
 
-class Ratio(keras.layers.Layer):  # type: ignore[misc]
+class Ratio(keras.layers.Layer):
     """Divides each row by the sum of its absolute values."""
 
     def __init__(self, epsilon: float) -> None:
@@ -78,7 +79,7 @@ def _following_dense() -> Any:
     """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
     layer = keras.layers.Dense(8, dtype="mixed_bfloat16")
     layer.build((None, 8))
-    set_policy(layer, "float32")
+    set_dtype_policy(layer, "float32")
     attach(layer, pinned=False, output_dtype=None)
     return layer
 
@@ -93,11 +94,9 @@ class TensorFlowHarness(Harness):
     float8_emulation: Mapping[str, Any] = {"emulate": True}
 
     def probe(self, values: Sequence[float]) -> Any:
-        """See ``Harness.probe``."""
         return Probe(values)
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> Any:
-        """See ``Harness.mlp``."""
         last = len(weights) - 1
         layers = [
             keras.layers.Dense(bias.shape[0], activation=None if i == last else "relu", name=f"layer{i}")
@@ -109,7 +108,6 @@ class TensorFlowHarness(Harness):
         return model
 
     def convnet(self, seed: int) -> Any:
-        """See ``Harness.convnet``."""
         rng = np.random.default_rng(seed)
         model = keras.Sequential(
             [
@@ -128,19 +126,15 @@ class TensorFlowHarness(Harness):
         return model
 
     def ratio(self, epsilon: float) -> Any:
-        """See ``Harness.ratio``."""
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense"), Ratio(epsilon)])
 
     def image_batch(self, array: Array) -> Array:
-        """See ``Harness.image_batch``."""
         return array
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> Any:
-        """See ``Harness.sgd``."""
         return self._built(keras.optimizers.SGD(learning_rate, momentum), models)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
-        """See ``Harness.adam``."""
         return self._built(keras.optimizers.Adam(learning_rate, epsilon=1e-8), models)
 
     @staticmethod
@@ -152,33 +146,27 @@ class TensorFlowHarness(Harness):
         return optimizer
 
     def mean_square(self, output: Any, target: Any) -> Any:
-        """See ``Harness.mean_square``."""
         return tf.reduce_mean(tf.math.squared_difference(output, target))
 
     def cross_entropy(self, logits: Any, labels: Any) -> Any:
-        """See ``Harness.cross_entropy``."""
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
     def parameters(self, model: Any) -> dict[str, Array]:
-        """See ``Harness.parameters``."""
         found = named_parameters([model])
         return {name: variable.numpy().astype(np.float64) for name, variable in found.items()}
 
     def optimizer_steps(self, optimizer: Any) -> int:
-        """See ``Harness.optimizer_steps``."""
         return int(optimizer.iterations.numpy())
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
-        """See ``Harness.set_gradients``."""
         present = amp.gradients(optimizer)
         for name, value in values.items():
             present[name] = tf.convert_to_tensor(value, tf.float32)
 
     @contextmanager
     def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
-        """See ``Harness.interrupted_update``."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        update, done = inner.update_step, []
+        update, done = inner.update_step, list[object]()
 
         def broken(*args: Any, **kwargs: Any) -> None:
             if done:
@@ -195,57 +183,47 @@ class TensorFlowHarness(Harness):
             vars(inner).update(found)
 
     def run_op(self, op: str) -> str | None:
-        """See ``Harness.run_op``; Keras casts in layers, so an operation is a layer that follows regions."""
+        """Keras casts in layers, so an operation is a layer that follows regions."""
         if op not in ("matmul", "linear"):
             return None
         return self.dtype_of(_following_dense()(tf.ones((8, 8))))
 
     def global_state(self) -> Any:
-        """See ``Harness.global_state``."""
         policy = keras.mixed_precision.global_policy().name
         return (policy, keras.backend.floatx(), tuple(sorted(tf.config.optimizer.get_experimental_options().items())))
 
     def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
-        """See ``Harness.set_trainable``."""
         model.get_layer(layer).trainable = trainable
 
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
-        """See ``Harness.device_run``."""
         from .replicas import run_on_replicas
 
         return [(weight, skipped) for (weight,), skipped in run_on_replicas([(g,) for g in gradients], loss_scale)]
 
     def dtype_of(self, tensor: Any) -> str:
-        """See ``Harness.dtype_of``."""
         return str(tf.as_dtype(tensor.dtype).name)
 
     # -- optional ------------------------------------------------------------------------------------------------
 
     def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
-        """See ``Harness.decaying_sgd``."""
         return self._built(keras.optimizers.SGD(learning_rate, weight_decay=weight_decay), [model])
 
     def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
-        """See ``Harness.sparse``."""
         model = Picked(table)
         return model, self.sgd([model], learning_rate)
 
     def wide_probe(self, values: Sequence[float]) -> Any:
-        """See ``Harness.wide_probe``."""
         return Probe(values, wide=True)
 
     def cast(self, tensor: Any, dtype: str) -> Any:
-        """See ``Harness.cast``."""
         return tf.cast(tensor, dtype)
 
     def layer_norm(self, size: int) -> Any:
-        """See ``Harness.layer_norm``."""
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
-        """See ``Harness.other_state``."""
         before = keras.mixed_precision.global_policy()
         keras.mixed_precision.set_global_policy("mixed_float16")
         try:
@@ -256,13 +234,13 @@ class TensorFlowHarness(Harness):
     def clipped_device_run(
         self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
     ) -> list[list[float]]:
-        """See ``Harness.clipped_device_run``; the gradients of two replicas are summed."""
+        """The gradients of two replicas are summed."""
         from .replicas import run_on_replicas
 
         return [weights for weights, _ in run_on_replicas(gradients, loss_scale, max_norm)]
 
     def attached(self, obj: Any) -> Any:
-        """See ``Harness.attached``; a prepared optimizer is another object than the one given."""
+        """A prepared optimizer is another object than the one given."""
         if not isinstance(obj, keras.layers.Layer):
             return type(obj), sorted(name for name in vars(obj) if "amp" in name)
         return [

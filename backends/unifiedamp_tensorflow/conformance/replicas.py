@@ -1,4 +1,4 @@
-"""One step on two replicas, for the conformance kit: a process of its own, whose CPU counts as two devices."""
+"""One step on two replicas, for the conformance kit: in a separate process, whose CPU counts as two devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_on_replicas(
 ) -> Answer:
     """Return each replica's parameters and skipped steps after a step with these gradients; see ``Harness.device_run``.
 
-    The step runs eagerly and as a compiled function, each with a model of its own.
+    The step runs eagerly and as a compiled function, each with its own model.
 
     Args:
         gradients: the true gradients on each replica; they are summed.
@@ -58,21 +58,21 @@ def _step(
     strategy: Any, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None, compiled: bool
 ) -> Answer:
     from ..backend import TensorFlowBackend
-    from ..precision.layers import native
+    from ..internals import native
 
     backend = TensorFlowBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
     with strategy.scope():
         dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
         model = tf.keras.Sequential([tf.keras.Input((len(gradients[0]),)), dense])
         optimizer = tf.keras.optimizers.SGD(0.1)
-    _, (optimizer,) = backend.prepare([model], [optimizer])
+    _, (optimizer,) = backend.training.prepare([model], [optimizer])
 
     def replica_step(x: Any) -> None:
-        backend.backward(lambda: tf.reduce_sum(model(x)), [optimizer])
+        backend.training.backward(lambda: tf.reduce_sum(model(x)), [optimizer])
         if max_norm is not None:
-            backend.unscale(optimizer)
-            backend.clip_grad_norm(optimizer, max_norm)
-        backend.step(optimizer, update=True)
+            backend.training.unscale(optimizer)
+            backend.training.clip_grad_norm(optimizer, max_norm)
+        backend.training.step(optimizer, update_scale=True)
 
     def step(x: Any) -> None:
         strategy.run(replica_step, (x,))
@@ -81,4 +81,4 @@ def _step(
     rows = [tf.constant([gradient], tf.float32) for gradient in gradients]
     run(strategy.experimental_distribute_values_from_function(lambda replica: rows[replica.replica_id_in_sync_group]))
     weights = strategy.experimental_local_results(native(model.weights[0]))
-    return [(weight.numpy().ravel().tolist(), backend.read_state().skipped_steps) for weight in weights]
+    return [(weight.numpy().ravel().tolist(), backend.training.read_state().skipped_steps) for weight in weights]

@@ -10,15 +10,17 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
+from .._types import Tensor
+
 ALIGNMENT = 64
-"""Bytes. TensorFlow ends the process when a CPU tensor made from DLPack begins elsewhere (EIGEN_MAX_ALIGN_BYTES)."""
+"""Bytes. TensorFlow aborts the process when a CPU tensor made from DLPack begins elsewhere (EIGEN_MAX_ALIGN_BYTES)."""
 
 _CPU = 1  # DLPack's kDLCPU
 _BYTE_OFFSET = 40  # of DLTensor::byte_offset; DLTensor::data comes first
 
 
-def to_native(array: Any, dtype: str | None) -> Any:
-    """Return a tensor; see ``Backend.to_native``."""
+def to_native(array: Any, dtype: str | None) -> Tensor:
+    """Return an array as a tensor; see ``Device.to_native``."""
     if not isinstance(array, (tf.Tensor, tf.Variable)):
         # TensorFlow makes float32 of Python's numbers.
         plain = dtype == "float64" and not hasattr(array, "__dlpack__")
@@ -28,7 +30,7 @@ def to_native(array: Any, dtype: str | None) -> Any:
     return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: Any) -> Tensor:
     """Return a tensor of the array's dtype; DLPack without a copy where it is aligned, numpy with one at most."""
     if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
         return tf.convert_to_tensor(array)
@@ -44,8 +46,8 @@ def _tensor(array: Any) -> Any:
         ) from error
 
 
-def _address(capsule: Any) -> int:
-    """Return where the numbers of a DLPack capsule begin."""
+def _address(capsule: object) -> int:
+    """Return the address of a DLPack capsule's data."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = pointer(capsule, b"dltensor")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import MatmulShape
+from unifiedamp.backend import LayerShapes, MatmulShape
 
+from .._types import Layer, Model, Variable
+from ..internals import query_kernel
 from ..precision import layers
 
 keras = tf.keras.layers
@@ -20,8 +22,16 @@ _CELLS = (keras.LSTMCell, keras.GRUCell, keras.SimpleRNNCell)
 Sizes = tuple[str, dict[str, int]]
 
 
-def matmul_shapes(models: Iterable[Any]) -> Iterator[MatmulShape]:
-    """Yield one entry per built layer that multiplies matrices."""
+class TensorFlowLayerShapes(LayerShapes):
+    """One entry per built layer that multiplies matrices."""
+
+    means = "Dense, convolutions, RNN cells, MultiHeadAttention"
+
+    def matmul_shapes(self, models: Sequence[Model]) -> list[MatmulShape]:
+        return list(_matmul_shapes(models))
+
+
+def _matmul_shapes(models: Sequence[Model]) -> Iterator[MatmulShape]:
     for model in models:
         inside: set[int] = set()
         for path, layer in layers.walk(model):
@@ -43,18 +53,17 @@ def _sizes(layer: Any) -> Sizes | None:
     return None
 
 
-def _shape(layer: Any, name: str = "kernel") -> tuple[int, ...] | None:
-    kernel = getattr(layer, name, None)
+def _shape(kernel: Variable | None) -> tuple[int, ...] | None:
     return None if kernel is None else tuple(kernel.shape)
 
 
-def _of_kernel(kind: str, layer: Any, names: tuple[str, str], outputs: int | None = None) -> Sizes | None:
-    shape = _shape(layer)
+def _of_kernel(kind: str, layer: Layer, names: tuple[str, str], outputs: int | None = None) -> Sizes | None:
+    shape = _shape(getattr(layer, "kernel", None))
     return None if shape is None else (kind, dict(zip(names, (shape[0], outputs or shape[-1]), strict=True)))
 
 
-def _conv(layer: Any) -> Sizes | None:
-    shape = _shape(layer)
+def _conv(layer: Layer) -> Sizes | None:
+    shape = _shape(getattr(layer, "kernel", None))
     groups = getattr(layer, "groups", 1)
     if shape is None or (shape[-2] == 1 and groups > 1):
         return None  # not built, or depthwise: no Tensor Core kernel, and padding makes none
@@ -62,6 +71,6 @@ def _conv(layer: Any) -> Sizes | None:
     return "conv", {"input channels": inputs, "output channels": outputs // groups}
 
 
-def _attention(layer: Any) -> Sizes | None:
-    shape = _shape(getattr(layer, "_query_dense", None))
+def _attention(layer: Layer) -> Sizes | None:
+    shape = _shape(query_kernel(layer))
     return None if shape is None else ("attention", {"embedding": shape[0], "head size": shape[-1]})

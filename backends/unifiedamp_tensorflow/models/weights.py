@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from unifiedamp.backend import Weights
+
+from .._types import Model, Named, Variable
 from ..precision import layers
 
-MasterOf = Callable[[Any], Any]
+MasterOf: TypeAlias = "Callable[[Variable], Variable | None]"
 """A variable → its float32 master, None where it has none."""
 
 
-def read(model: Any, master_of: MasterOf) -> dict[str, Any]:
-    """Return name → float32 array; trainable or not, but floating-point."""
-    found = {name: (variable, master_of(variable)) for name, variable in _variables(model).items()}
-    return {
-        name: np.array(tf.cast(variable if master is None else master, tf.float32))
-        for name, (variable, master) in found.items()
-    }
+class TensorFlowWeights(Weights):
+    """Reads and writes the true weights of a session's models; under mixed policies these are the variables.
+
+    Args:
+        master_of: returns the master of a variable.
+    """
+
+    means = "by layer path and variable name"
+
+    def __init__(self, master_of: MasterOf) -> None:
+        self._master_of = master_of
+
+    def read(self, model: Model) -> dict[str, Any]:
+        return {
+            name: np.array(tf.cast(self._true(variable), tf.float32)) for name, variable in _floating(model).items()
+        }
+
+    def write(self, model: Model, weights: Mapping[str, Any]) -> None:
+        for name, variable in _floating(model).items():
+            variable.assign(tf.cast(weights[name], variable.dtype))
+            master = self._master_of(variable)
+            if master is not None:
+                master.assign(weights[name])
+
+    def _true(self, variable: Variable) -> Variable:
+        master = self._master_of(variable)
+        return variable if master is None else master
 
 
-def write(model: Any, master_of: MasterOf, weights: Mapping[str, Any]) -> None:
-    """Set the variables, and masters where there are some."""
-    for name, variable in _variables(model).items():
-        variable.assign(tf.cast(weights[name], variable.dtype))
-        master = master_of(variable)
-        if master is not None:
-            master.assign(weights[name])
-
-
-def _variables(model: Any) -> dict[str, Any]:
+def _floating(model: Model) -> Named:
     named = layers.parameters([model], layers.own_weights)
     return {name: variable for name, variable in named.items() if variable.dtype.is_floating}

@@ -1,4 +1,4 @@
-"""Regions: what layers compute in and whether they train, per thread."""
+"""Autocast regions: what layers compute in and whether they train, per thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from unifiedamp.backend import Switches
 
-from ..training.tapes import Recording, Tapes
+from .tapes import Recording, Tapes
 
 DISABLED = "disabled"
 """Region value: layers compute in the dtype of their variables."""
@@ -21,26 +21,26 @@ class _Thread(threading.local):
         compute: dtype name in place of a layer's own, :data:`DISABLED`, or None to leave layers as they are.
         training: the ``training`` argument for a prepared model called without one; None outside regions.
         calling: a prepared model is being called, so inner ones follow it.
-        again: a layer computes again what it did not keep for the backward pass.
+        recomputing: a layer recomputes, in the backward pass, what it did not keep.
     """
 
     compute: str | None = None
-    again: bool = False
     training: bool | None = None
     calling: bool = False
+    recomputing: bool = False
 
 
 thread = _Thread()
 
 
-class _Asked:
-    """What a region was asked for.
+class _Settings:
+    """The settings of a region.
 
     Args:
         tapes: the session's.
-        switches: held inside.
+        switches: set inside.
         compute: dtype name, :data:`DISABLED` or None; see ``_Thread``.
-        extra: entered besides.
+        extra: a further context to enter; None for none.
     """
 
     __slots__ = ("_before", "_compute", "_extra", "_switches", "_tapes")
@@ -54,8 +54,8 @@ class _Asked:
         self._extra = extra
 
 
-class Region(_Asked):
-    """``with amp.autocast()``: records gradients, sets what prepared layers do."""
+class Region(_Settings):
+    """``with amp.autocast()``: records gradients, sets what prepared layers compute in."""
 
     __slots__ = ("_recording",)
 
@@ -74,7 +74,7 @@ class Region(_Asked):
             self._leave(type(error), error, error.__traceback__)
             raise
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             if self._recording is not None:
                 self._tapes.exit(self._recording)
@@ -88,7 +88,7 @@ class Region(_Asked):
         self._switches.__exit__(*exception)
 
 
-class Inference(_Asked):
+class Inference(_Settings):
     """``with amp.inference()``: the session's policy, evaluation mode, nothing recorded."""
 
     __slots__ = ("_stack",)

@@ -1,7 +1,7 @@
-"""Dense layers in float8, each operand scaled by its present largest magnitude; emulated on any device.
+"""Dense layers in float8, each operand scaled by its current largest magnitude; emulated on any device.
 
 Inputs and kernels are rounded to float8 e4m3 (finite maximum 448), gradients to e5m2 (57344), as in Micikevicius et
-al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale for each tensor, worked out anew each time::
+al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale per tensor, recomputed each time::
 
     scale = float8_max / amax(|tensor|)
     rounded = float32(round_to_float8(float32(tensor) * scale)) / scale
@@ -9,7 +9,7 @@ al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale for each t
 The three products of a layer are float32 products of rounded operands. An inf or nan makes its tensor's scale 0 or nan,
 hence the whole product nan: the finite check sees it.
 
-Keras 3 has a float8 of its own (``model.quantize("float8")``). It is not used: its gradient fails outside
+Keras 3's own float8 (``model.quantize("float8")``) is not used: its gradient fails outside
 ``tf.function`` (TensorFlow 2.21, Keras 3.15: "too many values to unpack"), its clipping turns an inf into a finite
 number, and its scales are trainable variables that an optimizer must know to overwrite.
 """
@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from unifiedamp.backend import PlanRow
 
+from .._types import Dense, Layer, Tensor
+from ..internals import kernel, native
 from . import layers
 from .autocast import thread
 
@@ -36,10 +38,10 @@ class Format(NamedTuple):
 
 E4M3, E5M2 = Format(3, -6, 448.0), Format(2, -14, 57344.0)
 MULTIPLE = 16
-"""What float8 hardware wants the sizes of a product to be multiples of; kept here, so that frameworks agree."""
+"""Float8 hardware needs sizes of products that are multiples of this; kept here too, so that frameworks agree."""
 LARGEST_SCALE = 2.0**126
 EXPONENT_BITS = 0x7F800000
-"""Those bits of a float32 number alone are the power of two below it."""
+"""The exponent bits of a float32 number, which alone are the power of two below it."""
 NAME = "float8"
 RULE = (
     f"Dense and EinsumDense layers whose inputs and outputs are multiples of {MULTIPLE}, "
@@ -48,7 +50,7 @@ RULE = (
 NATIVE = "float32 products of operands rounded to float8"
 
 
-def rounded(tensor: Any, kind: Format) -> Any:
+def rounded(tensor: Tensor, kind: Format) -> Tensor:
     """Return float32 values of ``tensor`` rounded to float8.
 
     Arithmetic instead of casts: XLA of TensorFlow 2.15 rounds twice on the way to float8, and the graph optimizer of
@@ -62,48 +64,41 @@ def rounded(tensor: Any, kind: Format) -> Any:
     return tf.round(values / step) * step * tf.math.reciprocal(scale)
 
 
-@tf.custom_gradient
-def operand(tensor: Any) -> Any:
-    """Round to e4m3 on the way forward; the gradient passes as it is, in the tensor's own dtype."""
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
+def operand(tensor: Tensor) -> Any:
+    """Round to e4m3 in the forward pass; the gradient passes unchanged, in the tensor's dtype."""
     dtype = tensor.dtype
     return rounded(tensor, E4M3), lambda gradient: tf.cast(gradient, dtype)
 
 
-@tf.custom_gradient
-def outcome(tensor: Any) -> Any:
-    """Pass on the way forward; round the gradient to e5m2."""
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
+def outcome(tensor: Tensor) -> Any:
+    """Pass in the forward pass; round the gradient to e5m2."""
     return tf.identity(tensor), lambda gradient: rounded(gradient, E5M2)
 
 
-def call(layer: Any, inputs: Any) -> Any:
-    """Return what a Dense or EinsumDense layer gives for ``inputs`` of shape (…, inputs) in float8.
+def call(layer: Dense, inputs: Tensor) -> Tensor | None:
+    """Return the output of a Dense or EinsumDense layer for ``inputs`` of shape (…, inputs) in float8.
 
-    None where it runs as it is: in regions of other policies, and on inputs that are no dense floating tensors.
+    None where its own call runs: in regions of other policies, and on inputs that are not dense floating tensors.
     """
     if thread.compute not in (None, NAME) or not isinstance(inputs, tf.Tensor) or not inputs.dtype.is_floating:
         return None
-    kernel = tf.convert_to_tensor(layers.native(_variable(layer)))
-    out = outcome(_multiply(layer, operand(inputs), operand(kernel)))
+    weights = tf.convert_to_tensor(native(kernel(layer)))
+    out = outcome(_multiply(layer, operand(inputs), operand(weights)))
     if layer.bias is not None:
         out = out + tf.cast(layer.bias, tf.float32)
     out = tf.cast(out, layer.compute_dtype)
     return out if layer.activation is None else layer.activation(out)
 
 
-def _variable(layer: Any) -> Any:
-    """Return the kernel itself; Keras 2's casts itself when it is read."""
-    kernel = getattr(layer, "_kernel", None)
-    kernel = layer.kernel if kernel is None else kernel
-    return getattr(kernel, "_variable", kernel)
-
-
-def _multiply(layer: Any, inputs: Any, kernel: Any) -> Any:
+def _multiply(layer: Dense, inputs: Tensor, weights: Tensor) -> Tensor:
     if hasattr(layer, "equation"):
-        return tf.einsum(layer.equation, inputs, kernel)
-    return tf.tensordot(inputs, kernel, 1)
+        return tf.einsum(layer.equation, inputs, weights)
+    return tf.tensordot(inputs, weights, 1)
 
 
-def why_not(layer: Any, policy_name: str, kept: str | None) -> str | None:
+def rejection_reason(layer: Layer | Dense, policy_name: str, kept: str | None) -> str | None:
     """Return why a layer does not run in float8, "" where it does; None for layers that are not dense.
 
     Args:
@@ -111,7 +106,7 @@ def why_not(layer: Any, policy_name: str, kept: str | None) -> str | None:
         policy_name: the dtype policy that layers without an override have.
         kept: the dtype that ``layer_overrides`` gave it, or None.
     """
-    kind = layers.original_class(layer)
+    kind: Any = layers.original_class(layer)
     bases = [base for base in (tf.keras.layers.Dense, tf.keras.layers.EinsumDense) if issubclass(kind, base)]
     if not bases:
         return None
@@ -120,7 +115,7 @@ def why_not(layer: Any, policy_name: str, kept: str | None) -> str | None:
     if layer.dtype_policy.name != policy_name:
         return f"its dtype policy is {layer.dtype_policy.name!r}"
     if kind.call is not bases[0].call:
-        return f"{kind.__name__} has a call of its own"
+        return f"{kind.__name__} overrides call"
     if getattr(layer, "lora_enabled", False):
         return "it has LoRA weights"
     sizes = _sizes(layer)
@@ -129,8 +124,8 @@ def why_not(layer: Any, policy_name: str, kept: str | None) -> str | None:
 
 
 def _sizes(layer: Any) -> dict[str, int]:
-    shape = [int(size) for size in _variable(layer).shape]
-    labels = range(2)
+    shape = [int(size) for size in kernel(layer).shape]
+    labels: Any = range(2)
     kept: Any = (1,)
     if hasattr(layer, "equation"):
         operands, _, kept = layer.equation.replace(" ", "").partition("->")

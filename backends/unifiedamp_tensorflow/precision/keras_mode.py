@@ -1,17 +1,19 @@
-"""``mode="keras"``: Keras dtype policies, one per layer."""
+"""``mode="keras"``: a Keras dtype policy per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors, match_layers
 
-from ..device.devices import Device
-from . import float8, layers
+from .. import patches
+from .._types import Layer, Model
+from ..device.selection import DeviceInfo
+from ..internals import casts_itself, native
+from . import float8, layers, region_layers
 from .autocast import DISABLED
 from .global_policy import PolicyScope
 from .operations import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
@@ -38,12 +40,12 @@ def keras_policy(param_dtype: str, compute_dtype: str) -> str:
 class KerasMode:
     """Layers carry dtype policies; regions of another policy act on prepared layers through ``thread.compute``."""
 
-    def __init__(self, spec: SessionSpec, device: Device) -> None:
+    def __init__(self, spec: SessionSpec, device: DeviceInfo) -> None:
         self._policy = spec.policy
         self._name = keras_policy(spec.policy.param_dtype, spec.policy.region_dtype)
         check_layer_ops(spec.policy.op_overrides)
-        self._attached: list[Any] = []
-        self._policies: list[tuple[Any, Any]] = []
+        self._attached: list[Layer] = []
+        self._policies = patches.PolicyChanges()
         self._plain: list[str] = []
         self._float8: dict[str, str] = {}
         self._warn = spec.warn
@@ -81,30 +83,29 @@ class KerasMode:
 
     # -- models --------------------------------------------------------------------------------------------------
 
-    def check_models(self, models: Sequence[Any]) -> None:
+    def check_models(self, models: Sequence[Model]) -> None:
         """Refuse layers whose variables have the wrong dtype, and overrides that match no layer."""
         for model in models:
             for path, layer, wanted in self.wanted(model):
                 if wanted != layer.dtype_policy.name:
                     _check_switch(path or model.name, layer, wanted)
 
-    def attach(self, models: Sequence[Any]) -> None:
-        """Set each layer's policy and let it follow regions."""
+    def attach(self, models: Sequence[Model]) -> None:
+        """Set each layer's policy and make it follow regions."""
         for model in models:
             rows = self.wanted(model)
             kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
             for path, layer, wanted in rows:
                 if wanted != layer.dtype_policy.name:
-                    self._policies.append((layer, layer.dtype_policy))
-                    set_policy(layer, wanted)
-                plain = bool(layer.weights) and not _casts_itself(layer)
+                    self._policies.set(layer, wanted)
+                plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = float8.call if self._in_float8(path or model.name, layer, kept.get(path)) else None
-                layers.attach(layer, pinned=pinned, output_dtype=None if path else self._policy.output_dtype, call=call)
+                output_dtype = None if path else self._policy.output_dtype
+                region_layers.attach(layer, pinned=pinned, output_dtype=output_dtype, call=call)
                 self._attached.append(layer)
                 if plain:
                     self._plain.append(path or model.name)
-
         if self._policy.compute_dtype == float8.NAME and all(self._float8.values()):
             path, why = next(iter(self._float8.items()), ("", "there is no Dense or EinsumDense layer"))
             self._warn(
@@ -112,50 +113,46 @@ class KerasMode:
                 errors.PolicyWarning,
             )
 
-    def _in_float8(self, path: str, layer: Any, kept: str | None) -> bool:
-        why = float8.why_not(layer, self._name, kept) if self._policy.compute_dtype == float8.NAME else None
+    def _in_float8(self, path: str, layer: Layer, kept: str | None) -> bool:
+        why = float8.rejection_reason(layer, self._name, kept) if self._policy.compute_dtype == float8.NAME else None
         if why is not None:
             self._float8[path] = why
         return why == ""
 
     def detach(self) -> None:
-        """Give layers their classes and policies back."""
+        """Restore the layers' classes and policies."""
         for layer in self._attached:
-            layers.detach(layer)
-        for layer, policy in reversed(self._policies):
-            set_policy(layer, policy)
+            region_layers.detach(layer)
         self._attached.clear()
-        self._policies.clear()
+        self._policies.undo()
         self._float8.clear()
 
-    def wanted(self, model: Any) -> list[tuple[str, Any, str]]:
+    def wanted(self, model: Model) -> list[tuple[str, Layer, str]]:
         """Return (path, layer, policy name) for the layers of ``model``.
 
-        A layer whose policy is not its model's was given a dtype of its own, and keeps it unless an override names it.
+        A layer whose policy differs from its model's was given that dtype by the user, and keeps it unless an override
+        names it.
         """
         found = list(layers.walk(model))
         chosen = match_layers(self._policy.layer_overrides, [path for path, _ in found])
         shared = model.dtype_policy.name
-        rows = []
-        for path, layer in found:
-            own = layer.dtype_policy.name
-            wanted = self._name if own == shared else own
-            operation = layer_op(layer, self._policy.op_overrides)
-            dtype = operation if operation == "float32" else chosen.get(path) or operation
-            if dtype is not None:
-                dtype = self._policy.region_dtype if dtype == "compute" else dtype
-                wanted = dtype if self._policy.param_dtype == dtype else f"mixed_{dtype}"
-                if self._policy.param_dtype != "float32":
-                    wanted = dtype
-            elif self._policy.keep_norm_float32 and self._policy.param_dtype != "float32" and _is_norm(layer):
-                wanted = "float32"
-            rows.append((path, layer, wanted))
-        return rows
+        return [(path, layer, self._wanted(layer, shared, chosen.get(path))) for path, layer in found]
+
+    def _wanted(self, layer: Layer, shared: str, override: str | None) -> str:
+        policy, own = self._policy, layer.dtype_policy.name
+        operation = layer_op(layer, policy.op_overrides)
+        dtype = operation if operation == "float32" else override or operation
+        if dtype is not None:
+            dtype = policy.region_dtype if dtype == "compute" else dtype
+            return f"mixed_{dtype}" if policy.param_dtype == "float32" != dtype else dtype
+        if policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer):
+            return "float32"
+        return self._name if own == shared else own
 
     # -- answers -------------------------------------------------------------------------------------------------
 
     def around_call(self) -> None:
-        """Nothing is needed around a compiled call."""
+        """No context is needed."""
         return
 
     def check_xla(self) -> None:
@@ -189,37 +186,22 @@ class KerasMode:
         return rows + (float8.rows(self._float8) if policy.compute_dtype == float8.NAME else [])
 
 
-def set_policy(layer: Any, policy: Any) -> None:
-    """Set a layer's dtype policy, by whichever way this Keras has."""
-    if hasattr(layer, "_set_dtype_policy"):
-        layer._set_dtype_policy(policy)
-    else:
-        layer.dtype_policy = policy
-
-
-def _check_switch(path: str, layer: Any, wanted: str) -> None:
+def _check_switch(path: str, layer: Layer, wanted: str) -> None:
     """Refuse to give a built layer a policy that its variables do not fit."""
     policy = mixed_precision.Policy(wanted)
-    floating = [v for v in map(layers.native, layer.weights) if v.dtype.is_floating]
+    floating = [v for v in map(native, layer.weights) if v.dtype.is_floating]
     wrong = [v.name for v in layers.own_trainable(layer) if v.dtype.name != policy.variable_dtype]
     if wrong:
         raise errors.PrepareError(
             f"layer {path!r} has {layers.own_trainable(layer)[0].dtype.name} variables (first: {wrong[0]!r}), and the "
             f"policy wants {policy.variable_dtype}: make the model inside 'with amp.scope():'"
         )
-    if floating and policy.compute_dtype != policy.variable_dtype and not _casts_itself(layer):
+    if floating and policy.compute_dtype != policy.variable_dtype and not casts_itself(layer):
         raise errors.PrepareError(
             f"layer {path!r} was built under the policy {layer.dtype_policy.name!r}, and in this Keras a built layer "
             f"cannot be switched to {wanted!r}: make the model inside 'with amp.scope():'"
         )
 
 
-def _casts_itself(layer: Any) -> bool:
-    """Whether variables can be cast on reading: always in Keras 3, in Keras 2 if made under a mixed policy."""
-    if not hasattr(layer, "_set_dtype_policy"):
-        return True
-    return all(hasattr(weight, "true_dtype") for weight in layer.trainable_weights)
-
-
-def _is_norm(layer: Any) -> bool:
+def _is_norm(layer: Layer) -> bool:
     return layers.original_class(layer).__name__ in NORM_LAYERS

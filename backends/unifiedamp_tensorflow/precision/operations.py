@@ -1,4 +1,4 @@
-"""The op vocabulary in TensorFlow's words, and custom operations."""
+"""The op vocabulary in TensorFlow's terms, and custom functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
+from .._types import Layer
 from .autocast import DISABLED, thread
 
 LAYER_OPS: dict[str, tuple[str, ...]] = {
@@ -23,7 +24,7 @@ LAYER_OPS: dict[str, tuple[str, ...]] = {
     "batch_norm": ("BatchNormalization",),
     "group_norm": ("GroupNormalization",),
 }
-"""Operations that are a Keras layer, and so can be given a dtype policy."""
+"""Operations that are a Keras layer, and so can have a dtype policy."""
 
 NORM_LAYERS = (*LAYER_OPS["layer_norm"], *LAYER_OPS["batch_norm"], *LAYER_OPS["group_norm"], "UnitNormalization")
 
@@ -64,17 +65,17 @@ def check_layer_ops(overrides: Mapping[str, str]) -> None:
     for op, choice in overrides.items():
         if op not in LAYER_OPS:
             raise errors.UnsupportedError(
-                f"op_overrides.{op}: Keras policies belong to layers, and {op!r} is no layer of its own; use "
+                f"op_overrides.{op}: Keras policies belong to layers, and {op!r} is not a layer; use "
                 f'backend_options.tensorflow.mode="graph_rewrite", or layer_overrides (layers: {", ".join(LAYER_OPS)})'
             )
         if choice == "widest":
             raise errors.UnsupportedError(
-                f"op_overrides.{op}: a Keras layer casts all inputs to its own dtype, so 'widest' cannot be had; "
+                f"op_overrides.{op}: a Keras layer casts all inputs to its own dtype, so 'widest' is not possible; "
                 "use 'float32' or 'compute'"
             )
 
 
-def layer_op(layer: Any, overrides: Mapping[str, str]) -> str | None:
+def layer_op(layer: Layer, overrides: Mapping[str, str]) -> str | None:
     """Return the choice for the operation that ``layer`` is, or None."""
     kinds = {base.__name__ for base in type(layer).__mro__}
     return next((choice for op, choice in overrides.items() if kinds & set(LAYER_OPS[op])), None)

@@ -10,17 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-try:
-    from tensorflow.python.eager import context as _eager
-except ImportError:  # a private module: without it there is no proof, and nothing else is lost
-    _eager = None
+from .._types import Node, Tensor
+from ..internals import collect_graphs
 
 LOW = {"float16": tf.float16.as_datatype_enum, "bfloat16": tf.bfloat16.as_datatype_enum}
 MOVES = ("Cast", "Const", "Identity", "_Arg", "_Retval", "ReadVariableOp", "NoOp", "VarHandleOp", "Reshape", "Shape")
 
 
 @dataclass
-class Proof:
+class RewriteStats:
     """Counts over converted graphs.
 
     Attributes:
@@ -44,7 +42,7 @@ class Proof:
         ops = ", ".join(f"{op}×{count}" for op, count in self.low.most_common(6))
         return f"{self.low.total()} of {self.total} nodes compute in {self.dtype} ({ops}), {self.casts} casts to it"
 
-    def add(self, graphs: Iterable[Any]) -> Proof:
+    def add(self, graphs: Iterable[Any]) -> RewriteStats:
         """Count the nodes of ``graphs`` (GraphDefs) and their functions."""
         for graph in graphs:
             for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
@@ -52,7 +50,7 @@ class Proof:
                     self._count(node)
         return self
 
-    def _count(self, node: Any) -> None:
+    def _count(self, node: Node) -> None:
         low = LOW[self.dtype]
         if node.op == "Cast":
             self.casts += node.attr["DstT"].type == low
@@ -65,19 +63,19 @@ class Proof:
             self.low[node.op] += 1
 
 
-def watching() -> AbstractContextManager[list[Any]] | None:
-    """Return a context that yields the optimized graphs of functions first called in it; None where there is none."""
-    return _eager.collect_graphs(optimized=True) if hasattr(_eager, "collect_graphs") else None
+def rewrite_small_graph(dtype: str, around: Callable[[], AbstractContextManager[Any]]) -> RewriteStats | None:
+    """Convert a small step (two matrix products, ReLU, softmax, gradients) and count; None where graphs cannot be read.
 
-
-def probe(dtype: str, around: Callable[[], AbstractContextManager[Any]]) -> Proof | None:
-    """Convert a small step (two matrix products, ReLU, softmax, gradients) and count; None where one cannot look."""
-    graphs = watching()
+    Args:
+        dtype: the low-precision dtype.
+        around: makes the context in which graphs are converted.
+    """
+    graphs = collect_graphs()
     if graphs is None:
         return None
     weight = tf.Variable(tf.ones((32, 32)), trainable=False)
 
-    def step(x: Any) -> Any:
+    def step(x: Tensor) -> Tensor:
         with tf.GradientTape() as tape:
             tape.watch(weight)
             loss = tf.reduce_sum(tf.nn.softmax(tf.nn.relu(x @ weight) @ weight))
@@ -86,4 +84,4 @@ def probe(dtype: str, around: Callable[[], AbstractContextManager[Any]]) -> Proo
     function = tf.function(step, autograph=False)
     with around(), graphs as found:
         function(tf.ones((8, 32)))
-    return Proof(dtype).add(found)
+    return RewriteStats(dtype).add(found)

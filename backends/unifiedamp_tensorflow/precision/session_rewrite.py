@@ -11,15 +11,17 @@ float16 goes through ``enable_mixed_precision_graph_rewrite``; bfloat16 on CPU t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from unifiedamp.backend import LossScale, Policy, ScaleState, errors, float32
 
-from ..capabilities import device_of
-from ..training.scaler import finite_flags
-from .rewrite import refuse_keras_policy, switch_for
+from .._types import NativeBase, Tensor
+from ..device.numerics import finite_flags
+from ..device.selection import select_device
+from .global_policy import refuse_mixed_policy
+from .rewrite_options import option_for
 
 REWRITE = "auto_mixed_precision"
 
@@ -28,7 +30,7 @@ def _native() -> Any:
     """Return ``tf.compat.v1.mixed_precision``.
 
     Raises:
-        UnsupportedError: this TensorFlow has dropped it.
+        UnsupportedError: this TensorFlow has no such module.
     """
     module = getattr(tf.compat.v1, "mixed_precision", None)
     if not hasattr(module, "enable_mixed_precision_graph_rewrite"):
@@ -39,7 +41,14 @@ def _native() -> Any:
     return module
 
 
-class _Transition:
+class Session(Protocol):
+    """``tf.compat.v1.Session``."""
+
+    def run(self, fetches: Any) -> Any:
+        """Run operations."""
+
+
+class _Transition(NativeBase):
     """The reference transition as the loss-scale object that v1 optimizers take.
 
     Args:
@@ -52,7 +61,7 @@ class _Transition:
         self._counters = self._add_weight("unifiedamp_counters", [0, 0, 0], tf.int64)
 
     def update(self, grads: Any) -> tuple[Any, Any]:
-        """Return the operation that moves the scale, and whether to apply the gradients."""
+        """Return the operation that updates the scale, and whether to apply the gradients."""
         gradients = [gradient for gradient in tf.nest.flatten(grads, expand_composites=False) if gradient is not None]
         finite = tf.reduce_all(finite_flags(gradients))
         scale, good = self._current_loss_scale.read_value(), self._num_good_steps.read_value()
@@ -61,21 +70,21 @@ class _Transition:
         good, bad = passed * (good + 1), (1 - passed) * (counters[0] + 1)
         grow = good >= self._settings.growth_interval
         shrink = bad >= self._settings.hysteresis
-        moves = (
-            self._current_loss_scale.assign(self._moved(scale, grow, tf.logical_and(shrink, ~finite))),
+        updates = (
+            self._current_loss_scale.assign(self._next_scale(scale, grow, tf.logical_and(shrink, ~finite))),
             self._num_good_steps.assign(tf.where(grow, tf.zeros_like(good), good)),
             self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed]),
         )
-        return tf.group(*moves), finite
+        return tf.group(*updates), finite
 
-    def _moved(self, scale: Any, grow: Any, shrink: Any) -> Any:
+    def _next_scale(self, scale: Tensor, grow: Tensor, shrink: Tensor) -> Tensor:
         low, high = map(float32, self._settings.scale_bounds)
         larger = tf.minimum(high, scale * float32(self._settings.growth_factor))
         smaller = tf.maximum(low, scale * float32(self._settings.backoff_factor))
         return tf.where(grow, larger, tf.where(shrink, smaller, scale))
 
-    def read(self, session: Any) -> ScaleState:
-        """Return plain numbers."""
+    def read(self, session: Session) -> ScaleState:
+        """Return the state as plain numbers."""
         scale, good, rest = session.run([self._current_loss_scale, self._num_good_steps, self._counters])
         bad, applied, skipped = map(int, rest)
         return ScaleState(float(scale), int(good), bad, applied, skipped)
@@ -84,28 +93,28 @@ class _Transition:
 def _scale_class() -> type:
     base: Any = _native().DynamicLossScale
 
-    class SessionLossScale(_Transition, base):  # type: ignore[misc]
+    class SessionLossScale(_Transition, base):
         __doc__ = _Transition.__doc__
 
     return SessionLossScale
 
 
 class SessionRewrite:
-    """A context in which sessions rewrite their graphs; TensorFlow's global switch is put back on exit.
+    """A context in which sessions rewrite their graphs; TensorFlow's global option is restored on exit.
 
     Args:
         policy: "mixed_float16" (GPU) or "mixed_bfloat16" (CPU), or a ``Policy`` without overrides.
         loss_scale: a ``LossScale``; None takes the policy's.
 
     Raises:
-        PolicyNotSupportedError: the rewrite cannot do the policy here. ``force`` of :meth:`__init__` skips that.
-        UnsupportedError: this TensorFlow has dropped the v1 path.
+        PolicyNotSupportedError: the rewrite cannot run the policy here (``force=True`` skips the check).
+        UnsupportedError: this TensorFlow has no graph rewrite for v1 sessions.
     """
 
     def __init__(self, policy: str | Policy, loss_scale: LossScale | None = None, *, force: bool = False) -> None:
         self._native = _native()
         self._policy = Policy.parse(policy) if isinstance(policy, str) else policy
-        self._switch = REWRITE if force else switch_for(self._policy, device_of(None))
+        self._option = REWRITE if force else option_for(self._policy, select_device(None))
         self._settings = loss_scale or self._policy.resolved_loss_scale
         self._scale: Any = None
         self._found: Any = None
@@ -132,10 +141,10 @@ class SessionRewrite:
             )
         if self._scale is not None:
             raise errors.PrepareError("SessionRewrite.prepare: one optimizer per context; open another for the next")
-        refuse_keras_policy()
+        refuse_mixed_policy()
         if self._settings.enabled:
             self._scale = _scale_class()(self._settings)
-        if self._switch != REWRITE:
+        if self._option != REWRITE:
             if self._scale is None:
                 return optimizer
             return self._native.MixedPrecisionLossScaleOptimizer(optimizer, self._scale)
@@ -144,11 +153,11 @@ class SessionRewrite:
     def session_config(self) -> Any:
         """Return a ``ConfigProto`` whose sessions rewrite their graphs."""
         config = tf.compat.v1.ConfigProto()
-        if self._switch is not None:
+        if self._option is not None:
             on = config.graph_options.rewrite_options.ON
-            setattr(config.graph_options.rewrite_options, self._switch, on)
+            setattr(config.graph_options.rewrite_options, self._option, on)
         return config
 
-    def read_state(self, session: Any) -> ScaleState:
+    def read_state(self, session: Session) -> ScaleState:
         """Return the scale and its counters as plain numbers."""
         return ScaleState() if self._scale is None else self._scale.read(session)

@@ -1,12 +1,12 @@
-"""Checks that several rooms share."""
+"""Checks of options and losses, and the result of a traced step."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import SessionSpec, StepResult, StepValues, errors
+
+from .._types import Tensor
 
 OPTIONS = ("mode", "xla", "emulate")
 
@@ -14,7 +14,7 @@ NO_FLOAT8 = "TensorFlow has no operation that multiplies float8 matrices"
 
 
 def check_spec(spec: SessionSpec) -> None:
-    """Check ``backend_options.tensorflow``, and that float8 was asked for as it can be had.
+    """Check ``backend_options.tensorflow``, and that float8 can run.
 
     Raises:
         ConfigError: an unknown key, or a value of the wrong type.
@@ -42,11 +42,11 @@ def check_spec(spec: SessionSpec) -> None:
         )
 
 
-def scalar_loss(loss: Any) -> Any:
+def scalar_loss(loss: object) -> Tensor:
     """Return ``loss`` as a tensor.
 
     Raises:
-        LossError: it is no floating tensor, or not a scalar.
+        LossError: it is not a floating-point tensor, or not a scalar.
     """
     if not isinstance(loss, tf.Tensor) or not loss.dtype.is_floating:
         raise errors.LossError(
@@ -60,12 +60,12 @@ def scalar_loss(loss: Any) -> Any:
     return loss
 
 
-def _kind(loss: Any) -> str:
+def _kind(loss: object) -> str:
     return f"a {loss.dtype.name} tensor" if isinstance(loss, tf.Tensor) else type(loss).__name__
 
 
 def not_in_trace() -> StepResult:
-    """Return the result of a traced step, whose fields cannot be read."""
+    """Return the result of a traced step, whose fields cannot be read yet."""
 
     def read() -> StepValues:
         raise errors.StepOrderError(

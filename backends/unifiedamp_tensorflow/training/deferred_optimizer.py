@@ -1,38 +1,34 @@
 """Optimizers given to a session without a model, for loops and ``model.fit`` in Keras 2's form.
 
-They learn their variables when they are built, as Keras's own do, and are bound to the session then.
-``unifiedamp.compat.keras2`` is written over this room.
+They learn their variables when they are built, as Keras's own do, and join the session then.
+``unifiedamp.compat.keras2`` uses them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import errors
 
-from ..distributed.replicas import IN_STEP, Alone, Mirrored, replicas_of
-from ..precision.layers import native
+from .._types import Gradient, Graph, NativeBase, Optimizer, Pairs, Tensor, Variable
+from ..device.numerics import dense_values, with_values
+from ..distributed.replicas import Replicas
+from ..distributed.strategies import replicas_of
+from ..internals import native
+from ..precision.tapes import current_home
 from . import optimizers
-from .prepared_optimizer import Bound
-from .scaler import DeviceScaler, dense_values
+from .prepared_optimizer import PreparedOptimizer
+from .scaler import DeviceScaler
 from .steps import Steps
-from .tapes import current_home
-
-Pairs = Iterable[tuple[Any, Any]]
+from .trained_variables import TrainedVariables
 
 
-def replicas_here() -> Alone:
-    """Return where an optimizer that is made here will train: under the active strategy, if there is one."""
-    strategy = tf.distribute.get_strategy()
-    return Mirrored(strategy) if isinstance(strategy, IN_STEP) else Alone()
-
-
-class Loop:
-    """What a late optimizer remembers between the calls of one step.
+class DeferredSteps:
+    """What a deferred optimizer remembers between the calls of one step.
 
     Args:
         scaler: the session's.
@@ -41,21 +37,21 @@ class Loop:
         after_step: called after each eager step.
     """
 
-    def __init__(self, scaler: DeviceScaler, replicas: Alone, steps: Steps, after_step: Callable[[], None]) -> None:
+    def __init__(self, scaler: DeviceScaler, replicas: Replicas, steps: Steps, after_step: Callable[[], None]) -> None:
         self.scaler, self.replicas, self.steps, self.after_step = scaler, replicas, steps, after_step
-        self.bound: Bound | None = None
-        self.asked = self.unscaled = False
+        self.prepared: PreparedOptimizer | None = None
+        self.loss_scaled = self.unscaled = False
         self.fitting = False
-        self._finite: Any = None
-        self._home: Any = None
+        self._finite: Tensor | None = None
+        self._home: Graph | None = None
 
-    def bind(self, outer: Any, inner: Any, variables: Iterable[Any]) -> None:
-        """Take over the variables that the optimizer was built for; again is harmless.
+    def bind(self, outer: Optimizer, inner: Optimizer, variables: Iterable[Variable]) -> None:
+        """Bind the variables that the optimizer was built for. Idempotent.
 
         Raises:
-            PrepareError: they are not where the optimizer was made.
+            PrepareError: they are under another strategy than the optimizer.
         """
-        if self.bound is not None:
+        if self.prepared is not None:
             return
         named = {f"{index}.{getattr(v, 'path', v.name)}": native(v) for index, v in enumerate(variables)}
         if replicas_of(list(named.values()), []) != self.replicas:
@@ -63,17 +59,17 @@ class Loop:
                 "LossScaleOptimizer: the optimizer was not made under the strategy that mirrors the model; make both "
                 "inside one 'with strategy.scope():'"
             )
-        self.bound = Bound(outer, inner, named, 1, self.scaler, self.replicas)
+        self.prepared = PreparedOptimizer(outer, TrainedVariables(inner, named), self.scaler, self.replicas)
 
-    def scale(self, loss: Any) -> Any:
+    def scale(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Return the scaled loss, float32; of a callable, a callable."""
-        self.asked = True
+        self.loss_scaled = True
         if callable(loss):
             return lambda: optimizers.scaled(loss(), self.scaler.scale)
         return optimizers.scaled(loss, self.scaler.scale)
 
-    def unscale(self, gradients: Iterable[Any]) -> list[Any]:
-        """Decide finiteness on raw gradients, and return them divided by the scale; None stays None."""
+    def unscale(self, gradients: Iterable[Gradient | None]) -> list[Gradient | None]:
+        """Check the raw gradients for inf and nan, and return them divided by the scale; None stays None."""
         gradients = list(gradients)
         present = [gradient for gradient in gradients if gradient is not None]
         if present:
@@ -85,54 +81,52 @@ class Loop:
         return [None if gradient is None else next(values) for gradient in gradients]
 
     def end(self, pairs: Pairs) -> None:
-        """Apply the gradients or skip them, and move the scale.
+        """Apply the gradients or skip them, and update the scale.
 
         Raises:
             StepOrderError: the loss was scaled by ``get_scaled_loss``, and its gradients were not unscaled.
         """
-        assert self.bound is not None
+        assert self.prepared is not None
         scaled, finite = self.fitting, self._finite if self._home is current_home() else None
-        if self.asked and not self.unscaled:
+        if self.loss_scaled and not self.unscaled:
             raise errors.StepOrderError(
                 "apply_gradients: the loss was scaled by get_scaled_loss; give the gradients to get_unscaled_gradients "
                 "before they are applied"
             )
-        self.asked = self.unscaled = self.fitting = False
+        self.loss_scaled = self.unscaled = self.fitting = False
         self._finite = self._home = None
-        self.steps.end_fit(self.bound, pairs if finite is None else _marked(pairs, finite), scaled)
+        self.steps.end_fit(self.prepared, pairs if finite is None else _marked(pairs, finite), scaled)
         if tf.executing_eagerly():
             self.after_step()
 
 
-def _marked(pairs: Pairs, finite: Any) -> list[tuple[Any, Any]]:
+def _marked(pairs: Pairs, finite: Tensor) -> list[tuple[Gradient | None, Variable]]:
     """Return the pairs; where ``finite`` is false, the first gradient is nan: clipping must not hide an inf."""
     marked = list(pairs)
     for index, (gradient, variable) in enumerate(marked):
         if gradient is not None:
             values = dense_values(gradient)
             values += tf.cast(tf.where(finite, 0.0, float("nan")), values.dtype)
-            if isinstance(gradient, tf.IndexedSlices):
-                values = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-            marked[index] = (values, variable)
+            marked[index] = (with_values(gradient, values), variable)
             break
     return marked
 
 
-class _LateCalls:
+class _DeferredCalls(NativeBase):
     """The calls of Keras 2's ``LossScaleOptimizer``, over the prepared optimizer of either Keras.
 
     Args:
         inner: the optimizer that is applied.
-        loop: the session's part in its steps.
+        steps: the session's part in its steps.
     """
 
-    def __init__(self, inner: Any, loop: Loop) -> None:
-        super().__init__(inner, loop.scaler)
-        self._amp_loop = loop
+    def __init__(self, inner: Optimizer, steps: DeferredSteps) -> None:
+        super().__init__(inner, steps.scaler)
+        self._amp_steps = steps
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale moves."""
+        """Whether the scale is updated."""
         return bool(self._amp_scaler.settings.kind == "dynamic")
 
     @property
@@ -140,24 +134,24 @@ class _LateCalls:
         """The scale, a float32 tensor."""
         return self._amp_scaler.scale.read_value()
 
-    def build(self, var_list: Any) -> None:
-        """Make the optimizer's variables, and bind it to the session."""
+    def build(self, var_list: Iterable[Variable]) -> None:
+        """Create the optimizer's variables, and bind it to the session."""
         variables = list(var_list)
         super().build(variables)
-        self._amp_loop.bind(self, self.inner_optimizer, variables)
+        self._amp_steps.bind(self, self.inner_optimizer, variables)
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the scaled loss; Keras 3's ``fit`` then applies scaled gradients."""
-        self._amp_loop.fitting = True
+        self._amp_steps.fitting = True
         return optimizers.scaled(loss, self._amp_scaler.scale)
 
-    def get_scaled_loss(self, loss: Any) -> Any:
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Return float32(loss) times the scale (of a callable, a callable)."""
-        return self._amp_loop.scale(loss)
+        return self._amp_steps.scale(loss)
 
-    def get_unscaled_gradients(self, grads: Any) -> list[Any]:
+    def get_unscaled_gradients(self, grads: Iterable[Gradient | None]) -> list[Gradient | None]:
         """Return gradients divided by the scale; None stays None."""
-        return self._amp_loop.unscale(grads)
+        return self._amp_steps.unscale(grads)
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Scale the loss (a tensor with its tape, or a callable), differentiate, apply or skip."""
@@ -168,27 +162,27 @@ class _LateCalls:
         gradients = self.get_unscaled_gradients(tape.gradient(scaled, [native(v) for v in variables]))
         return self.apply_gradients(zip(gradients, variables, strict=True))
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply gradients or skip them, as ``apply_gradients`` does."""
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         self.apply_gradients(zip(grads, variables, strict=True))
 
-    def apply_gradients(self, grads_and_vars: Any, *_args: Any, **_kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_kwargs: object) -> Variable:
         """Apply unscaled gradients (scaled ones after ``scale_loss``), or skip them where one is inf or nan."""
         pairs = list(grads_and_vars)
-        if self._amp_loop.bound is None:
+        if self._amp_steps.prepared is None:
             with tf.init_scope():
                 self.build([variable for _, variable in pairs])
-        self._amp_loop.end(pairs)
+        self._amp_steps.end(pairs)
         return self.iterations
 
 
 @functools.cache
-def late_class() -> type:
-    """Return the class of late optimizers for the Keras that is there."""
+def deferred_class() -> type:
+    """Return the class of deferred optimizers for the installed Keras."""
     base: Any = optimizers.prepared_class()
 
-    class LateOptimizer(_LateCalls, base):  # type: ignore[misc]
-        __doc__ = _LateCalls.__doc__
+    class DeferredOptimizer(_DeferredCalls, base):
+        __doc__ = _DeferredCalls.__doc__
 
-    return optimizers.disguised(LateOptimizer, optimizers.NATIVE if optimizers.SCALES_LOSS else base.__mro__[1])
+    return optimizers.disguised(DeferredOptimizer, optimizers.NATIVE if optimizers.SCALES_LOSS else base.__mro__[1])

@@ -1,12 +1,12 @@
-"""Accumulation windows in ``fit``, where no Python runs that could count micro-batches: the device does."""
+"""Accumulation windows in ``fit``: no Python runs there that could count micro-batches, so the device does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from .._types import Gradient, Named
 from .scaler import branch
 
 
@@ -14,19 +14,19 @@ class FitWindow:
     """One optimizer's window.
 
     Args:
-        accumulators: name → variable; loops of one's own use the same.
+        accumulators: name → variable; the user's loops use the same.
         steps: micro-batches per window.
     """
 
-    def __init__(self, accumulators: Mapping[str, Any], steps: int) -> None:
+    def __init__(self, accumulators: Named, steps: int) -> None:
         self._accumulators, self._steps = accumulators, steps
         self._micro = tf.Variable(0, trainable=False, dtype=tf.int64, name="unifiedamp/micro_batches")
 
     def restart(self) -> None:
-        """Drop the window; its first gradients will take the place of what accumulators hold."""
+        """Drop the window; the first gradients of the next one replace what accumulators hold."""
         self._micro.assign(0)
 
-    def add(self, present: dict[str, Any], end: Callable[[], None]) -> None:
+    def add(self, present: dict[str, Gradient], end: Callable[[], None]) -> None:
         """Add a micro-batch's gradients, in place in ``present``; call ``end`` where the window is full."""
         micro = self._micro.read_value()
         for name, gradient in present.items():

@@ -1,23 +1,27 @@
-"""Whether an optimizer's update was begun and not ended, when an exception has passed."""
+"""Whether an optimizer's update began and did not end, after an exception."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
+from .._types import Graph, Variable
 
-class Progress:
+
+class UpdateProgress:
     """A context around the operations of an update, eager or in a trace.
 
-    Two counters on the device, of updates begun and ended, differ only after a call that failed at run time in the
-    midst of an update: in a trace the first is increased before any operation of the update, the second after all.
+    Two counters on the device, of updates begun and ended, differ only after a call that failed at run time during
+    an update: in a trace the first is increased before any operation of the update, the second after all.
     """
 
     def __init__(self) -> None:
         self._begun, self._ended = (_counter(f"updates_{what}") for what in ("begun", "ended"))
         self._now = False
-        self._inside: list[tuple[Any, Any, int]] = []
+        self._inside: list[tuple[Graph, AbstractContextManager[Any], int]] = []
 
     def __enter__(self) -> None:
         if tf.executing_eagerly():
@@ -28,7 +32,9 @@ class Progress:
         after.__enter__()
         self._inside.append((graph, after, len(graph.get_operations())))
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._inside:
             self._now = self._now and error is not None
             return
@@ -40,27 +46,26 @@ class Progress:
                 _first(self._ended).assign_add(1, read_value=False)
 
     def broken(self) -> bool:
-        """Return whether an update was begun and not ended."""
+        """Return whether an update began and did not end."""
         self._inside.clear()
         if self._now or tf.inside_function():
             return self._now
         return int(_first(self._begun).numpy()) != int(_first(self._ended).numpy())
 
     def forgive(self) -> None:
-        """Take the parameters as they are."""
+        """Forget an update that did not end."""
         self._now = False
         with tf.init_scope():
             _first(self._ended).assign(_first(self._begun))
 
 
-def _counter(name: str) -> Any:
+def _counter(name: str) -> Variable:
     return tf.Variable(
         0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )  # fmt: skip
 
 
-def _first(variable: Any) -> Any:
+def _first(variable: Variable) -> Variable:
     """Return the copy of the first replica: an update is begun and ended once for all."""
-    local = isinstance(variable, tf.distribute.DistributedValues)
-    return variable.values[0] if local else variable
+    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable

@@ -1,47 +1,50 @@
 """The prepared optimizer: a Keras optimizer that ``model.compile`` takes, with the session's loss scaling inside.
 
 Keras wraps what it is given in its own ``LossScaleOptimizer`` under ``mixed_float16``, unless it is one already; so
-ours is one. Keras 3 hands it scaled gradients, Keras 2 unscaled ones: two small classes, chosen by what is there.
+ours is one. Keras 3 hands it scaled gradients, Keras 2 unscaled ones: two small classes, one for each Keras.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from .prepared_optimizer import Bound
+from .. import patches
+from .._types import Gradient, Graph, NativeBase, Optimizer, Pairs, Tensor, Variable
+from ..precision.tapes import current_home
+from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .steps import Steps
-from .tapes import current_home
 
 NATIVE = tf.keras.mixed_precision.LossScaleOptimizer
 SCALES_LOSS = hasattr(NATIVE, "scale_loss")
 """Whether Keras calls ``scale_loss`` and then applies scaled gradients (Keras 3)."""
 
 
-def is_optimizer(obj: Any) -> bool:
+def is_optimizer(obj: object) -> bool:
     """Whether ``obj`` is a Keras optimizer of the current kind (not ``optimizers.legacy``)."""
     return isinstance(obj, tf.keras.optimizers.Optimizer)
 
 
-def is_built(optimizer: Any) -> bool:
-    """Whether the optimizer knows its variables."""
-    return bool(getattr(optimizer, "built", hasattr(optimizer, "_index_dict")))
-
-
-def is_wrapped(obj: Any) -> bool:
+def is_wrapped(obj: object) -> bool:
     """Whether ``obj`` is a loss-scaling wrapper, Keras's or ours."""
     return isinstance(obj, NATIVE)
 
 
+def release(outer: Any) -> None:
+    """Mark a prepared optimizer as that of a closed session."""
+    outer._amp_closed = True
+
+
 def released(obj: Any) -> Any:
-    """Return the optimizer inside a wrapper whose session was closed; anything else as it is."""
+    """Return the optimizer inside a prepared one whose session was closed; anything else unchanged."""
     return obj.inner_optimizer if getattr(obj, "_amp_closed", False) else obj
 
 
-def scaled(loss: Any, scale: Any, accumulate: int = 1) -> Any:
+def scaled(loss: Tensor, scale: Variable, accumulate: int = 1) -> Tensor:
     """Return float32(loss) * scale / accumulate."""
     return tf.cast(loss, tf.float32) * (scale if accumulate == 1 else scale / float(accumulate))
 
@@ -50,24 +53,25 @@ class OfThisStep:
     """A tensor of the step that Keras is making, kept from one of its calls to the next."""
 
     def __init__(self) -> None:
-        self._value, self._home = None, None
+        self._value: Tensor | None = None
+        self._home: Graph | None = None
 
-    def note(self, value: Any) -> None:
+    def note(self, value: Tensor) -> None:
         """Keep it until the step ends."""
         self._value, self._home = value, current_home()
 
-    def take(self) -> Any:
-        """Return it once, in the graph that it was made in; None elsewhere."""
+    def take(self) -> Tensor | None:
+        """Return it once, in the graph where it was made; None elsewhere."""
         value, home, self._value, self._home = self._value, self._home, None, None
         return value if home is current_home() else None
 
 
-def attach(outer: Any, bound: Bound, steps: Steps) -> None:
-    """Tell a prepared optimizer how its steps end."""
-    outer._amp_end = functools.partial(steps.end_keras, bound)
+def end_steps_by(outer: Any, prepared: PreparedOptimizer, steps: Steps) -> None:
+    """Make a prepared optimizer's calls end its steps by ``steps``."""
+    outer._amp_end = functools.partial(steps.end_keras, prepared)
 
 
-class _ScalingLoss:
+class _ScalingLoss(NativeBase):
     """A Keras 3 optimizer under a session's loss scale.
 
     Args:
@@ -75,18 +79,18 @@ class _ScalingLoss:
         scaler: the session's loss scale.
     """
 
-    def __init__(self, inner: Any, scaler: DeviceScaler, accumulate: int = 1) -> None:
+    def __init__(self, inner: Optimizer, scaler: DeviceScaler, accumulate: int = 1) -> None:
         settings = scaler.settings
         super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
         self._amp_scaler, self._amp_accumulate = scaler, accumulate
         self._amp_loss = OfThisStep()
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window."""
         self._amp_loss.note(tf.cast(loss, tf.float32))
         return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         if not self.built:
@@ -101,7 +105,7 @@ class _ScalingLoss:
         super().save_own_variables(store)
 
 
-class _UnscalingGradients:
+class _UnscalingGradients(NativeBase):
     """A Keras 2 optimizer under a session's loss scale.
 
     Args:
@@ -109,9 +113,8 @@ class _UnscalingGradients:
         scaler: the session's loss scale.
     """
 
-    def __init__(self, inner: Any, scaler: DeviceScaler, accumulate: int = 1) -> None:
-        # Keras marks an optimizer that was wrapped once; of a loaded model, the wrapper is left behind here.
-        vars(inner).pop("_is_wrapped_by_loss_scale_optimizer", None)
+    def __init__(self, inner: Optimizer, scaler: DeviceScaler, accumulate: int = 1) -> None:
+        patches.forget_wrapper(inner)
         super().__init__(inner, dynamic=False, initial_scale=scaler.settings.first_scale)
         self._amp_scaler, self._amp_accumulate = scaler, accumulate
         self._amp_loss, self._amp_flags = OfThisStep(), OfThisStep()
@@ -121,7 +124,7 @@ class _UnscalingGradients:
         """The session's scale."""
         return self._amp_scaler.scale.read_value()
 
-    def get_scaled_loss(self, loss: Any) -> Any:
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window (of a callable, a
         callable).
         """
@@ -131,8 +134,8 @@ class _UnscalingGradients:
         self._amp_loss.note(tf.cast(loss, tf.float32))
         return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
-    def get_unscaled_gradients(self, grads: Any) -> list[Any]:
-        """Look for inf and nan, and return gradients divided by the scale; None stays None."""
+    def get_unscaled_gradients(self, grads: Sequence[Gradient | None]) -> list[Gradient | None]:
+        """Check for inf and nan, and return gradients divided by the scale; None stays None."""
         self._gradients_have_been_unscaled = True
         raw = [_float32(g) for g in grads if g is not None]
         if raw:
@@ -140,7 +143,7 @@ class _UnscalingGradients:
         present = iter(self._amp_scaler.unscale(raw))
         return [None if g is None else next(present) for g in grads]
 
-    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
+    def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_options: object) -> None:
         """Apply unscaled gradients, or skip them."""
         pairs = list(grads_and_vars)
         with tf.init_scope():
@@ -156,17 +159,17 @@ class _UnscalingGradients:
 
 @functools.cache
 def prepared_class() -> type:
-    """Return the class of prepared optimizers for the Keras that is there."""
+    """Return the class of prepared optimizers for the installed Keras."""
     form, base = (_ScalingLoss, NATIVE) if SCALES_LOSS else (_UnscalingGradients, _current_kind())
 
-    class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]
+    class AmpOptimizer(form, base):  # type: ignore[misc, valid-type]  # the base depends on the Keras installed
         __doc__ = form.__doc__
 
     return disguised(AmpOptimizer, base)
 
 
-def _float32(gradient: Any) -> Any:
-    """Return a gradient of master weights in the dtype that it is divided in; of float32 parameters it is that."""
+def _float32(gradient: Gradient) -> Gradient:
+    """Return a gradient in the dtype that it is divided in: float32 under master weights, else its own."""
     return tf.cast(gradient, tf.float32) if gradient.dtype in (tf.float16, tf.bfloat16) else gradient
 
 
@@ -175,6 +178,5 @@ def _current_kind() -> type:
 
 
 def disguised(kind: type, shown: type) -> type:
-    """Let serialization see ``shown``, so that a saved model loads where unifiedamp is not."""
-    body = {"__class__": property(lambda _: shown), "__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind,), body)
+    """Return a subclass that serialization sees as ``shown``, so that a saved model loads without unifiedamp."""
+    return patches.subclass(kind, shown, {})

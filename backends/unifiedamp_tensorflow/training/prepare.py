@@ -1,198 +1,131 @@
-"""Binding optimizers to parameters, and the checks of ``amp.prepare``."""
+"""``amp.prepare``: models follow the policy, optimizers the loss scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import tensorflow as tf
+from collections.abc import Callable, Sequence
 
 from unifiedamp.backend import SessionSpec, errors
 
-from ..distributed.replicas import Alone
-from ..precision import layers
-from . import master_weights, optimizers
-from .prepared_optimizer import Bound
+from .._types import Layer, Model, Named, Optimizer
+from ..device.tuning import TensorFlowTuner
+from ..distributed.distributed import TensorFlowDistributed
+from ..distributed.replicas import Replicas
+from ..distributed.strategies import replicas_of
+from ..internals import is_built
+from ..models.layout import biases_before_norm, channels_first
+from ..precision import recomputation
+from ..precision.modes import Mode
+from . import optimizers, prepare_checks
+from .fit import Fitting
+from .fit_window import FitWindow
+from .master_weights import MasterWeights
+from .native_steps import NativeSteps
+from .prepared_objects import PreparedObjects
+from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .steps import Steps
-from .trainability import Trainability
-
-Named = dict[str, Any]
+from .trained_variables import TrainedVariables
 
 
-def check_objects(models: Sequence[Any], given: Sequence[Any], spec: SessionSpec) -> None:
-    """Refuse what is no Keras model or optimizer, models without variables, optimizers wrapped already.
+class Preparation:
+    """Prepares the models and optimizers of one session, and undoes it.
 
-    Raises:
-        WrongObjectError, PrepareError: see the messages.
+    Args:
+        spec: the session's.
+        mode: how TensorFlow mixes precision.
+        tuner: learns of the models' layers.
+        distributed: learns where the models train.
+        scaler: the session's loss scale; None without one.
+        steps: ends the steps of prepared optimizers.
+        native_steps: reports the steps of ``fit``.
+        prepared: gets the objects.
     """
-    for optimizer in given:
-        check_optimizer(optimizer)
-        if spec.master_weights:
-            _check_not_built(optimizer)
-    for model in models:
-        if not model.built or not model.weights:
-            raise errors.PrepareError(
-                f"model {model.name!r} has no variables yet, so an optimizer cannot be bound to them; give it an "
-                "input shape (keras.Input, model.build(...)) or call it once on a batch, inside 'with amp.scope():'"
+
+    def __init__(
+        self, spec: SessionSpec, mode: Mode, tuner: TensorFlowTuner, distributed: TensorFlowDistributed,
+        scaler: DeviceScaler | None, steps: Steps, native_steps: NativeSteps, prepared: PreparedObjects,
+    ) -> None:  # fmt: skip
+        self._spec, self._mode, self._tuner, self._distributed = spec, mode, tuner, distributed
+        self._scaler, self._steps, self._native_steps, self._prepared = scaler, steps, native_steps, prepared
+        self._fitting = Fitting(native_steps, prepared.optimizers)
+        self._undo: list[Callable[[], None]] = []
+
+    def prepare(
+        self, models: Sequence[Model], given: Sequence[Optimizer]
+    ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
+        """Check everything, then change the objects; see ``Training.prepare``."""
+        given = [optimizers.released(optimizer) for optimizer in given]
+        prepare_checks.check_objects(models, given, self._spec)
+        self._mode.check_models(models)
+        globs = self._spec.tuning.checkpoint_layers
+        recomputed = [recomputation.choose(model, globs) for model in models]
+        assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())
+        replicas = replicas_of([v for _, named in assigned for v in named.values()], given)
+        self._check_masters(replicas)
+        self._distributed.place(replicas, bool(self._prepared.optimizers))
+        self._attach(models, recomputed)
+        outer = [self._bind(optimizer, named) for optimizer, named in assigned]
+        self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
+        return list(models), outer
+
+    def _check_masters(self, replicas: Replicas) -> None:
+        if self._spec.master_weights and replicas.count > 1:
+            raise errors.UnsupportedError(
+                "master_weights=True: an optimizer's float32 copies are made on one device, and the model is spread "
+                f"over {replicas.count} replicas; use policy 'mixed_{self._spec.policy.compute_dtype}' there"
             )
-        _check_not_quantized(model)
-    if not spec.master_weights:
-        _check_dtypes(layers.parameters(models), spec)
 
-
-def _check_not_built(optimizer: Any) -> None:
-    if optimizers.is_built(optimizer):
-        raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} was built for the model's own variables, and "
-            "master_weights=True has it train float32 copies of them; make a new one and leave building it to "
-            "amp.prepare"
-        )
-
-
-def _check_not_quantized(model: Any) -> None:
-    for path, layer in layers.walk(model):
-        if getattr(layer.dtype_policy, "quantization_mode", None) == "float8":
-            raise errors.PrepareError(
-                f"layer {path or model.name!r} was quantized by Keras ({layer.dtype_policy.name}): its scales are "
-                "trainable variables that the step would train as weights; leave model.quantize('float8') out and use "
-                "policy 'mixed_float8'"
+    def _attach(self, models: Sequence[Model], recomputed: Sequence[dict[str, Layer]]) -> None:
+        self._mode.attach(models)
+        for model, chosen in zip(models, recomputed, strict=True):
+            self._undo += [recomputation.attach(layer) for layer in chosen.values()]
+            self._tuner.note(
+                recomputed=list(chosen), biases=biases_before_norm(model), channels_first=channels_first(model)
             )
 
+    def _bind(self, optimizer: Optimizer, named: Named) -> Optimizer:
+        with self._distributed.replicas.scope():
+            prepared = self._prepared_optimizer(optimizer, named)
+        self._prepared.add_optimizer(prepared)
+        return prepared.outer
 
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no Keras optimizer, or scales losses already.
+    def _prepared_optimizer(self, optimizer: Optimizer, named: Named) -> PreparedOptimizer:
+        """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
+        spec = self._spec
+        masters = MasterWeights(optimizer, named) if spec.master_weights else None
+        if not is_built(optimizer):
+            optimizer.build(list(named.values()))
+        outer = self._outer(optimizer, named)
+        params = TrainedVariables(optimizer, named, spec.accumulate_steps, masters, self._prepared.trainability)
+        window = None if params.accumulators is None else FitWindow(params.accumulators, spec.accumulate_steps)
+        prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
+        if outer is not optimizer:
+            optimizers.end_steps_by(outer, prepared, self._steps)
+        return prepared
 
-    Raises:
-        WrongObjectError, PrepareError: see the messages.
-    """
-    if optimizers.is_wrapped(optimizer):
-        raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} scales the loss already; pass the optimizer inside it "
-            "(optimizer.inner_optimizer), the session does the scaling"
-        )
-    if not optimizers.is_optimizer(optimizer):
-        legacy = ".legacy." in type(optimizer).__module__ or "optimizer_v2" in type(optimizer).__module__
-        hint = "; use the class of tf.keras.optimizers, not of optimizers.legacy" if legacy else ""
-        raise errors.WrongObjectError(
-            f"amp.prepare takes Keras models and Keras optimizers, got {type(optimizer).__module__}."
-            f"{type(optimizer).__name__}{hint}"
-        )
-    if getattr(optimizer, "loss_scale_factor", None) is not None:
-        raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} has loss_scale_factor={optimizer.loss_scale_factor}, which "
-            "would scale twice; leave it out and give Amp(loss_scale=...)"
-        )
+    def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
+        """Return what users hold: the optimizer itself where a step does nothing else than its own."""
+        spec, scaler = self._spec, self._scaler
+        plain = scaler is None and spec.accumulate_steps == 1 and not spec.master_weights
+        if plain and not _keras_would_scale(spec):
+            return optimizer
+        kind = optimizers.prepared_class()
+        outer: Optimizer = kind(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
+        outer.build(list(named.values()))
+        return outer
 
-
-def plan_optimizers(models: Sequence[Any], given: Sequence[Any], bounds: Sequence[Bound]) -> list[tuple[Any, Named]]:
-    """Return each optimizer with its named parameters.
-
-    An optimizer that was built keeps its own variables. The others take what is left: one takes all of it; several
-    take one model each, in order.
-
-    Raises:
-        PrepareError: an optimizer's variables are not the models', or it is not clear whose they are.
-    """
-    named = layers.parameters(models)
-    taken = {id(variable) for bound in bounds for variable in bound.variables}
-    built = [(optimizer, _own(optimizer, named)) for optimizer in given if optimizers.is_built(optimizer)]
-    taken |= {id(variable) for _, own in built for variable in own.values()}
-    rest = [optimizer for optimizer in given if not optimizers.is_built(optimizer)]
-    shares = _shares(models, rest, {name: v for name, v in named.items() if id(v) not in taken})
-    found = {id(o): own for o, own in [*built, *zip(rest, shares, strict=True)]}
-    return [(optimizer, found[id(optimizer)]) for optimizer in given]
-
-
-def _shares(models: Sequence[Any], rest: Sequence[Any], free: Named) -> list[Named]:
-    if len(rest) <= 1:
-        shares = [free] * len(rest)
-    elif len(rest) == len(models):
-        ids = [{id(v) for v in layers.parameters([model]).values()} for model in models]
-        shares = [{name: v for name, v in free.items() if id(v) in own} for own in ids]
-    else:
-        raise errors.PrepareError(
-            f"amp.prepare: {len(rest)} optimizers and {len(models)} models, and a Keras optimizer does not know its "
-            "variables before it is built: call optimizer.build(model.trainable_variables) for each"
-        )
-    for optimizer, share in zip(rest, shares, strict=True):
-        if not share:
-            raise errors.PrepareError(
-                f"amp.prepare: no trainable variable is left for this {type(optimizer).__name__}; give the model it "
-                "trains, with trainable layers"
-            )
-    return shares
-
-
-def _own(optimizer: Any, named: Named) -> Named:
-    by_id = {id(variable): name for name, variable in named.items()}
-    variables = [layers.native(variable) for variable in _built_for(optimizer, named)]
-    foreign = [variable.name for variable in variables if id(variable) not in by_id]
-    if foreign:
-        raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} was built for variables that no given model has "
-            f"({errors.first_names(foreign)}); prepare the model they belong to with it"
-        )
-    return {by_id[id(variable)]: variable for variable in variables}
-
-
-def _built_for(optimizer: Any, named: Named) -> list[Any]:
-    """Return the variables a built optimizer knows; Keras 2 keeps only their keys."""
-    if hasattr(optimizer, "_trainable_variables"):
-        return list(optimizer._trainable_variables)
-    keys = dict(optimizer._index_dict)
-    mine = [variable for variable in named.values() if keys.pop(optimizer._var_key(variable), None) is not None]
-    if keys:
-        raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} was built for variables that no given model has "
-            f"({errors.first_names(keys)}); prepare the model they belong to with it"
-        )
-    return mine
-
-
-def _check_dtypes(named: Named, spec: SessionSpec) -> None:
-    half = [name for name, variable in named.items() if variable.dtype in (tf.float16, tf.bfloat16)]
-    if half and spec.loss_scale.enabled:
-        raise errors.ParamDtypeError(
-            f"{len(half)} trainable parameters are {named[half[0]].dtype.name} ({errors.first_names(half)}); a loss "
-            "scaler needs float32 parameters: make the model under 'mixed_float16', or use loss_scale='none'"
-        )
-
-
-def bind(
-    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps,
-    trainability: Trainability,
-) -> Bound:  # fmt: skip
-    """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it bound."""
-    keras_variables = list(named.values())
-    if spec.master_weights:
-        return _bind_masters(optimizer, named, spec, scaler, replicas, steps, trainability)
-    if not optimizers.is_built(optimizer):
-        optimizer.build(keras_variables)
-    if scaler is None and spec.accumulate_steps == 1 and not _keras_would_scale(spec):
-        return Bound(optimizer, optimizer, named, spec.accumulate_steps, None, replicas, None, trainability)
-    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
-    outer.build(keras_variables)
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps, scaler, replicas, None, trainability)
-    optimizers.attach(outer, bound, steps)
-    return bound
+    def close(self) -> None:
+        """Undo what was changed in models, and release the optimizers."""
+        while self._undo:
+            self._undo.pop()()
+        for prepared in self._prepared.optimizers:
+            if prepared.outer is not prepared.inner:
+                optimizers.release(prepared.outer)
+        self._native_steps.stop()
 
 
 def _keras_would_scale(spec: SessionSpec) -> bool:
-    """Whether ``model.compile`` would wrap a plain optimizer in a dynamic loss scale of Keras's own."""
+    """Whether ``model.compile`` would wrap a plain optimizer in Keras's own dynamic loss scale."""
     policy = spec.policy
     mixed = (policy.param_dtype, policy.compute_dtype) == ("float32", "float16")
     return mixed and spec.options.get("mode", "keras") == "keras"
-
-
-def _bind_masters(
-    optimizer: Any, named: Named, spec: SessionSpec, scaler: DeviceScaler | None, replicas: Alone, steps: Steps,
-    trainability: Trainability,
-) -> Bound:  # fmt: skip
-    """Have the optimizer train masters; what users hold takes the model's own variables, with or without a scale."""
-    own = master_weights.Masters(optimizer, named)
-    outer = optimizers.prepared_class()(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)
-    outer.build(list(named.values()))
-    bound = Bound(outer, optimizer, named, spec.accumulate_steps, scaler, replicas, own, trainability)
-    optimizers.attach(outer, bound, steps)
-    return bound

@@ -1,42 +1,68 @@
-"""What ``amp.scale_loss`` gives: a handle on the scaled loss, which differentiates it."""
+"""``amp.scale_loss``: the scaled loss, and its gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import tensorflow as tf
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import Switches, errors
 
-from .prepared_optimizer import Bound
+from .._types import Gradient, Tensor
+from ..distributed.distributed import TensorFlowDistributed
+from ..precision.modes import Mode
+from ..precision.tapes import Tapes
+from .prepared_optimizer import PreparedOptimizer
+from .scaler import DeviceScaler
+from .step_tracing import StepTracing
 
-if TYPE_CHECKING:
-    from ..backend import TensorFlowBackend
 
+@dataclass(frozen=True)
+class LossContext:
+    """What differentiating a loss needs of the session.
 
-class Handle:
-    """What ``with amp.scale_loss(...) as scaled_loss`` gives; it is its own context.
-
-    Args:
-        backend: the session's.
-        loss: the unscaled loss, a scalar.
-        bounds: the optimizers that get gradients.
+    Attributes:
+        distributed: its replicas.
+        mode: how TensorFlow mixes precision.
+        tapes: its gradient tapes.
+        switches: process-wide settings that hold while gradients are computed.
+        scaler: its loss scale; None without one.
+        tracing: whether a compiled step is being traced.
+        accumulate_steps: micro-batches per window.
     """
 
-    __slots__ = ("_backend", "_bounds", "_loss")
+    distributed: TensorFlowDistributed
+    mode: Mode
+    tapes: Tapes
+    switches: Switches
+    scaler: DeviceScaler | None
+    tracing: StepTracing
+    accumulate_steps: int
 
-    def __init__(self, backend: TensorFlowBackend, loss: Any, bounds: Sequence[Bound]) -> None:
-        self._backend, self._loss, self._bounds = backend, loss, bounds
 
-    def __enter__(self) -> Handle:
+class TensorFlowScaledLoss:
+    """What ``with amp.scale_loss(...) as scaled_loss`` yields; it is its own context.
+
+    Args:
+        context: the session's part.
+        loss: the unscaled loss, a scalar.
+        optimizers: get the gradients.
+    """
+
+    __slots__ = ("_context", "_loss", "_optimizers")
+
+    def __init__(self, context: LossContext, loss: Tensor, optimizers: Sequence[PreparedOptimizer]) -> None:
+        self._context, self._loss, self._optimizers = context, loss, optimizers
+
+    def __enter__(self) -> TensorFlowScaledLoss:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Tensor:
         """The scaled loss, float32."""
         seed = self._seed()
         loss = tf.cast(self._loss, tf.float32)
@@ -48,40 +74,40 @@ class Handle:
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
         """
-        backend, loss = self._backend, self._loss
-        backend.replicas.check("amp.scale_loss")
+        context, loss = self._context, self._loss
+        context.distributed.replicas.check("amp.scale_loss")
         self._check_window()
-        wanted = [bound.training() for bound in self._bounds]
+        wanted = [prepared.params.training() for prepared in self._optimizers]
         variables = [variable for named in wanted for variable in named.values()]
         seed = self._seed()
         seed = seed if seed is None else tf.cast(seed, loss.dtype)
-        with backend.tuned.switches:
-            gradients = backend.tapes.gradient(loss, variables, seed)
+        with context.switches:
+            gradients = context.tapes.gradient(loss, variables, seed)
         self._check_connected(gradients)
         left = iter(gradients or [None] * len(variables))
-        for bound, named in zip(self._bounds, wanted, strict=True):
-            bound.window().add({name: next(left) for name in named}, loss)
+        for prepared, named in zip(self._optimizers, wanted, strict=True):
+            prepared.buffer().add({name: next(left) for name in named}, loss)
 
-    def _seed(self) -> Any:
-        """Return what the loss is multiplied by, or None for 1."""
-        steps, scaler = self._backend.spec.accumulate_steps, self._backend.scaler
+    def _seed(self) -> Tensor | None:
+        """Return what the loss is multiplied by; None for 1."""
+        steps, scaler = self._context.accumulate_steps, self._context.scaler
         if scaler is None:
             return None if steps == 1 else tf.constant(1.0 / steps, tf.float32)
         return scaler.scale.read_value() if steps == 1 else scaler.scale / float(steps)
 
     def _check_window(self) -> None:
-        steps = self._backend.spec.accumulate_steps
+        steps = self._context.accumulate_steps
         if tf.executing_eagerly():
-            self._backend.mode.on_eager_backward()
-        elif steps > 1 and not self._backend.in_compiled:
+            self._context.mode.on_eager_backward()
+        elif steps > 1 and not self._context.tracing.depth:
             raise errors.StepOrderError(
-                f"amp.scale_loss: accumulate_steps={steps} inside a tf.function of your own, "
+                f"amp.scale_loss: accumulate_steps={steps} inside your own tf.function, "
                 "whose Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
             )
 
-    def _check_connected(self, gradients: Sequence[Any] | None) -> None:
+    def _check_connected(self, gradients: Sequence[Gradient | None] | None) -> None:
         unconnected = gradients is None or all(gradient is None for gradient in gradients)
-        if unconnected and not self._backend.tapes.knows(self._loss):
+        if unconnected and not self._context.tapes.knows(self._loss):
             raise errors.LossError(
                 "amp.scale_loss: the loss depends on no trainable variable used inside 'with amp.autocast():'; compute "
                 "model outputs and loss inside the region, by TensorFlow operations, and scale it before the next step"

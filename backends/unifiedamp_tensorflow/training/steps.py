@@ -1,19 +1,18 @@
-"""The end of a window: apply or skip, once for all replicas, and move the scale. For loops and for ``model.fit``."""
+"""The end of a window: apply or skip, once for all replicas, and update the scale. For loops and ``model.fit``."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import StepResult, errors, result
 
+from .._types import Pairs, Tensor
 from .checks import not_in_trace
-from .fit_events import Told
-from .gradients import Gradients
-from .prepared_optimizer import Bound
+from .gradient_buffer import GradientBuffer
+from .native_steps import NativeSteps
+from .prepared_optimizer import PreparedOptimizer
 from .scaler import UNKNOWN, DeviceScaler
 
 
@@ -22,107 +21,112 @@ class Steps:
 
     Args:
         scaler: the session's, None without loss scaling.
-        told: told of steps that core does not see.
+        native_steps: reports steps that core does not see.
     """
 
-    def __init__(self, scaler: DeviceScaler | None, told: Told) -> None:
-        self._scaler, self._told = scaler, told
+    def __init__(self, scaler: DeviceScaler | None, native_steps: NativeSteps) -> None:
+        self._scaler, self._native_steps = scaler, native_steps
 
-    def end(self, bound: Bound, *, update: bool, alone: bool) -> StepResult:
+    def end(self, prepared: PreparedOptimizer, *, update: bool, alone: bool) -> StepResult:
         """Apply or skip the gradients of a window that holds some.
 
         Args:
-            bound: whose window.
-            update: the iteration ends here, so the scale moves.
+            prepared: whose window.
+            update: the iteration ends here, so the scale is updated.
             alone: the session has no other optimizer.
         """
-        window = bound.window()
-        window.unscale("step")
-        return bound.replicas.once(lambda: self._decide(bound, window, update, alone))  # type: ignore[no-any-return]
+        buffer = prepared.buffer()
+        buffer.unscale("step")
+        return prepared.replicas.once(lambda: self._decide(prepared, buffer, update, alone))
 
     def end_fit(
-        self, bound: Bound, pairs: Iterable[tuple[Any, Any]], scaled: bool, loss: Any = None, flags: Any = None
-    ) -> None:
-        """One whole step, or a micro-batch of one, on the gradients that ``model.fit`` made.
+        self, prepared: PreparedOptimizer, pairs: Pairs, scaled: bool, loss: Tensor | None = None,
+        flags: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Run one whole step, or a micro-batch of one, on the gradients that ``model.fit`` made.
 
         Args:
-            bound: whose gradients.
-            pairs: (gradient, variable), None for a gradient that is not there.
-            scaled: they are multiplied by the scale (Keras 3).
+            prepared: whose gradients.
+            pairs: (gradient, variable), None for a missing gradient.
+            scaled: the gradients are multiplied by the scale (Keras 3).
             loss: the unscaled loss; None where it is not known.
-            flags: which of the raw gradients hold only finite numbers; None to look at those given.
+            flags: which of the raw gradients hold only finite numbers; None to check those given.
         """
-        bound.replicas.check("model.fit")
-        window = bound.window()
+        prepared.replicas.check("model.fit")
+        buffer = prepared.buffer()
 
         def end() -> None:
-            window.move_here()
-            window.unscale("step", scaled, flags)
-            bound.replicas.once(lambda: self._decide(bound, window, True, True))
+            buffer.move_here()
+            buffer.unscale("step", scaled, flags)
+            prepared.replicas.once(lambda: self._decide(prepared, buffer, True, True))
 
-        if bound.replicas.count > 1 or bound.fit_window is not None:
+        if prepared.replicas.count > 1 or prepared.fit_window is not None:
             flags = None  # what is decided on is the sum over replicas, or over a window
         try:
-            window.take(pairs, loss)
-            if not window.present:
+            buffer.replace(pairs, loss)
+            if not buffer.present:
                 return
-            if bound.fit_window is None:
+            if prepared.fit_window is None:
                 end()
             else:
-                self._check_followed(bound)
-                bound.fit_window.add(window.present, end)
+                self._check_followed(prepared)
+                prepared.fit_window.add(buffer.present, end)
         finally:
-            window.forget()
+            buffer.forget()
 
-    def end_keras(self, bound: Bound, pairs: Iterable[tuple[Any, Any]], scaled: bool, loss: Any, flags: Any) -> None:
-        """:meth:`end_fit`, and a word to core where it was a step of an eager loop in Keras's form."""
-        self.end_fit(bound, pairs, scaled, loss, flags)
-        self._told.after_eager_step(bound.replicas)
+    def end_keras(
+        self, prepared: PreparedOptimizer, pairs: Pairs, scaled: bool, loss: Tensor | None, flags: Tensor | None
+    ) -> None:
+        """Call :meth:`end_fit`; report the step to core where an eager loop in Keras's form made it."""
+        self.end_fit(prepared, pairs, scaled, loss, flags)
+        self._native_steps.after_eager_step(prepared.replicas)
 
-    def _check_followed(self, bound: Bound) -> None:
-        if bound.replicas.count > 1:
+    def _check_followed(self, prepared: PreparedOptimizer) -> None:
+        if prepared.replicas.count > 1:
             raise errors.UnsupportedError(
-                f"model.fit: accumulate_steps over {bound.replicas.count} replicas is for loops of your own alone "
+                f"model.fit: accumulate_steps over {prepared.replicas.count} replicas works in your own loops only "
                 "(amp.scale_loss, amp.step); leave it out, or write the loop"
             )
-        if not self._told.followed:
+        if not self._native_steps.followed:
             raise errors.UnsupportedError(
                 "accumulate_steps: the micro-batches of Keras's own calls are counted in the fit of a model given to "
                 "amp.prepare; give it the model that fit trains, or write the loop with amp.scale_loss and amp.step"
             )
 
-    def _decide(self, bound: Bound, window: Gradients, update: bool, alone: bool) -> StepResult:
+    def _decide(self, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool) -> StepResult:
         if self._scaler is None:
-            bound.apply()
+            prepared.apply()
             return _outcome(True, 1.0, 1.0)
         if tf.executing_eagerly():
-            return self._now(self._scaler, bound, window, update)
-        return self._traced(self._scaler, bound, window, update, alone)
+            return self._now(self._scaler, prepared, buffer, update)
+        return self._traced(self._scaler, prepared, buffer, update, alone)
 
-    @staticmethod
-    def _now(scaler: DeviceScaler, bound: Bound, window: Gradients, update: bool) -> StepResult:
-        finite = bool(tf.reduce_all(window.flags))
+    def _now(
+        self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool
+    ) -> StepResult:
+        finite = bool(tf.reduce_all(buffer.flags))
         if finite:
-            bound.apply()
+            prepared.apply()
         else:
-            _note_bad(scaler, bound, window)
+            _note_skip(scaler, prepared, buffer)
         return _outcome(finite, *scaler.step_now(finite, update=update))
 
-    @staticmethod
-    def _traced(scaler: DeviceScaler, bound: Bound, window: Gradients, update: bool, alone: bool) -> StepResult:
+    def _traced(
+        self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool
+    ) -> StepResult:
         together = update and alone
-        skip = functools.partial(_note_bad, scaler, bound, window)
-        scaler.step(tf.reduce_all(window.flags), bound.apply, skip, alone=together)
+        skip = functools.partial(_note_skip, scaler, prepared, buffer)
+        scaler.step(tf.reduce_all(buffer.flags), prepared.apply, skip, alone=together)
         if update and not together:
             scaler.update()
         return not_in_trace()
 
 
-def _note_bad(scaler: DeviceScaler, bound: Bound, window: Gradients) -> None:
-    """Keep on the device what the report of a skipped step says."""
-    bound.note_bad(window.flags, list(window.present))
-    scaler.skipped_by.assign(bound.number)
-    loss_finite = bound.loss_finite()
+def _note_skip(scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer) -> None:
+    """Keep on the device what the report of a skipped step needs."""
+    prepared.note_nonfinite(buffer.flags, list(buffer.present))
+    scaler.skipped_by.assign(prepared.number)
+    loss_finite = prepared.loss_finite()
     scaler.loss_finite.assign(UNKNOWN if loss_finite is None else tf.cast(loss_finite, tf.int64))
 
 

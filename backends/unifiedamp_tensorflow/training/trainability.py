@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import errors
 
-from ..precision.layers import native
+from .._types import Layer, Model, Named, Variable
+from ..internals import descendants, native
 
 
 class Trainability:
     """Follows the ``trainable`` flags of prepared models.
 
-    The flags are few and cheap to read; what follows from them is worked out again only when one has changed.
+    The flags are few and cheap to read; what follows from them is recomputed only when one has changed.
 
     Args:
         owned: returns the ids of the variables that the prepared optimizers hold.
@@ -23,13 +23,13 @@ class Trainability:
 
     def __init__(self, owned: Callable[[], Iterable[int]]) -> None:
         self._owned = owned
-        self._models: list[Any] = []
-        self._flagged: list[Any] = []
+        self._models: list[Model] = []
+        self._flagged: list[Layer | Variable] = []
         self._known: set[int] = set()
         self._key: tuple[bool, ...] | None = None
         self._ids: frozenset[int] = frozenset()
 
-    def follow(self, models: Sequence[Any]) -> None:
+    def follow(self, models: Sequence[Model]) -> None:
         """Follow further models from here on."""
         new = [model for model in models if not any(model is known for known in self._models)]
         self._models += new
@@ -41,7 +41,7 @@ class Trainability:
         """Return all flags as they are now: part of what picks the trace of a compiled step."""
         return tuple([holder.trainable for holder in self._flagged])
 
-    def training(self, named: dict[str, Any]) -> dict[str, Any]:
+    def training(self, named: Named) -> Named:
         """Return those of the named variables that train now.
 
         Raises:
@@ -56,7 +56,7 @@ class Trainability:
             self._ids, self._key = frozenset(map(id, found)), key
         return {name: variable for name, variable in named.items() if id(variable) in self._ids}
 
-    def _check_owned(self, found: Sequence[Any]) -> None:
+    def _check_owned(self, found: Sequence[Variable]) -> None:
         known = self._known | set(self._owned())
         strange = [variable.name for variable in found if id(variable) not in known]
         if strange:
@@ -67,12 +67,12 @@ class Trainability:
             )
 
 
-def _flagged(model: Any) -> list[Any]:
-    """Return what decides over a model's ``trainable_variables``: in Keras 3 the model and each variable."""
+def _flagged(model: Model) -> list[Layer | Variable]:
+    """Return what decides a model's ``trainable_variables``: in Keras 3 the model and each variable."""
     if all(isinstance(variable, tf.Variable) for variable in model.variables):
-        return [model, *model._flatten_layers(include_self=False)]
+        return [model, *descendants(model)]
     return [model, *model.variables]
 
 
-def _trainable(models: Iterable[Any]) -> Iterable[Any]:
+def _trainable(models: Iterable[Model]) -> Iterable[Variable]:
     return (native(variable) for model in models for variable in model.trainable_variables)

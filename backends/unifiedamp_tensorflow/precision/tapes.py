@@ -8,14 +8,16 @@ backward, and after :data:`KEPT_REGIONS` regions without one (an evaluation loop
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
+
+from .._types import Gradient, Graph, Tensor, Variable
 
 KEPT_REGIONS = 4
 
 
-def current_home() -> Any:
+def current_home() -> Graph | None:
     """Return the graph being traced, or None when executing eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
@@ -33,7 +35,7 @@ class Recording:
 
     __slots__ = ("depth", "home", "outer", "regions", "tape", "used")
 
-    def __init__(self, home: Any, outer: Recording | None) -> None:
+    def __init__(self, home: Graph | None, outer: Recording | None) -> None:
         self.tape = tf.GradientTape(persistent=True)
         self.home = home
         self.outer = outer
@@ -80,7 +82,9 @@ class Tapes(threading.local):
             recording = recording.outer
         return recording
 
-    def gradient(self, loss: Any, variables: list[Any], seed: Any) -> list[Any] | None:
+    def gradient(
+        self, loss: Tensor, variables: Sequence[Variable], seed: Tensor | None
+    ) -> Sequence[Gradient | None] | None:
         """Return the gradients of ``loss``, None for a variable it does not depend on; None without a recording."""
         recording = self.here()
         if recording is None:
@@ -91,7 +95,7 @@ class Tapes(threading.local):
         with recording.tape.stop_recording():
             return recording.tape.gradient(loss, variables, output_gradients=seed)
 
-    def knows(self, loss: Any) -> bool:
+    def knows(self, loss: Tensor) -> bool:
         """Whether ``loss`` depends on any trainable variable that was used under the tape."""
         recording = self.here()
         if recording is None:

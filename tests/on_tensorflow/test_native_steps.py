@@ -201,7 +201,7 @@ def test_fit_adds_up_windows(form):
     weights = feed(*BATCHES)
     expected, states = windows(BATCHES, 2, SCALE)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
-    state = amp.backend.read_state()
+    state = amp.backend.training.read_state()
     assert (state.scale, state.good_steps, state.bad_steps) == (
         states[-1].scale, states[-1].good_steps, states[-1].bad_steps,
     )  # fmt: skip

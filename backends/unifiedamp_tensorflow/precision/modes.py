@@ -1,4 +1,4 @@
-"""The two ways TensorFlow mixes precision, behind one small interface."""
+"""The two ways in which TensorFlow mixes precision, behind one interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors
 
-from ..device.devices import Device
+from .._types import Model
+from ..device.selection import DeviceInfo
+from .keras_mode import KerasMode
+from .rewrite_mode import RewriteMode
 
 MODES = ("keras", "graph_rewrite")
 
@@ -17,41 +20,41 @@ class Mode(Protocol):
     """What the backend asks of a mode."""
 
     def scope(self) -> AbstractContextManager[None]:
-        """Return the context that native objects are made in."""
+        """Return the context in which native objects are created."""
 
     def region(self, enabled: bool, policy: Policy | None) -> tuple[str | None, AbstractContextManager[Any] | None]:
-        """Return what layers compute in inside a region, and a context to hold around it."""
+        """Return what layers compute in inside a region, and a context to enter with it."""
 
-    def check_models(self, models: Sequence[Any]) -> None:
+    def check_models(self, models: Sequence[Model]) -> None:
         """Refuse models that this mode cannot train; change nothing."""
 
-    def attach(self, models: Sequence[Any]) -> None:
-        """Set the models' layers up."""
+    def attach(self, models: Sequence[Model]) -> None:
+        """Prepare the models' layers."""
 
     def detach(self) -> None:
-        """Take that back."""
+        """Undo :meth:`attach`."""
 
     def around_call(self) -> Callable[[], AbstractContextManager[Any]] | None:
-        """Return what makes a context for each compiled call."""
+        """Return what makes a context for each compiled call; None where none is needed."""
 
     def check_xla(self) -> None:
-        """Refuse XLA where it does not go with this mode."""
+        """Refuse XLA where this mode excludes it."""
 
     def on_eager_backward(self) -> None:
-        """A backward ran eagerly."""
+        """Called after each eager backward."""
 
     def explain(self) -> list[PlanRow]:
         """Return the mode's rows of the plan."""
 
     def op_overrides(self) -> Support:
-        """Tell whether ``Policy.op_overrides`` works."""
+        """Return whether ``Policy.op_overrides`` works."""
 
 
-def make_mode(spec: SessionSpec, device: Device) -> Mode:
+def make_mode(spec: SessionSpec, device: DeviceInfo) -> Mode:
     """Return the mode that ``backend_options.tensorflow.mode`` names.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such mode.
     """
     mode = spec.options.get("mode", "keras")
     if mode not in MODES:
@@ -59,10 +62,4 @@ def make_mode(spec: SessionSpec, device: Device) -> Mode:
         raise errors.ConfigError(
             f"backend_options.tensorflow.mode must be one of {', '.join(MODES)}, got {mode!r}{hint}"
         )
-    if mode == "keras":
-        from .keras_mode import KerasMode
-
-        return KerasMode(spec, device)
-    from .rewrite import RewriteMode
-
-    return RewriteMode(spec, device)
+    return KerasMode(spec, device) if mode == "keras" else RewriteMode(spec, device)

@@ -1,4 +1,4 @@
-"""The environment variables that turn TensorFlow's graph rewrite on, in NVIDIA's containers and in their write-ups."""
+"""The environment variables of NVIDIA's containers that turn TensorFlow's graph rewrite on."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any
 
 from unifiedamp.backend import EnvironmentDefaults, errors
 
-from ..capabilities import Device, rewrites
+from .hardware import rewrite_support
+from .selection import DeviceInfo
 
 REWRITE_AND_SCALE = "TF_ENABLE_AUTO_MIXED_PRECISION"
-"""Rewrote graphs and wrapped optimizers in a dynamic loss scale."""
+"""Rewrites graphs and wraps optimizers in a dynamic loss scale."""
 
 REWRITE_ALONE = "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE"
-"""Rewrote graphs and left the loss scale to the user."""
+"""Rewrites graphs and leaves the loss scale to the user."""
 
 
-def environment_defaults(device: Device, options: Mapping[str, Any]) -> EnvironmentDefaults:
+def environment_defaults(device: DeviceInfo, options: Mapping[str, Any]) -> EnvironmentDefaults:
     """Return the policy and the mode that the variables ask for on a device.
 
-    The rewrite is to float16 on a GPU. On a CPU there is one to bfloat16; where it leaves graphs alone, the variable
-    has no effect and the user is told. ``backend_options`` that ask for another mode, or for XLA, stand.
+    The rewrite is to float16 on a GPU and to bfloat16 on a CPU; where the CPU has no such rewrite, the variable has no
+    effect and the user is warned. ``backend_options`` that ask for another mode, or for XLA, take precedence.
 
     Raises:
-        ConfigError: a variable holds no truth value.
+        ConfigError: a variable is neither 0 nor 1.
     """
     variable = next((name for name in (REWRITE_AND_SCALE, REWRITE_ALONE) if _is_on(name)), None)
     if variable is None or options.get("mode", "graph_rewrite") != "graph_rewrite" or options.get("xla"):
         return EnvironmentDefaults()
-    support = rewrites(device)
+    support = rewrite_support(device)
     if not support:
         return EnvironmentDefaults(warning=f"environment variable {variable} has no effect: {support.reason}")
     scale = "dynamic" if variable == REWRITE_AND_SCALE else "none"

@@ -1,74 +1,93 @@
-"""``amp.compile``: ``tf.function`` over a whole step, with the Python state of each trace put back after each call."""
+"""``amp.compile``: ``tf.function`` over a whole step, with the Python state of each trace restored after each call."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
 
-from unifiedamp.backend import CallState, Switches, errors
+from unifiedamp.backend import SessionSpec, StepOrderState, Switches, errors
 
+from .. import patches
+from ..distributed.distributed import TensorFlowDistributed
 from ..precision.autocast import thread
-from ..recording.recorder import Page
+from ..precision.modes import Mode
+from ..recording.recorder import TensorFlowRecorder
+from ..recording.step_recorder import TraceRecord
+from ..training.prepared_objects import PreparedObjects
+from ..training.step_tracing import StepTracing
 from .retraces import Traces
 
-if TYPE_CHECKING:
-    from ..backend import TensorFlowBackend
+patches.exempt_from_autograph()
 
 
-def _leave_unconverted() -> None:
-    """Keep AutoGraph from rewriting unifiedamp's own Python, which decides while tracing."""
-    rules = [config.DoNotConvert(name) for name in ("unifiedamp", __name__.partition(".")[0])]
-    config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
+@dataclass(frozen=True)
+class CompileContext:
+    """What compiling needs of the session.
 
+    Attributes:
+        spec: the session's.
+        mode: how TensorFlow mixes precision.
+        switches: process-wide settings that hold while a step runs.
+        distributed: its replicas.
+        prepared: its models and optimizers.
+        recorder: its recorder.
+        tracing: whether a compiled step is being traced.
+    """
 
-_leave_unconverted()
+    spec: SessionSpec
+    mode: Mode
+    switches: Switches
+    distributed: TensorFlowDistributed
+    prepared: PreparedObjects
+    recorder: TensorFlowRecorder
+    tracing: StepTracing
 
 
 class CompiledStep:
     """A traced step.
 
     Python runs while tracing only, so the order of calls at entry picks the trace (an accumulating micro-step and the
-    one at the boundary are two), as do the layers that train, and the order of calls that the trace ended in is put
-    back after each call. Which of its traces a ``tf.function`` replayed is told by its output structure, which costs
-    nothing: results come back under a key that stands for the end state.
+    one at the boundary are two), as do the layers that train, and the order of calls in which the trace ended is
+    restored after each call. Which of its traces a ``tf.function`` replayed is known by its output structure, which
+    costs nothing: results come back under a key that stands for the end state.
 
     Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
     step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
 
-    A call that is recorded has traces of its own, which return what they noted besides.
+    Recorded calls have separate traces, which also return what they recorded.
 
     Args:
         fn: the user's step.
-        window: core's order of calls.
-        backend: the session's.
+        order: core's order of calls.
+        context: the session's part.
         xla: compile by XLA.
     """
 
-    def __init__(self, fn: Callable[..., Any], window: CallState, backend: TensorFlowBackend, xla: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], order: StepOrderState, context: CompileContext, xla: bool) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn if not isinstance(fn, tf.Module) else functools.partial(fn)
-        self._window, self._backend, self._xla = window, backend, xla
-        self._around = _around(backend.mode.around_call(), backend.tuned.switches)
+        self._order, self._context, self._xla = order, context, xla
+        self._around = _around(context.mode.around_call(), context.switches)
         self._signature = _signature(self._fn)
-        self._traces = Traces(_name(fn), xla, lambda text: backend.spec.warn(text, errors.CompileWarning))
+        self._traces = Traces(_name(fn), xla, lambda text: context.spec.warn(text, errors.CompileWarning))
         self._functions: dict[Any, Any] = {}
         self._ends: list[Any] = []
-        self._pages: list[Page] = []
+        self._records: list[TraceRecord] = []
         self._loosened = self._needs_sizes = False
         self._across: CompiledStep | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
-        replicas = self._backend.replicas
+        replicas = self._context.distributed.replicas
         if replicas.calling():
             return replicas.together(self._over_replicas, args, kwargs)
-        start, traced, notes = self._start(), self._traces.count, self._backend.notes
+        start, traced, recorder = self._start(), self._traces.count, self._context.recorder.current
         function = self._functions.get(start) or self._new_function(start)
         try:
             if self._around is None:
@@ -82,16 +101,16 @@ class CompiledStep:
                 self._loosened, self._needs_sizes = False, True
                 self._functions.clear()
                 return self(*args, **kwargs)
-            ours = _ours(error)
+            ours = _amp_error(error)
             if ours is None or ours is error:
                 raise
             raise ours from None
-        ((end, (result, noted)),) = output.items()
+        ((end, (result, recorded)),) = output.items()
         ended = self._ends[end]
         if ended != start[0] or traced != self._traces.count:
             self._restore(ended)
-        if notes is not None:
-            notes.take(noted, self._pages)
+        if recorder is not None:
+            recorder.take(recorded, self._records)
         return result
 
     def _over_replicas(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +122,8 @@ class CompiledStep:
                 return strategy.run(self._fn, args, kwargs)
 
             whole.__name__ = _name(self._fn)
-            whole.__signature__ = self._signature  # type: ignore[attr-defined]
-            self._across = CompiledStep(whole, self._window, self._backend, self._xla)
+            whole.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
+            self._across = CompiledStep(whole, self._order, self._context, self._xla)
         return self._across(*args, **kwargs)
 
     def concrete(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,16 +146,17 @@ class CompiledStep:
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             arguments = self._arguments(args, kwargs)
             self._loosened = reduce_retracing and _open_shapes(arguments)
-            notes = self._backend.notes
-            with self._backend.compiling(), nullcontext() if notes is None else notes.tracing(self._pages) as noted:
+            recorder = self._context.recorder.current
+            records = nullcontext() if recorder is None else recorder.tracing(self._records)
+            with self._context.tracing.trace(), records as recorded:
                 result = converted(*args, **kwargs)
             self._loosened = False
             self._traces.note(start, arguments)
-            return {self._end(): (result, noted)}
+            return {self._end(): (result, recorded)}
 
         step.__name__ = _name(self._fn)
         if self._signature is not None:
-            step.__signature__ = self._signature  # type: ignore[attr-defined]
+            step.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
         function = self._functions[start] = tf.function(
             step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
         )
@@ -146,13 +166,13 @@ class CompiledStep:
         try:
             self._check_xla()
         except errors.AmpError:
-            if not self._backend.spec.tuning.best_effort:
+            if not self._context.spec.tuning.best_effort:
                 raise
             self._xla = False
 
     def _check_xla(self) -> None:
-        self._backend.mode.check_xla()
-        count = self._backend.replicas.count
+        self._context.mode.check_xla()
+        count = self._context.distributed.replicas.count
         if count > 1:
             raise errors.UnsupportedError(
                 f"amp.compile: XLA compiles for one device, and this step spans {count} replicas, each of which would "
@@ -167,10 +187,10 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, which layers train, what is noted, the region around it."""
-        notes = self._backend.notes
-        noted = notes is not None and notes.key
-        return self._state(), self._backend.trainability.key(), noted, thread.compute, thread.training
+        """Return what picks a trace: the order of calls, which layers train, what is recorded, the region around it."""
+        recorder = self._context.recorder.current
+        recorded = recorder is not None and recorder.key
+        return self._state(), self._context.prepared.trainability.key(), recorded, thread.compute, thread.training
 
     def _end(self) -> int:
         state = self._state()
@@ -179,16 +199,16 @@ class CompiledStep:
         return self._ends.index(state)
 
     def _state(self) -> tuple[Any, ...]:
-        return (self._window.snapshot(), *[bound.snapshot() for bound in self._backend.bounds])
+        return (self._order.snapshot(), *[prepared.snapshot() for prepared in self._context.prepared.optimizers])
 
     def _restore(self, state: tuple[Any, ...]) -> None:
-        self._window.restore(state[0])
-        for bound, part in zip(self._backend.bounds, state[1:], strict=True):
-            bound.restore(part)
+        self._order.restore(state[0])
+        for prepared, part in zip(self._context.prepared.optimizers, state[1:], strict=True):
+            prepared.restore(part)
 
 
-def _around(mode: Callable[[], Any] | None, switches: Switches) -> Callable[[], Any] | None:
-    """Return what makes a context for each call; None where nothing is to be held."""
+def _around(mode: Callable[[], Any] | None, switches: Switches) -> Callable[[], AbstractContextManager[Any]] | None:
+    """Return what makes a context for each call; None where none is needed."""
     if not switches:
         return mode
     if mode is None:
@@ -218,8 +238,8 @@ def _open_shapes(arguments: Mapping[str, Any]) -> bool:
     return any(isinstance(leaf, tf.Tensor) and not leaf.shape.is_fully_defined() for leaf in leaves)
 
 
-def _ours(error: BaseException | None) -> errors.AmpError | None:
-    """Return the error of ours that AutoGraph wrapped in one of its own."""
+def _amp_error(error: BaseException | None) -> errors.AmpError | None:
+    """Return the ``AmpError`` that AutoGraph wrapped in an exception of TensorFlow's."""
     found = None
     while error is not None:
         found = error if isinstance(error, errors.AmpError) else found

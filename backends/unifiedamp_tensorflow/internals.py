@@ -1,0 +1,154 @@
+"""The private names of TensorFlow and Keras that are read, each in one function: Keras 3's, else Keras 2's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.debug.lib import check_numerics_callback
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.profiler import profiler_v2
+
+from ._types import Dense, Graph, Layer, Model, Named, Optimizer, Strategy, Variable
+
+try:
+    from tensorflow.python.eager import context as _eager
+except ImportError:  # without it converted graphs cannot be read, and nothing else is lost
+    _eager = None
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+def children(layer: Layer) -> Iterator[Layer]:
+    """Yield the layers directly inside a layer."""
+    yield from layer._flatten_layers(include_self=False, recursive=False)
+
+
+def descendants(layer: Layer) -> Iterator[Layer]:
+    """Yield all layers inside a layer."""
+    yield from layer._flatten_layers(include_self=False)
+
+
+def native(variable: Any) -> Variable:
+    """Return the ``tf.Variable`` of a Keras variable."""
+    value = getattr(variable, "_value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def set_dtype_policy(layer: Layer, policy: Any) -> None:
+    """Set a layer's dtype policy; Keras 2 has no public way."""
+    if hasattr(layer, "_set_dtype_policy"):
+        layer._set_dtype_policy(policy)
+    else:
+        layer.dtype_policy = policy
+
+
+def casts_itself(layer: Layer) -> bool:
+    """Whether variables can be cast on reading: always in Keras 3, in Keras 2 if made under a mixed policy."""
+    if not hasattr(layer, "_set_dtype_policy"):
+        return True
+    return all(hasattr(weight, "true_dtype") for weight in layer.trainable_weights)
+
+
+def caches_dtype(kind: type) -> bool:
+    """Whether layers of this class read their compute dtype from private names too (Keras 2)."""
+    return not hasattr(kind, "dtype_policy") or hasattr(kind, "_set_dtype_policy")
+
+
+def kernel(layer: Dense) -> Variable:
+    """Return the kernel of a dense layer as it is stored; Keras 2's casts itself when it is read."""
+    found: Any = getattr(layer, "_kernel", None)
+    found = layer.kernel if found is None else found
+    return getattr(found, "_variable", found)
+
+
+def query_kernel(attention: Layer) -> Variable | None:
+    """Return the kernel of a MultiHeadAttention's query projection; None before it is built."""
+    return getattr(getattr(attention, "_query_dense", None), "kernel", None)
+
+
+def is_graph_network(model: Model) -> bool:
+    """Whether Keras 2 made the model from a graph of layers."""
+    return bool(getattr(model, "_is_graph_network", False))
+
+
+def seed_generators(layer: Layer) -> Sequence[Any]:
+    """Return the generators of a Keras 3 layer's random numbers."""
+    return tuple(getattr(layer, "_seed_generators", ()))
+
+
+def has_random_generator(layer: Layer) -> bool:
+    """Whether a layer holds a generator of random numbers."""
+    return "_random_generator" in vars(layer)
+
+
+def steps_per_execution(model: Model) -> int:
+    """Return how many steps a call of the model's train function runs."""
+    steps = getattr(model, "_steps_per_execution", None)
+    if isinstance(steps, tf.Variable):  # Keras 2
+        return int(steps.numpy())
+    return int(getattr(model, "steps_per_execution", 1) or 1)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def is_built(optimizer: Optimizer) -> bool:
+    """Whether the optimizer knows its variables."""
+    return bool(getattr(optimizer, "built", hasattr(optimizer, "_index_dict")))
+
+
+def trained_variables(optimizer: Optimizer) -> list[Variable] | None:
+    """Return the variables that a built optimizer trains; None where it does not keep them (Keras 2)."""
+    found = getattr(optimizer, "_trainable_variables", None)
+    return None if found is None else list(found)
+
+
+def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[str]]:
+    """Return those of ``named`` that a built optimizer trains, and the names of its further variables.
+
+    Keras 3 keeps the variables, so that all are in the first list; Keras 2 keeps their keys.
+    """
+    known = trained_variables(optimizer)
+    if known is not None:
+        return known, []
+    keys = dict(optimizer._index_dict)
+    found = [variable for variable in named.values() if keys.pop(optimizer._var_key(variable), None) is not None]
+    return found, list(keys)
+
+
+def optimizer_strategy(optimizer: Optimizer, otherwise: Strategy | None) -> Strategy | None:
+    """Return the strategy that an optimizer was made under, which Keras 2 keeps."""
+    return getattr(optimizer, "_distribution_strategy", otherwise)
+
+
+# -- modes and graphs --------------------------------------------------------------------------------------------------
+
+
+def under_xla(graph: Graph) -> bool:
+    """Whether XLA will compile the graph, or one around it."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def collect_graphs() -> AbstractContextManager[list[Any]] | None:
+    """Return a context that yields the optimized graphs of functions first called in it; None where there is none."""
+    return _eager.collect_graphs(optimized=True) if hasattr(_eager, "collect_graphs") else None
+
+
+def checks_numerics() -> bool:
+    """Whether ``tf.debugging.enable_check_numerics`` is on."""
+    return hasattr(check_numerics_callback._state, "check_numerics_callback")
+
+
+def is_profiling() -> bool:
+    """Whether TensorFlow's profiler runs."""
+    return profiler_v2._profiler is not None
+
+
+def debugs_data() -> bool:
+    """Whether datasets run in Python."""
+    from tensorflow.python.data.ops import debug_mode
+
+    return bool(debug_mode.DEBUG_MODE)

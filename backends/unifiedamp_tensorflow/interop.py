@@ -1,0 +1,59 @@
+"""What the retired interfaces in ``unifiedamp.compat`` need beyond the roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unifiedamp.backend import SessionSpec
+
+from ._types import Optimizer
+from .distributed.distributed import TensorFlowDistributed
+from .distributed.strategies import active_replicas
+from .precision.session_rewrite import SessionRewrite
+from .training.deferred_optimizer import DeferredSteps, deferred_class
+from .training.prepare_checks import check_optimizer
+from .training.prepared_objects import PreparedObjects
+from .training.scaler import DeviceScaler
+from .training.steps import Steps
+
+
+class TensorFlowInterop:
+    """The parts of a session that Keras 2's and TensorFlow 1's interfaces use.
+
+    Args:
+        spec: the session's.
+        distributed: its replicas.
+        scaler: its loss scale; None without one.
+        steps: ends its steps.
+        prepared: its models and optimizers.
+    """
+
+    def __init__(
+        self, spec: SessionSpec, distributed: TensorFlowDistributed, scaler: DeviceScaler | None, steps: Steps,
+        prepared: PreparedObjects,
+    ) -> None:  # fmt: skip
+        self._spec, self._distributed, self._scaler, self._steps = spec, distributed, scaler, steps
+        self._prepared = prepared
+
+    def wrap_optimizer(self, optimizer: Optimizer, after_step: Callable[[], None]) -> Optimizer:
+        """Return a Keras optimizer under the session's loss scale, for loops of Keras 2's form.
+
+        It joins the session when it is built.
+
+        Args:
+            optimizer: a Keras optimizer.
+            after_step: called after each eager step.
+
+        Raises:
+            WrongObjectError, PrepareError: see ``Training.prepare``.
+        """
+        assert self._scaler is not None
+        check_optimizer(optimizer)
+        self._distributed.place(active_replicas(), bool(self._prepared.optimizers))
+        steps = DeferredSteps(self._scaler, self._distributed.replicas, self._steps, after_step)
+        wrapped: Optimizer = deferred_class()(optimizer, steps)
+        return wrapped
+
+    def session_rewrite(self) -> SessionRewrite:
+        """Return the session's policy and loss scale for ``tf.compat.v1.Session`` training."""
+        return SessionRewrite(self._spec.policy, self._spec.loss_scale)

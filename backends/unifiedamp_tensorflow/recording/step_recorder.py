@@ -1,0 +1,214 @@
+"""What is recorded of a step: the largest values at layers, and how gradients are distributed.
+
+Layers get a recording subclass of their class while a step is recorded, and at no other time. An eager step records
+tensors that hold values; a trace of a compiled step records tensors of its graph, which each of its runs returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from unifiedamp.backend import recording
+
+from .. import patches
+from .._types import Gradient, Graph, Layer, Model, Tensor
+from ..device.numerics import dense_values
+from ..precision import layers
+from ..precision.autocast import thread
+from ..precision.tapes import current_home
+from .buckets import count_both, count_now
+
+RECORDER = "_unifiedamp_recorder"
+
+
+class LayerRecord(NamedTuple):
+    """One activation, without its values."""
+
+    layer: str
+    kind: str
+    place: str
+    dtype: str
+    which: int
+
+
+class TraceRecord:
+    """What one eager step, or one trace, records: what it saw, and the tensors that hold the numbers.
+
+    Attributes:
+        home: the graph of its tensors; None for eager.
+        activations: what was seen, each pointing into ``largest``.
+        names: of the gradients, as ``counts`` holds them.
+        largest: per tensor seen, its largest absolute value and whether all were finite, as two float32 numbers.
+        counts: per gradient, int32 of shape (2, buckets): scaled and true.
+        scalars: "scale" and "loss".
+    """
+
+    def __init__(self, home: Graph | None) -> None:
+        self.home = home
+        self.activations: list[LayerRecord] = []
+        self.names: list[str] = []
+        self.largest: list[Tensor] = []
+        self.counts: list[Tensor] = []
+        self.scalars: dict[str, Any] = {}
+        self.known: dict[int, tuple[Callable[[], Any], int]] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the numbers as few tensors, to be read or returned from a trace."""
+        found: dict[str, Tensor] = dict(self.scalars)
+        if self.largest:
+            found["largest"] = tf.stack(self.largest)
+        if self.counts:
+            found["counts"] = tf.stack(self.counts)
+        return found
+
+    def release_tensors(self) -> dict[str, Tensor]:
+        """Return :meth:`tensors`, and drop them here with their graph."""
+        found = self.tensors()
+        self.home, self.largest, self.counts, self.scalars = None, [], [], dict.fromkeys(self.scalars)
+        self.known.clear()
+        return found
+
+
+class StepRecorder:
+    """Records since recording began.
+
+    Args:
+        models: the prepared models.
+        activations: record at their layers, until :meth:`stop`.
+
+    Attributes:
+        key: traces of a compiled step with the same key record the same.
+    """
+
+    def __init__(self, models: Sequence[Model], activations: bool) -> None:
+        self.key = "activations" if activations else "gradients"
+        self._record = TraceRecord(None)
+        self._taken: list[tuple[TraceRecord, Mapping[str, Tensor]]] = []
+        self._layers: list[tuple[Layer, type]] = []
+        for index, model in enumerate(models if activations else ()):
+            for path, layer in layers.walk(model):
+                self._attach(path if not index else f"model{index}.{path}".rstrip("."), layer)
+
+    def _attach(self, path: str, layer: Layer) -> None:
+        if RECORDER in vars(layer):
+            return
+        self._layers.append((layer, type(layer)))
+        vars(layer)[RECORDER] = (self, path)
+        patches.set_class(layer, _recording_class(type(layer)))
+
+    def stop(self) -> None:
+        """Restore the layers' classes."""
+        while self._layers:
+            layer, kind = self._layers.pop()
+            patches.set_class(layer, kind)
+            del vars(layer)[RECORDER]
+        self._record.known.clear()
+
+    # -- traces --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def tracing(self, records: list[TraceRecord]) -> Iterator[dict[int, Any]]:
+        """Trace a step inside; its record goes to ``records``.
+
+        Yields a mapping that at the end holds what runs of the trace must return for :meth:`take`.
+        """
+        outside, self._record = self._record, TraceRecord(current_home())
+        recorded: dict[int, Any] = {}
+        try:
+            yield recorded
+            records.append(self._record)
+            recorded[len(records) - 1] = self._record.release_tensors()
+        finally:
+            self._record = outside
+
+    def take(self, recorded: Mapping[int, Any], records: Sequence[TraceRecord]) -> None:
+        """Take what a run of a trace returned."""
+        ((number, tensors),) = recorded.items()
+        self._taken.append((records[number], tensors))
+
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def activation(self, layer: str, kind: str, place: str, value: object) -> None:
+        """Record what went into a layer or came out of it."""
+        record = self._record
+        if thread.training is not True or current_home() is not record.home:
+            return  # inference; or inside a loop, a branch or a function, which keeps its tensors to itself
+        for tensor in _floats(value):
+            known = record.known.get(id(tensor))
+            if known is None or known[0]() is not tensor:
+                which = len(record.largest)
+                record.known[id(tensor)] = (_reference(tensor), which)
+                record.largest.append(_largest(tensor))
+            elif place == "input":
+                continue
+            else:
+                which = known[1]
+            record.activations.append(LayerRecord(layer, kind, place, tensor.dtype.name, which))
+
+    def gradients(self, gradients: Mapping[str, Gradient], scale: Tensor | None, loss: Tensor | None) -> None:
+        """Count gradients; ``scale`` is what they were multiplied by (None: nothing)."""
+        record = self._record
+        inverse = tf.constant(1.0) if scale is None else tf.math.reciprocal(scale)
+        both = count_now if tf.executing_eagerly() else count_both
+        for name, gradient in gradients.items():
+            record.names.append(name)
+            record.counts.append(both(tf.cast(dense_values(gradient), tf.float32), inverse))
+        if scale is not None:
+            record.scalars["scale"] = scale
+        if loss is not None:
+            record.scalars["loss"] = tf.cast(loss, tf.float32)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(self) -> recording.RecordedStep:
+        """Return all that was recorded; waits for the device."""
+        activations: list[recording.Activation] = []
+        gradients: dict[str, recording.GradientCounts] = {}
+        scalars: dict[str, float] = {}
+        for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
+            values = {name: tensor.numpy() for name, tensor in tensors.items()}
+            for seen in record.activations:
+                largest, finite = values["largest"][seen.which]
+                value = float(largest) if finite else math.inf
+                activations.append(recording.Activation(seen.layer, seen.kind, seen.place, seen.dtype, value))
+            for name, (scaled, true) in zip(record.names, values.get("counts", ()), strict=True):
+                gradients[name] = recording.GradientCounts(scaled.tolist(), true.tolist())
+            scalars |= {name: float(values[name]) for name in record.scalars}
+        return recording.RecordedStep(scalars.get("scale", 1.0), scalars.get("loss"), gradients, activations)
+
+
+@functools.cache
+def _recording_class(kind: Any) -> type:
+    def __call__(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        recorder, path = vars(self)[RECORDER]
+        name = layers.original_class(self).__name__
+        recorder.activation(path, name, "input", (args, kwargs))
+        output = kind.__call__(self, *args, **kwargs)
+        recorder.activation(path, name, "output", output)
+        return output
+
+    return patches.subclass(kind, layers.original_of(kind), {"__call__": __call__})
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    size = tf.abs(tf.cast(tensor, tf.float32))
+    finite = tf.reduce_all(tf.math.is_finite(size))
+    return tf.stack([tf.reduce_max(size), tf.cast(finite, tf.float32)])
+
+
+def _reference(tensor: Tensor) -> Callable[[], Any]:
+    """Return what gives the tensor while it lives; an eager tensor must not be kept alive."""
+    return weakref.ref(tensor) if tf.executing_eagerly() else lambda: tensor
+
+
+def _floats(value: object) -> Iterator[Tensor]:
+    for item in tf.nest.flatten(value):
+        if isinstance(item, tf.Tensor) and item.dtype.is_floating and item.shape.num_elements() != 0:
+            yield item

@@ -1,0 +1,82 @@
+"""Steps that core's own calls do not see: those of ``fit``, and of traces that user code replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from .._types import Tensor
+from ..distributed.replicas import Replicas
+from ..internals import under_xla
+
+
+class NativeSteps:
+    """Reports such steps to core, as cheaply as possible.
+
+    Where Python runs after each step, it calls :meth:`after_step`. In a ``tf.function`` of the user's, no Python runs;
+    there a skipped iteration calls Python from its branch of ``tf.cond``, which costs the others nothing. XLA compiles
+    no such call, and replicas share their branch with a ``merge_call``: there nothing is reported.
+
+    Attributes:
+        after_step: core's: counts a step, and polls the scale when it is due.
+        poll: core's: polls the scale now.
+        observed: core's: whether the scale has observers.
+        followed: how many calls, nested, report their steps from outside now.
+    """
+
+    def __init__(self) -> None:
+        self.followed = 0
+        self.stop()
+
+    def start(self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
+        """Report to core from here on."""
+        self.after_step, self.poll, self.observed = after_step, poll, observed
+
+    def stop(self) -> None:
+        """Report nothing from here on, also from earlier traces."""
+        self.start(lambda: None, lambda: None, lambda: False)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Trace or run inside what reports its steps from outside."""
+        self.followed += 1
+        try:
+            yield
+        finally:
+            self.followed -= 1
+
+    def after_eager_step(self, replicas: Replicas) -> None:
+        """Report a step of a prepared optimizer in a loop of Keras's form, unless it is traced or followed."""
+        if tf.executing_eagerly() and not self.followed and replicas.here() == 0:
+            self.after_step()
+
+    def after_nonfinite(self) -> None:
+        """End the branch of a non-finite iteration."""
+        if self._reports_from_graph():
+            with _after_all():
+                _poll(self)
+
+    def after_finite(self, grown: Tensor) -> None:
+        """End the branch of a finite iteration; ``grown``: whether the scale grew, a bool scalar."""
+        if self._reports_from_graph() and self.observed():
+            with _after_all():
+                tf.cond(grown, lambda: _poll(self), lambda: tf.no_op())
+
+    def _reports_from_graph(self) -> bool:
+        if tf.executing_eagerly() or self.followed or tf.distribute.has_strategy():
+            return False
+        return not under_xla(tf.compat.v1.get_default_graph())
+
+
+def _after_all() -> AbstractContextManager[Any]:
+    """Return a context whose operations run after all that the current graph has done to variables."""
+    graph = tf.compat.v1.get_default_graph()
+    return tf.control_dependencies([op for op in graph.get_operations() if op.op_def.is_stateful])
+
+
+def _poll(steps: NativeSteps) -> Any:
+    tf.py_function(lambda: steps.poll(), [], [])
+    return tf.no_op()

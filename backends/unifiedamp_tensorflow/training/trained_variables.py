@@ -1,0 +1,60 @@
+"""The parameters of one optimizer: by name, what it trains for each, and which are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from .._types import Gradient, Named, Optimizer, Variable
+from ..internals import native
+from .master_weights import MasterWeights, widened
+from .trainability import Trainability
+
+
+class TrainedVariables:
+    """What an optimizer trains.
+
+    Args:
+        optimizer: the one that is applied.
+        named: name → parameter.
+        accumulate: micro-batches per window.
+        masters: float32 master weights, which the optimizer was built over; None without.
+        trainability: which parameters train now; None where the caller that makes the gradients decides.
+
+    Attributes:
+        names: of the parameters, in order.
+        trained: name → what the optimizer trains: a parameter, or its master.
+        accumulators: name → variable, for windows of several micro-batches; None for others.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, named: Named, accumulate: int = 1, masters: MasterWeights | None = None,
+        trainability: Trainability | None = None,
+    ) -> None:  # fmt: skip
+        self.optimizer, self.named, self.names = optimizer, named, list(named)
+        self.masters, self._trainability = masters, trainability
+        self.trained: Mapping[str, Variable] = named if masters is None else masters.trained
+        self.accumulators = self._make_accumulators() if accumulate > 1 else None
+        self._name_of = {id(variable): name for name, variable in named.items()}
+
+    def _make_accumulators(self) -> Named:
+        return {
+            name: tf.Variable(
+                tf.zeros(variable.shape, variable.dtype), trainable=False, name="unifiedamp/accumulator",
+                synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM,
+            )
+            for name, variable in self.trained.items()
+        }  # fmt: skip
+
+    def training(self) -> Named:
+        """Return name → parameter of those that are not frozen now."""
+        return self.named if self._trainability is None else self._trainability.training(self.named)
+
+    def name_of(self, variable: Variable) -> str | None:
+        """Return the name of a parameter; None for a variable of no parameter."""
+        return self._name_of.get(id(native(variable)))
+
+    def received(self, gradient: Gradient) -> Gradient:
+        """Return a gradient in the dtype that windows are kept in: float32 for masters, else its own."""
+        return gradient if self.masters is None else widened(gradient)

@@ -1,0 +1,165 @@
+"""From ``prepare`` to the end of a step, and the state of the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import tensorflow as tf
+
+from unifiedamp.backend import (
+    NonFiniteReport,
+    Precision,
+    ScaledLoss,
+    ScaleState,
+    SessionSpec,
+    StepResult,
+    Training,
+    backward_in_context,
+    errors,
+    result,
+)
+
+from .._types import Gradient, Model, Optimizer, Tensor
+from .checks import not_in_trace, scalar_loss
+from .native_steps import NativeSteps
+from .prepare import Preparation
+from .prepared_objects import PreparedObjects
+from .prepared_optimizer import PreparedOptimizer
+from .scaled_loss import LossContext, TensorFlowScaledLoss
+from .scaler import UNKNOWN
+from .steps import Steps
+
+
+class TensorFlowTraining(Training):
+    """The training calls of one session.
+
+    Args:
+        spec: the session's.
+        precision: its regions.
+        prepared: its models and optimizers.
+        preparation: prepares them.
+        losses: what differentiating a loss needs.
+        steps: ends windows.
+        native_steps: reports steps that core does not see.
+
+    Attributes:
+        scaler: the loss scale on the device; None without one.
+    """
+
+    def __init__(
+        self, spec: SessionSpec, precision: Precision, prepared: PreparedObjects, preparation: Preparation,
+        losses: LossContext, steps: Steps, native_steps: NativeSteps,
+    ) -> None:  # fmt: skip
+        self._spec, self._precision, self._prepared, self._preparation = spec, precision, prepared, preparation
+        self._losses, self._steps, self._native_steps = losses, steps, native_steps
+        self.scaler = losses.scaler
+        self._applied_before = 0
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def is_model(self, obj: object) -> bool:
+        return isinstance(obj, tf.keras.layers.Layer)
+
+    def prepare(
+        self, models: Sequence[Model], optimizers: Sequence[Optimizer]
+    ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
+        return self._preparation.prepare(models, optimizers)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def scale_loss(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> AbstractContextManager[ScaledLoss]:
+        found = [self._prepared.find(optimizer) for optimizer in optimizers]
+        return TensorFlowScaledLoss(self._losses, scalar_loss(loss), found)
+
+    def backward(self, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]) -> Tensor:
+        return backward_in_context(self._precision, self, closure, optimizers)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Sum the gradients over replicas, check them, then divide them by the scale."""
+        self._prepared.buffer(optimizer, "unscale").unscale("unscale")
+
+    def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> Tensor:
+        return self._prepared.buffer(optimizer, "clip_grad_norm").clip_norm(max_norm)
+
+    def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
+        self._prepared.buffer(optimizer, "clip_grad_value").clip_value(clip_value)
+
+    def gradients(self, optimizer: Optimizer) -> dict[str, Gradient]:
+        """Return name → gradient; TensorFlow's tensors are immutable, so assign to the names of this dict."""
+        return self._prepared.buffer(optimizer, "gradients").collect("gradients")
+
+    def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
+        buffer, prepared = self._prepared.buffer(optimizer, "step"), self._prepared.find(optimizer)
+        if buffer.collect("step"):
+            outcome = self._steps.end(prepared, update=update_scale, alone=len(self._prepared.optimizers) == 1)
+        else:
+            outcome = self._no_gradients(prepared, update_scale)
+        buffer.clear()
+        if update_scale:
+            self._losses.tapes.drop()
+        return outcome
+
+    def _no_gradients(self, prepared: PreparedOptimizer, update_scale: bool) -> StepResult:
+        names = prepared.params.names
+        self._spec.warn(
+            f"amp.step: none of the {len(names)} parameters of this {type(prepared.inner).__name__} received a "
+            f"gradient (first: {errors.first_names(names)}); nothing was applied and the scale stays",
+            errors.StepWarning,
+        )
+        if update_scale:
+            self.update_scale()
+        if not tf.executing_eagerly():
+            return not_in_trace()
+        scale = self.read_state().scale
+        return StepResult.of(False, False, result.NO_GRADIENTS, scale, scale)
+
+    def update_scale(self) -> None:
+        if self.scaler is not None and len(self._prepared.optimizers) > 1:
+            self._losses.distributed.replicas.once(self.scaler.update)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        self._prepared.buffer(optimizer, "discard_step").clear()
+        self._prepared.find(optimizer).accept_parameters()
+
+    def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
+        found = [self._prepared.find(optimizer) for optimizer in optimizers]
+        for prepared in found:
+            prepared.clear()
+        partly = [prepared.partly_updated() for prepared in found]
+        return any(partly)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def read_state(self) -> ScaleState:
+        if self.scaler is not None:
+            return self.scaler.read()
+        steps = sum(_steps_of(prepared) - prepared.steps_before for prepared in self._prepared.optimizers)
+        return ScaleState(applied_steps=self._applied_before + steps)
+
+    def write_state(self, state: ScaleState) -> None:
+        for prepared in self._prepared.optimizers:
+            prepared.accept_parameters()
+        if self.scaler is not None:
+            self.scaler.write(state)
+            return
+        for prepared in self._prepared.optimizers:
+            prepared.steps_before = _steps_of(prepared)
+        self._applied_before = state.applied_steps
+
+    def nonfinite_report(self) -> NonFiniteReport:
+        if self.scaler is None:
+            return NonFiniteReport()
+        optimizers, last = self._prepared.optimizers, int(self.scaler.skipped_by.numpy())
+        names = tuple(optimizers[last].nonfinite_names() if optimizers else ())
+        finite = int(self.scaler.loss_finite.numpy())
+        return NonFiniteReport(names, None if finite == UNKNOWN else bool(finite))
+
+    def on_native_steps(
+        self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
+    ) -> None:
+        self._native_steps.start(after_step, poll, observed)
+
+
+def _steps_of(prepared: PreparedOptimizer) -> int:
+    return int(prepared.inner.iterations.numpy())
