@@ -2,10 +2,10 @@
 
 import sys
 
-from unifiedamp.backend import BackendPlugin, hookimpl
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> type[Backend]:
     from .backend import MXNetBackend
 
     return MXNetBackend

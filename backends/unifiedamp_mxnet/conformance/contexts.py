@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
 from ..backend import MXNetBackend
-from ..device.versions import from_numpy, gluon, mx
+from ..mxnet_api import from_numpy, gluon, mx
+from .models import Probe
 
 
 def step(
-    make: Callable[[], Any], gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None = None
+    make: Callable[[], Probe],
+    gradients: Sequence[Sequence[float]],
+    loss_scale: LossScale,
+    max_norm: float | None = None,
 ) -> tuple[list[list[float]], int]:
     """Return the parameters on each context after one step, and how many steps were skipped.
 
@@ -29,15 +32,16 @@ def step(
     model = make()
     model.initialize(ctx=contexts)
     trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1})
-    backend.prepare([model], [trainer])
-    with backend.autocast(True, None):
+    training = backend.training
+    training.prepare([model], [trainer])
+    with backend.precision.autocast(True, None):
         rows = zip(gradients, contexts, strict=True)
         losses = [model(from_numpy(np.array(row, np.float32), context)) for row, context in rows]
-    with backend.scale_loss(losses, [trainer]) as scaled:
+    with training.scale_loss(losses, [trainer]) as scaled:
         scaled.backward()
     if max_norm is not None:
-        backend.unscale(trainer)
-        backend.clip_grad_norm(trainer, max_norm)
-    backend.step(trainer, True)
+        training.unscale(trainer)
+        training.clip_grad_norm(trainer, max_norm)
+    training.step(trainer, True)
     weights = [[float(getattr(model, f"w{i}").data(c).asnumpy()[0]) for i in range(model.count)] for c in contexts]
-    return weights, backend.read_state().skipped_steps
+    return weights, training.read_state().skipped_steps

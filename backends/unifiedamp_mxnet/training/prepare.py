@@ -1,29 +1,50 @@
-"""What ``prepare`` and the constructor refuse, each with what to do about it."""
+"""What ``prepare`` refuses, each with what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from unifiedamp.backend import SessionSpec, errors
 
-from ..device.versions import gluon, mx, param_dtype
-from ..precision.layers import walk
+from .._types import Block, Parameter, Trainer
+from ..blocks import is_symbol_block, named_parameters, walk
+from ..distributed import distributed
+from ..mxnet_api import gluon, mx, param_dtype
+from ..precision.low_precision_params import Arrays, is_low_precision
+from . import master_weights
 
-first_names = errors.first_names
 
+def check_prepare(
+    models: Sequence[Block],
+    trainers: Sequence[Trainer],
+    names: Mapping[int, str],
+    spec: SessionSpec,
+    originals: Mapping[int, Arrays],
+) -> None:
+    """Refuse what would fail later. Only a Trainer's ``update_on_kvstore`` is changed.
 
-def check_model(model: Any) -> None:
-    """Refuse what is not a Gluon block.
+    Args:
+        models, trainers: what is prepared.
+        names: id of each Parameter of the models → its name.
+        spec: the session's.
+        originals: id of a Parameter → its float32 arrays before the session cast it.
 
     Raises:
-        WrongObjectError: see above.
+        ParamDtypeError, PrepareError: see the checks below.
     """
-    if not isinstance(model, gluon.Block):
-        raise errors.WrongObjectError(f"expected gluon.Block, got {kind(model)}")
+    for model in models:
+        check_parameters(model.collect_params().values(), names, spec)
+    for trainer in trainers:
+        check_owner(trainer, names)
+        distributed.check_contexts(trainer)
+        distributed.update_on_trainer(trainer)
+        distributed.check_compression(trainer, spec.loss_scale)
+        if spec.master_weights:
+            distributed.check_one_process(trainer)
+            master_weights.check(trainer, originals)
 
 
-def check_trainer(trainer: Any) -> None:
+def check_trainer(trainer: object) -> None:
     """Refuse what is not a Gluon Trainer.
 
     Raises:
@@ -39,15 +60,15 @@ def check_trainer(trainer: Any) -> None:
     raise errors.WrongObjectError(f"expected gluon.Trainer, got {kind(trainer)}{hint}")
 
 
-def kind(obj: Any) -> str:
-    """Return how MXNet's users write the type of ``obj``."""
+def kind(obj: object) -> str:
+    """Return the type of ``obj`` as MXNet users write it."""
     module = type(obj).__module__
     if module.startswith("mxnet.optimizer"):
         return f"mx.optimizer.{type(obj).__name__}"
     return type(obj).__name__ if module == "builtins" else f"{module}.{type(obj).__name__}"
 
 
-def check_parameters(params: Sequence[Any], names: dict[int, str], spec: SessionSpec) -> None:
+def check_parameters(params: Iterable[Parameter], names: Mapping[int, str], spec: SessionSpec) -> None:
     """Refuse trainable parameters in half precision: MXNet's optimizers have no kernel that updates them well.
 
     Raises:
@@ -55,18 +76,18 @@ def check_parameters(params: Sequence[Any], names: dict[int, str], spec: Session
     """
     if spec.policy.param_dtype != "float32":
         return
-    wrong = [p for p in params if p.grad_req != "null" and param_dtype(p.dtype) in ("float16", "bfloat16")]
+    wrong = [p for p in params if p.grad_req != "null" and is_low_precision(p)]
     if not wrong:
         return
     dtypes = sorted({param_dtype(p.dtype) for p in wrong})
-    shown = first_names(names.get(id(p), p.name) for p in wrong)
+    shown = errors.first_names(names.get(id(p), p.name) for p in wrong)
     raise errors.ParamDtypeError(
         f"{len(wrong)} trainable parameters are {' and '.join(dtypes)} ({shown}); policy {spec.policy} keeps "
         "parameters in float32: call model.cast('float32') before amp.prepare"
     )
 
 
-def check_owner(trainer: Any, known: dict[int, str]) -> None:
+def check_owner(trainer: Trainer, known: Mapping[int, str]) -> None:
     """Refuse a Trainer whose parameters are in none of the models.
 
     Raises:
@@ -76,95 +97,25 @@ def check_owner(trainer: Any, known: dict[int, str]) -> None:
     if foreign:
         raise errors.PrepareError(
             f"the Trainer holds {len(foreign)} parameters that are in none of the prepared models "
-            f"({first_names(foreign)}); prepare their model too, or make the Trainer from model.collect_params()"
+            f"({errors.first_names(foreign)}); prepare their model too, or make the Trainer from model.collect_params()"
         )
 
 
-def check_kvstore(trainer: Any) -> None:
-    """Make the Trainer update its weights itself, so that gradients are looked at before any weight moves.
-
-    Raises:
-        PrepareError: it cannot be made so any more, or its weights live on the kvstore.
-    """
-    advice = "create it with gluon.Trainer(..., update_on_kvstore=False)"
-    if trainer._contains_sparse_weight:
-        raise errors.PrepareError(
-            "the Trainer has row_sparse weights, which MXNet updates on the kvstore before gradients can be checked; "
-            "use dense weights"
-        )
-    if trainer._kv_initialized and trainer._update_on_kvstore:
-        raise errors.PrepareError(
-            "this Trainer already updates its weights on the kvstore (update_on_kvstore=True), before gradients can "
-            f"be checked: an inf would reach the weights. {advice}"
-        )
-    config = trainer._kvstore_params
-    store = config["kvstore"]
-    if "async" in (store if isinstance(store, str) else getattr(store, "type", "") or ""):
-        raise errors.PrepareError(
-            "an asynchronous kvstore updates weights before gradients can be checked; use 'dist_sync'"
-        )
-    if not trainer._kv_initialized:
-        config["update_on_kvstore"] = False
-
-
-def check_contexts(trainer: Any) -> None:
-    """Refuse copies of parameters on several contexts whose gradients are never summed: they would drift apart.
-
-    Raises:
-        PrepareError: the Trainer has no kvstore.
-    """
-    count = len(trainer._updaters)
-    if count > 1 and trainer._kvstore_params["kvstore"] is None:
-        raise errors.PrepareError(
-            f"the Trainer has kvstore=None and its parameters lie on {count} contexts: their gradients would not be "
-            "summed, and the copies would differ after one step. Make it with gluon.Trainer(..., kvstore='device')"
-        )
-
-
-def check_compression(trainer: Any, spec: SessionSpec) -> None:
-    """Refuse compressed gradients under a scaler: they are cut at a threshold before they are looked at and unscaled.
-
-    Raises:
-        PrepareError: the Trainer compresses.
-    """
-    if trainer._compression_params and spec.loss_scale.enabled:
-        raise errors.PrepareError(
-            f"the Trainer has compression_params={trainer._compression_params!r}, whose threshold would meet gradients "
-            "that are multiplied by the loss scale, and hide an inf in them: make it without compression_params, or "
-            "the session with loss_scale='none'"
-        )
-
-
-def check_alone(trainer: Any) -> None:
-    """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
-
-    Raises:
-        PrepareError: the Trainer's kvstore is distributed.
-    """
-    store = trainer._kvstore_params["kvstore"]
-    name = store if isinstance(store, str) else getattr(store, "type", "")
-    if store is not None and (name.startswith("dist") or name in ("horovod", "byteps", "p3")):
-        raise errors.PrepareError(
-            "master_weights=True sums gradients over the devices of one process alone, and the Trainer's kvstore is "
-            f"{name!r}; use a mixed policy, whose gradients are float32"
-        )
-
-
-def parameter_names(models: Sequence[Any]) -> dict[int, str]:
+def parameter_names(models: Sequence[Block]) -> dict[int, str]:
     """Return id of a Parameter → its path in its model ("features.0.weight"), numbered where two collide."""
     names: dict[int, str] = {}
     used: set[str] = set()
     for model in models:
-        for path, param in model._collect_params_with_prefix().items():
+        for path, param in named_parameters(model):
             if id(param) not in names:
                 names[id(param)] = path if path not in used else f"{len(used)}.{path}"
                 used.add(names[id(param)])
     return names
 
 
-def warn_of_fixed_graphs(model: Any, spec: SessionSpec) -> None:
-    """Warn of blocks whose graph was read from a file: no cast can be put into it any more."""
-    fixed = [path or "the model" for path, block in walk(model) if isinstance(block, gluon.SymbolBlock)]
+def warn_fixed_graph(model: Block, spec: SessionSpec) -> None:
+    """Warn of blocks whose graph was read from a file: casts cannot be added to it."""
+    fixed = [path or "the model" for path, block in walk(model) if is_symbol_block(block)]
     if fixed and spec.policy.compute_dtype != "float32":
         spec.warn(
             f"{errors.first_names(fixed)}: a SymbolBlock keeps the precision its graph was saved with; "
