@@ -49,7 +49,7 @@ def _override_rows(policy: Policy) -> list[PlanRow]:
         known = [str(t) for t in VOCABULARY[word] if op_handle(t if isinstance(t, str) else t[0]) is not None]
         rows.append(PlanRow(f"op_overrides.{word}", choice, ", ".join(known)))
     for glob, dtype in policy.layer_overrides.items():
-        note = "MXNet's lists know operators only; casts stand at the block's boundary, in hybridized graphs too"
+        note = "MXNet's lists know operators only; casts are made at the block's boundary, in hybridized graphs too"
         rows.append(PlanRow(f"layer_overrides.{glob}", dtype, "amp_cast", "emulated", note))
     return rows
 
@@ -63,7 +63,7 @@ def _accumulation_rows(spec: SessionSpec) -> list[PlanRow]:
 
 
 def _trainer_rows() -> list[PlanRow]:
-    update = "gradients are looked at before any weight moves"
+    update = "gradients are checked before any weight changes"
     calls = (
         "while a scaled loss is pending; a native backward pass is seen at the session's next call; updates by another "
         "Trainer over the same parameters, or by its optimizer itself, are not seen"
@@ -90,7 +90,7 @@ def _param_rows(spec: SessionSpec) -> list[PlanRow]:
 def _scale_row(spec: SessionSpec) -> PlanRow:
     if not spec.loss_scale.enabled:
         return PlanRow("loss_scale", str(spec.loss_scale), "loss.backward()", "native", "no scaling, no finite check")
-    note = f"{_AMP}.LossScaler uses a new scale one step late and looks at one device"
+    note = f"{_AMP}.LossScaler uses a new scale one step late and checks one device"
     native = "autograd.backward(loss, scale); multi_all_finite; optimizer.rescale_grad = 1/scale"
     return PlanRow("loss_scale", str(spec.loss_scale), native, "emulated", note)
 

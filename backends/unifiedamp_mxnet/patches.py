@@ -52,7 +52,7 @@ GRAPH_FIELDS += ("_first_forward", "_flags", "_backend", "_backend_opts") if NUM
 
 
 class Replacements(NamedTuple):
-    """What stands in place of MXNet's four functions: each takes the same arguments."""
+    """The functions that replace MXNet's four; each takes the same arguments."""
 
     imperative_invoke: Callable[..., Any]
     symbol_creator: Callable[..., Any]

@@ -17,7 +17,7 @@ NEWEST_MAJOR = 8
 
 @functools.cache
 def compute_capability(index: int) -> tuple[int, int] | None:
-    """Return the compute capability of a GPU as the CUDA driver tells it; None without one."""
+    """Return the compute capability of a GPU as the CUDA driver reports it; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -48,6 +48,11 @@ def gpu_support(index: int) -> Support:
             "for 5.0 to 8.6 and no PTX: on Hopper or newer they cannot run; use device='cpu'",
         )
     return Support(True)
+
+
+def is_cpu(context: Context) -> bool:
+    """Return whether a context is the host ("cpu", "cpu_pinned")."""
+    return context.device_type.startswith("cpu")
 
 
 def resolve_context(device: str | None) -> Context:

@@ -12,6 +12,7 @@ from .._types import Block, Context, Optimizer, Trainer, Undo
 from ..blocks import walk
 from ..mxnet_api import NUMPY_API, gluon, mx
 from ..patches import aggregate_updates
+from .contexts import is_cpu
 
 AGGREGATED = 45
 """Parameters that one kernel updates, the most that all of MXNet's such kernels take; its own number is 1 or 4."""
@@ -23,14 +24,14 @@ FIXED_LAYOUT = (
     "gluon.nn.Conv2D(..., layout='NHWC')"
 )
 COSTS = {
-    "MXNET_ENGINE_TYPE=NaiveEngine": "each operation is waited for",
-    "MXNET_PROFILER_AUTOSTART=1": "each operation is written down",
+    "MXNET_ENGINE_TYPE=NaiveEngine": "each operation is synchronized",
+    "MXNET_PROFILER_AUTOSTART=1": "each operation is logged",
 }
 """MXNet's debugging modes → what they cost."""
 
 
 class MXNetTuner(Tuner):
-    """Tunes Trainers and graphs; the rest of ``Tuning`` is MXNet's own default or cannot be had.
+    """Tunes Trainers and graphs; the rest of ``Tuning`` is MXNet's own default or not available.
 
     Args:
         spec: the session's.
@@ -97,10 +98,9 @@ class MXNetTuner(Tuner):
 
 def tuning_support(context: Context) -> dict[str, Support]:
     """Return what each item is on a context."""
-    on_gpu = not context.device_type.startswith("cpu")
     tuned = os.environ.get("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1") != "0"
-    if not on_gpu:
-        cudnn = Support(False, f"cuDNN is of NVIDIA's GPUs, and this session is on {context}")
+    if is_cpu(context):
+        cudnn = Support(False, f"cuDNN runs on NVIDIA GPUs, and this session is on {context}")
     elif tuned:
         cudnn = Support(True, "MXNET_CUDNN_AUTOTUNE_DEFAULT=1, MXNet's own default")
     else:
@@ -110,10 +110,10 @@ def tuning_support(context: Context) -> dict[str, Support]:
         "tf32": Support(False, "MXNet has no setting for TF32"),
         "cudnn_benchmark": cudnn,
         "fused_optimizer": Support(True, f"optimizer.aggregate_num = {AGGREGATED}"),
-        "set_to_none": Support(True, "gradients are marked as not fresh, and written over by the next backward pass"),
+        "set_to_none": Support(True, "gradients are marked as not fresh, and overwritten by the next backward pass"),
         "compile": Support(True, "amp.compile(mode='max')"),
         "checkpoint_layers": Support(
-            False, "Gluon computes nothing again; MXNET_BACKWARD_DO_MIRROR is of MXNet 1's symbolic executor"
+            False, "Gluon has no recomputation; MXNET_BACKWARD_DO_MIRROR belongs to MXNet 1's symbolic executor"
         ),
     }  # fmt: skip
 

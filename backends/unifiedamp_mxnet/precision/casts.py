@@ -55,7 +55,7 @@ class CastTable:
     Args:
         policy: whose compute dtype, operator overrides and output dtype are followed.
         scaled: losses are scaled, so operators whose gradient does not begin with that of a loss are refused.
-        multicast: graphs may hold ``amp_multicast``; without it, float32 stands for the widest dtype in them.
+        multicast: graphs may hold ``amp_multicast``; without it, they cast to float32 in place of the widest dtype.
 
     Attributes:
         layers: id of a block → the table that replaces this one inside it.
@@ -68,7 +68,6 @@ class CastTable:
         self.scaled = scaled
         self.multicast = multicast
         self.dtype = policy.compute_dtype
-        self.code = CODES[self.dtype]
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
         self.layers: dict[int, CastTable] = {}
@@ -132,7 +131,7 @@ def _multicast(symbols: list[Symbol]) -> list[Symbol]:
 
 
 def cast_floats(value: object, dtype: str) -> Any:
-    """Cast the float32 and half-precision tensors in nested lists to ``dtype``; everything else stays."""
+    """Cast the float32 and 16-bit tensors in nested lists to ``dtype``; everything else stays."""
     codes = [code for name, code in CODES.items() if name != dtype]
 
     def one(tensor: Any) -> object:

@@ -90,7 +90,7 @@ def _call(self: Any, *args: object) -> Any:
 
 
 def _cast_packed(table: CastTable, handle: int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the arrays in a packed call, whose attributes stand between them without names."""
+    """Cast the arrays in a packed call, whose attributes are between them, without names."""
     rule: Any = table.rules.get(handle, table.default)
     if type(rule) is ByAttribute:
         rule = next((rule.rules[arg] for arg in args if type(arg) is str and arg in rule.rules), rule.otherwise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unifiedamp.backend import Policy, SessionSpec, Support, errors
 
 from .._types import Context
-from ..device.contexts import compute_capability, gpu_support
+from ..device.contexts import compute_capability, gpu_support, is_cpu
 from ..device.processor import cpu_has_bfloat16, cpu_runs_bfloat16
 from ..mxnet_api import NUMPY_API
 from .operations import check_overrides
@@ -48,11 +48,6 @@ def policy_support(policy: Policy, context: Context) -> Support:
     if on_cpu and "float16" in dtypes:
         return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)
-
-
-def is_cpu(context: Context) -> bool:
-    """Return whether a context is the host ("cpu", "cpu_pinned")."""
-    return context.device_type.startswith("cpu")
 
 
 def multicasts(policy: Policy, context: Context) -> bool:

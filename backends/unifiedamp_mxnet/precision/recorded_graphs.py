@@ -42,7 +42,7 @@ class ActivationRecorder(Protocol):
     traced: list[TraceRecord] | None
 
     def records(self, block: Block) -> bool:
-        """Return whether hooks stand on the block."""
+        """Return whether the block has hooks."""
 
     def add(self, layer: str, kind: str, place: str, array: Array) -> None:
         """Record one array."""

@@ -15,6 +15,7 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .._types import Array, HostArray
+from ..device.contexts import is_cpu
 from ..mxnet_api import CODES, base, call, cast, context_of, dtype_code
 from ..training.multi_tensor import by_context
 
@@ -60,7 +61,7 @@ def read(arrays: Sequence[Counted]) -> list[HostArray]:
 class HostBuffer:
     """Memory that arrays on the host are copied to for numpy, one after the other; reused, as new memory costs more.
 
-    Not a view by DLPack, which refuses what oneDNN left in a layout of its own. A copy of float32 is made by the thread
+    Not a view by DLPack, which refuses what oneDNN left in its blocked layout. A copy of float32 is made by the thread
     that asks, beside MXNet's own, which may be at the backward pass.
     """
 
@@ -80,7 +81,7 @@ class HostBuffer:
 
 
 def _on_host(array: Array) -> bool:
-    return bool(context_of(array).device_type.startswith("cpu"))
+    return is_cpu(context_of(array))
 
 
 def count_on_host(gradients: Sequence[Array], scale: float) -> list[HostArray]:

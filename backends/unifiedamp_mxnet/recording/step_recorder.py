@@ -1,6 +1,6 @@
 """What is recorded of a step: the largest values at blocks, and how gradients are distributed.
 
-Hooks stand on the blocks while a step is recorded, and at no other time. Inside hybridized blocks they are called while
+Blocks have hooks while a step is recorded, and at no other time. Inside hybridized blocks they are called while
 a graph for recorded steps is traced, see ``precision.recorded_graphs``. Nothing is read from the device before
 :meth:`StepRecorder.read`.
 """

@@ -35,7 +35,7 @@ class AdoptedScaler(TrainerScaler):
         """Yield the loss (of any shape, or a list) times the scale, in float32; the next step divides by it."""
         scale, self._found = self.loss_scale, None
         self._trainer._scale = self._original / scale
-        # The product is recorded also where the call stands outside autograd.record().
+        # The product is recorded also if the call is outside autograd.record().
         with autograd.record(train_mode=autograd.is_training()):
             losses: Any = loss if isinstance(loss, (list, tuple)) else [loss]
             products = [_float32(one) * scale for one in losses]

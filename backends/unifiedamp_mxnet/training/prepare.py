@@ -69,7 +69,7 @@ def kind(obj: object) -> str:
 
 
 def check_parameters(params: Iterable[Parameter], names: Mapping[int, str], spec: SessionSpec) -> None:
-    """Refuse trainable parameters in half precision: MXNet's optimizers have no kernel that updates them well.
+    """Refuse trainable parameters in low precision, which a policy with float32 parameters cannot train.
 
     Raises:
         ParamDtypeError: naming the first five.
