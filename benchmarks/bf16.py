@@ -1,8 +1,8 @@
-"""What mixed_bfloat16 gains over float32 in step time, on a recipe large enough for arithmetic to count.
+"""Step time under mixed_bfloat16 compared with float32, on a recipe large enough for arithmetic to dominate.
 
-`python benchmarks/bf16.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
-writes `benchmarks/results/bf16-<backend>.json`. Both sides are the layer's loop, so the policy is all that differs;
-`frameworks.py` compares with float32 as the framework alone runs it.
+`python benchmarks/bf16.py [torch] [tensorflow] [mxnet]` measures each framework in a separate process, prints a table
+and writes `benchmarks/results/bf16-<backend>.json`. Both sides use unifiedamp's loop and differ only in the policy;
+`frameworks.py` compares with the framework's own float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def measure(backend: str, recipe: str, options: Any) -> Comparison:
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every recipe asked for and write the results after each."""
+    """Measure every requested recipe; write the results after each."""
     before = hardware(cli.native_of(backend).gpu())
     title = f"{backend}: step time, mixed_bfloat16 over float32"
     rows: list[Comparison] = []

@@ -1,4 +1,4 @@
-"""A stack of transformer blocks over tokens of a Markov chain: what the float8 benchmark trains."""
+"""The model and data of the float8 benchmark: transformer blocks over tokens of a Markov chain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a stack and its batch."""
+    """Sizes of the model and its batches."""
 
     width: int = 4096
     heads: int = 32
@@ -27,7 +27,7 @@ SMOKE = Sizes(width=64, heads=4, blocks=2, length=32, batch=4, tokens=32)
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net of four times the width, each behind a norm."""
+    """Pre-norm attention and a feed-forward network of four times the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length, width) to the same."""
+        """(batch, length, width) → the same shape."""
         batch, length, width = x.shape
         parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embedding, blocks and head; gives logits of the next token."""
+    """Embedding, blocks and head; returns logits of the next token."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Stack(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map (batch, length) tokens to (batch, length, tokens) logits."""
+        """Tokens (batch, length) → logits (batch, length, tokens)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.embed(tokens) + self.place(places))))
 
@@ -72,11 +72,11 @@ def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class Chain:
-    """A Markov chain in which each token has four successors, equally likely: a loss of log 4 is the least there is.
+    """A Markov chain in which each token has four equally likely successors, so the lowest possible loss is log 4.
 
     Args:
-        sizes: of the batches.
-        seed: of the successors and of all batches.
+        sizes: sizes of the batches.
+        seed: seed of the successors and of all batches.
     """
 
     def __init__(self, sizes: Sizes, seed: int = 0) -> None:
@@ -84,7 +84,7 @@ class Chain:
         self._successors = self._rng.integers(0, sizes.tokens, (sizes.tokens, 4))
 
     def batch(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return (batch, length) tokens and what follows each."""
+        """Return tokens and next tokens, each (batch, length)."""
         sizes = self._sizes
         found = np.empty((sizes.batch, sizes.length + 1), np.int64)
         found[:, 0] = self._rng.integers(0, sizes.tokens, sizes.batch)

@@ -1,4 +1,4 @@
-"""The command line that the benchmarks share: each backend is measured in a process of its own."""
+"""The command line shared by the benchmarks; each backend is measured in a separate process."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ def parser(doc: str, pairs: int, recipes: Sequence[str] | None, known: Sequence[
     """Return a parser of the common options.
 
     Args:
-        doc: the script's docstring; its first line is shown.
-        pairs: pairs of turns for each row, unless asked otherwise.
-        recipes: which recipes are measured, unless asked otherwise; None where that depends on the device.
-        known: which can be asked for.
+        doc: the script's docstring; its first line is the description.
+        pairs: default number of pairs of turns per row.
+        recipes: default recipes; None if they depend on the device.
+        known: all recipes.
     """
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
-    made.add_argument("backends", nargs="*", help=f"which to measure (default: {' '.join(BACKENDS)})")
+    made.add_argument("backends", nargs="*", help=f"backends to measure (default: {' '.join(BACKENDS)})")
     made.add_argument("--pairs", type=int, default=pairs, help=f"pairs of turns for each row (default: {pairs})")
-    made.add_argument("--seconds", type=float, default=math.inf, help="no pair is begun after so many, for each row")
-    made.add_argument("--recipes", "--rows", nargs="+", default=recipes, choices=known, help="which recipes")
+    made.add_argument("--seconds", type=float, default=math.inf, help="time limit per row, in seconds")
+    made.add_argument("--recipes", "--rows", nargs="+", default=recipes, choices=known, help="recipes to measure")
     made.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON files (default: %(default)s)")
-    made.add_argument("--smoke", action="store_true", help="tiny models, to see that the script runs")
+    made.add_argument("--smoke", action="store_true", help="tiny models, to test the script")
     made.add_argument("--measure", help=argparse.SUPPRESS)
     return made
 
 
 def native_of(backend: str) -> Any:
-    """Return the backend's module of ``native``, its framework imported the way the backend does it."""
+    """Return the backend's module of ``native``, with the framework imported the way the backend does it."""
     plugins.load_plugin(backend).load()
     return importlib.import_module(f"native.{backend}_amp")
 
 
 def turn_seconds(native: Any) -> float:
-    """Return how long a turn is on this device."""
+    """Return the seconds of a turn on this device."""
     return GPU_TURN_SECONDS if native.gpu() else TURN_SECONDS
 
 
 def run(made: argparse.ArgumentParser, script: str, name: str, measure: Callable[[str, Any, Path], Any]) -> int:
-    """Measure, or start a process for each backend that does; return the exit status.
+    """Start a process that measures each backend, or measure in this one; return the exit status.
 
     Args:
-        made: what :func:`parser` returned.
-        script: the benchmark's own file.
+        made: the result of :func:`parser`.
+        script: the benchmark's file.
         name: results are written to ``<name>-<backend>.json``, on a GPU to ``<name>-<backend>-gpu.json``.
-        measure: called with a backend, the options and the file to write, in a process for that backend alone.
+        measure: called with a backend, the options and the file to write, in a separate process per backend.
     """
     options = made.parse_args()
     if options.smoke and options.out == RESULTS:
-        made.error("--smoke measures nothing that is worth keeping: give another folder with --out")
+        made.error("--smoke measures nothing useful: pass another folder as --out")
     if options.measure:
         return _measure(options, name, measure)
     for backend in options.backends:

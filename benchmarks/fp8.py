@@ -1,4 +1,4 @@
-"""What mixed_float8 gains over mixed_bfloat16 on a stack of transformer blocks, and what it costs in loss.
+"""Step time and loss of mixed_float8 compared with mixed_bfloat16 on a stack of transformer blocks.
 
 `python benchmarks/fp8.py --loss-steps 500` needs torch and a GPU with float8; it prints a table and writes
 `benchmarks/results/fp8-torch.json`. `--smoke --out FOLDER` runs small sizes with float8 emulated, on any machine.
@@ -24,11 +24,11 @@ import unifiedamp as ua
 
 POLICIES = ("mixed_float8", "mixed_bfloat16")
 LAST = 20
-"""Losses are compared as the mean over so many last steps."""
+"""Losses are compared as the mean over the last ``LAST`` steps."""
 
 
 def session(policy: str, emulate: bool) -> ua.Amp:
-    """Return a session; the head stays out of float8, as is usual."""
+    """Return a session; the head stays in bfloat16, as is usual."""
     if policy != "mixed_float8":
         return ua.Amp("torch", policy)
     options = {"torch": {"emulate": True}} if emulate else None
@@ -38,7 +38,7 @@ def session(policy: str, emulate: bool) -> ua.Amp:
 
 
 def trained(policy: str, form: str, options: Any) -> tuple[ua.Amp, Callable[[Any, Any], Any]]:
-    """Return a session and its training step; all start from the same weights."""
+    """Return a session and its training step; all start with the same weights."""
     amp = session(policy, options.smoke)
     torch.manual_seed(0)
     with amp.scope():
@@ -65,7 +65,7 @@ def final_loss(run: tuple[ua.Amp, Callable[[Any, Any], Any]], options: Any) -> f
 
 
 def batches(amp: ua.Amp, options: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a batch for each step, none twice (a model this large learns them by heart); the same in each run."""
+    """Yield a new batch for each step (a model this large memorizes batches); the same ones in each run."""
     chain = Chain(options.sizes)
     made = [[amp.to_native(part) for part in chain.batch()] for _ in range(options.loss_steps)]
     yield from ((tokens, targets) for tokens, targets in made)
@@ -85,7 +85,7 @@ def finish() -> None:
 
 
 def forget() -> None:
-    """Give back what was compiled and allocated for other rows."""
+    """Free what was compiled and allocated for other rows."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -93,7 +93,7 @@ def forget() -> None:
 
 
 def measure(form: str, options: Any) -> Comparison:
-    """Measure one row: first the losses one after the other, if asked, then times in turns, by the same steps."""
+    """Measure one row: first the losses, if requested, one after the other; then the alternating step times."""
     runs = [trained(policy, form, options) for policy in POLICIES]
     loss = "not measured"
     if options.loss_steps:
@@ -118,14 +118,14 @@ def parse() -> Any:
     parser.add_argument("--smoke", action="store_true", help="small sizes, float8 emulated")
     parser.add_argument("--pairs", type=int, help="pairs of turns (default: 30; with --smoke 2)")
     parser.add_argument("--forms", nargs="+", choices=("off", "default", "max"), help="modes of amp.compile")
-    parser.add_argument("--loss-steps", type=int, default=0, help="steps of the comparison of losses (default: none)")
+    parser.add_argument("--loss-steps", type=int, default=0, help="steps of the loss comparison (default: none)")
     parser.add_argument("--lr", type=float, help="AdamW's learning rate (default: 1e-4; with --smoke 3e-3)")
     for name, value in vars(Sizes()).items():
         parser.add_argument(f"--{name}", type=int, help=f"(default: {value})")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file (default: %(default)s)")
     options = parser.parse_args()
     if options.smoke and options.out == RESULTS:
-        parser.error("--smoke writes figures that mean nothing: give --out")
+        parser.error("--smoke measures nothing useful: pass --out")
     base = vars(SMOKE if options.smoke else Sizes())
     options.sizes = Sizes(**{name: getattr(options, name) or value for name, value in base.items()})
     options.pairs = options.pairs or (2 if options.smoke else 30)

@@ -1,8 +1,8 @@
-"""What a user meets: each framework alone, at its best, and the layer's forms, held against float32.
+"""Speedup: each framework alone, at its best, and unifiedamp's forms, compared with float32.
 
-`python benchmarks/frameworks.py [torch] [tensorflow] [mxnet]` runs each configuration in a process of its own; they
-take turns, so that a ratio is of one run. It prints a table and writes `benchmarks/results/frameworks-<backend>.json`
-(`-gpu` on a GPU). ``setups/`` says what each configuration is.
+`python benchmarks/frameworks.py [torch] [tensorflow] [mxnet]` runs each configuration in a separate process; they
+alternate, so that every ratio is of one run. It prints a table and writes
+`benchmarks/results/frameworks-<backend>.json` (`-gpu` on a GPU). ``setups/`` defines the configurations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULTS = {"torch": GPU_RECIPES, "tensorflow": ("ResNet-50 224",), "mxnet": CPU
 
 
 def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
-    """Return the loop of a configuration, in its own process."""
+    """Return the loop of a configuration; called in its process."""
     native = cli.native_of(backend)
     if not setup.ours:
         parts = Parts(backend, recipe)
@@ -38,7 +38,7 @@ def build(backend: str, recipe: Recipe, setup: Setup) -> tuple[Loop, Any]:
 
 
 def measure(backend: str, name: str, options: Any, limits: Limits) -> Iterator[Standing]:
-    """Yield the row of each configuration of one recipe, built some at a time, measured one by one."""
+    """Yield the row of each configuration of one recipe, built ``--jobs`` at a time, measured one by one."""
     recipe = find(name, options.smoke)
     found = importlib.import_module(f"setups.{backend}_setups").setups(recipe)
     setups = {key: setup for key, setup in found.items() if key in (options.configurations or found)}
@@ -86,7 +86,7 @@ def _enter(race: Race, labels: dict[str, str], ready: Ready | RemoteError, stays
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every recipe asked for and write the results after each configuration."""
+    """Measure every requested recipe; write the results after each configuration."""
     native = cli.native_of(backend)
     before = hardware(native.gpu())
     limits = Limits(options.pairs, options.seconds, cli.turn_seconds(native))
@@ -105,7 +105,7 @@ def _where(before: Any) -> str:
 
 if __name__ == "__main__":
     parser = cli.parser(__doc__, 30, None, tuple(RECIPES))
-    parser.add_argument("--configurations", nargs="+", help="which of setups/ (default: all)")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds for one to build, compile and warm up")
-    parser.add_argument("--jobs", type=int, default=1, help="how many are built at a time (default: 1)")
+    parser.add_argument("--configurations", nargs="+", help="names from setups/ (default: all)")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to build, compile and warm up one")
+    parser.add_argument("--jobs", type=int, default=1, help="configurations to build at a time (default: 1)")
     sys.exit(cli.run(parser, __file__, "frameworks", measure_all))

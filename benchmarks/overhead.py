@@ -1,7 +1,7 @@
-"""What the layer costs: its loop against a hand-written native one, same framework, model, policy and batch.
+"""Overhead of unifiedamp: its loop compared with a hand-written one, same framework, model, policy and batch.
 
-`python benchmarks/overhead.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
-writes `benchmarks/results/overhead-<backend>.json` (`-gpu` on a GPU, where the policy is `mixed_float16`).
+`python benchmarks/overhead.py [torch] [tensorflow] [mxnet]` measures each framework in a separate process, prints a
+table and writes `benchmarks/results/overhead-<backend>.json` (`-gpu` on a GPU, where the policy is `mixed_float16`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECIPE_NAMES = ("conv 28x28", "conv 8x8", "mlp 3x256")
 SCALES = ("none", "dynamic")
 FORMS = {"compiled": "default", "eager": "off"}
 OPTIMIZERS = {"torch": ("fused", "foreach")}
-"""torch's GPU optimizers have two forms, and the layer does not treat them alike."""
+"""torch's GPU optimizers have two implementations, which unifiedamp handles differently."""
 
 
 def measure(backend: str, row: dict[str, str], options: Any) -> Comparison:
@@ -50,7 +50,7 @@ def measure(backend: str, row: dict[str, str], options: Any) -> Comparison:
 
 
 def wanted(backend: str, options: Any, gpu: bool) -> list[dict[str, str]]:
-    """Return the labels of the rows: on a GPU a dynamic scale, eager, and each form of optimizer."""
+    """Return the labels of the rows: on a GPU a dynamic loss scale, eager, and each optimizer implementation."""
     names: dict[str, Any] = {
         "recipe": options.recipes or ([*GPU_RECIPES] if gpu and backend == "torch" else [*RECIPE_NAMES]),
         "loss scale": options.scales or (["dynamic"] if gpu else [*SCALES]),
@@ -62,7 +62,7 @@ def wanted(backend: str, options: Any, gpu: bool) -> list[dict[str, str]]:
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every row asked for and write the results after each."""
+    """Measure every requested row; write the results after each."""
     native = cli.native_of(backend)
     before = hardware(native.gpu())
     title = f"{backend}: unifiedamp over native, {native.low()}{', ' + before['gpu']['name'] if native.gpu() else ''}"
@@ -74,7 +74,7 @@ def measure_all(backend: str, options: Any, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = cli.parser(__doc__, 200, None, tuple(RECIPES))
-    parser.add_argument("--scales", nargs="+", choices=tuple(SCALES), help="which loss scales")
-    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), help="which forms")
-    parser.add_argument("--optimizers", nargs="+", choices=("fused", "foreach"), help="torch, on a GPU")
+    parser.add_argument("--scales", nargs="+", choices=tuple(SCALES), help="loss scales to measure")
+    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), help="forms to measure")
+    parser.add_argument("--optimizers", nargs="+", choices=("fused", "foreach"), help="torch on a GPU only")
     sys.exit(cli.run(parser, __file__, "overhead", measure_all))

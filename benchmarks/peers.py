@@ -1,8 +1,8 @@
-"""The layer beside other libraries' mixed precision, each held against a hand-written eager loop (torch).
+"""unifiedamp and other mixed-precision libraries on torch, each compared with a hand-written eager loop.
 
-`python benchmarks/peers.py` times Hugging Face Accelerate, Lightning Fabric and the layer's three forms, each in turns
-with `torch.autocast` and `GradScaler` by hand, all in one process, prints a table and writes
-`benchmarks/results/peers-torch.json` (`-gpu` on a GPU). A library that is not installed is said to be so.
+`python benchmarks/peers.py` times Hugging Face Accelerate, Lightning Fabric and three forms of unifiedamp, each
+alternating with a hand-written loop of `torch.autocast` and `GradScaler`, all in one process. It prints a table and
+writes `benchmarks/results/peers-torch.json` (`-gpu` on a GPU). Libraries that are not installed are reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NATIVE = "native AMP"
 
 
 def native(parts: Parts, by: Any) -> Callable[[], Any]:
-    """By hand."""
+    """Hand-written loop."""
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -87,7 +87,7 @@ def fabric(parts: Parts, by: Any) -> Callable[[], Any]:
 
 
 def ours(mode: str) -> Callable[[Parts, Any], Callable[[], Any]]:
-    """Return what makes the layer's loop."""
+    """Return a function that makes unifiedamp's loop."""
 
     def make(parts: Parts, by: Any) -> Callable[[], Any]:
         scale = parts.recipe.loss_scale(by.low())
@@ -126,7 +126,7 @@ def measure(name: str, by: Any, options: Any, limits: Limits) -> Iterator[Standi
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every recipe asked for and write the results after each contestant."""
+    """Measure every requested recipe; write the results after each contestant."""
     by = cli.native_of(backend)
     before = hardware(by.gpu())
     limits = Limits(options.pairs, options.seconds, cli.turn_seconds(by))

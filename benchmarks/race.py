@@ -1,4 +1,4 @@
-"""Several configurations of one training, each timed in turns with those that stay for comparison."""
+"""Several configurations of one training, each timed alternately with the reference configurations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 from turns import TURN_SECONDS, Loop, Turns, in_rounds, ratio_of, say, steps_for
 
 WARM_UP, LEAST_WARM_UP, WARM_UP_SECONDS = 24, 12, 10.0
-"""Steps before anything is timed, and how few they may be once they have taken so long. A dynamic scale has to come
-down before a step can be captured, and a capture comes after some steps."""
+"""Warm-up steps before timing, the minimum after ``WARM_UP_SECONDS``, and that time. A step is captured only after
+several calls, and after the dynamic loss scale has backed off."""
 
 Memory = Callable[[Callable[[], Any]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long is measured.
+    """Limits of a measurement.
 
     Attributes:
-        rounds: of turns for each configuration, at most.
-        seconds: no further round of a configuration is begun after so many.
-        turn: seconds of a turn.
+        rounds: maximum number of rounds per configuration.
+        seconds: time limit per configuration; no round starts after it.
+        turn: seconds per turn.
     """
 
     rounds: int
@@ -39,15 +39,15 @@ class Standing:
     """One configuration's row.
 
     Attributes:
-        labels: what tells it from others, by column.
+        labels: column → label of this row.
         ms: milliseconds per step, the median of its turns; ``rate`` is ``unit`` per second.
-        ratios: by the name of what it was held against: time over that one's time, median of the rounds they had
-            together, and the 95 % interval of that median (bootstrap).
+        ratios: name of a reference → time divided by the reference's time (median of their common rounds), and the 95 %
+            interval of that median (bootstrap).
         memory: bytes on the device: ``peak`` allocated, warm-up and compilation included, and ``held`` by the
-            allocator in steady state, memory pools of captured graphs included. Empty where the device does not tell.
-        losses: of the first and the last step of the warm-up.
-        ready_s: seconds until it was built, compiled and warm.
-        failed: why it was not measured; the numbers then mean nothing.
+            allocator in steady state, memory pools of captured graphs included. Empty if the device does not report it.
+        losses: losses of the first and last step of the warm-up.
+        ready_s: seconds to build, compile and warm up.
+        failed: why it was not measured; the numbers are then invalid.
     """
 
     labels: Mapping[str, str]
@@ -68,7 +68,7 @@ class Ready:
     """A configuration that is built and warm.
 
     Attributes:
-        loop: what takes turns.
+        loop: the loop to time.
         losses, memory, ready_s: see :class:`Standing`.
     """
 
@@ -81,13 +81,13 @@ class Ready:
 def warm_up(
     loop: Loop, number: Callable[[Any], float], memory: Memory | None = None, begun: float | None = None
 ) -> Ready:
-    """Run a loop's first steps, where it compiles.
+    """Run a loop's first steps, which compile it.
 
     Args:
-        loop: a new one.
-        number: makes a float of a loss.
-        memory: returns the bytes of :attr:`Standing.memory`, given some steps to run; called once warm.
-        begun: when its building began; None means now.
+        loop: a new loop.
+        number: converts a loss to a float.
+        memory: takes a function that runs some steps; returns :attr:`Standing.memory`. Called once the loop is warm.
+        begun: time at which building started; None means now.
     """
     begun = time.perf_counter() if begun is None else begun
     with loop.around():
@@ -106,9 +106,9 @@ class Race:
     """One training, in several configurations.
 
     Args:
-        unit: what is counted: "img", "tok".
-        per_step: how many of them a step takes.
-        limits: how long is measured.
+        unit: unit of throughput: "img", "tok".
+        per_step: units per step.
+        limits: limits of the measurement.
     """
 
     def __init__(self, unit: str, per_step: int, limits: Limits) -> None:
@@ -116,13 +116,13 @@ class Race:
         self._stayed: dict[str, Ready] = {}
 
     def enter(self, labels: Mapping[str, str], name: str, ready: Ready, stays: bool) -> Standing:
-        """Time a configuration in turns with those that stayed.
+        """Time a configuration alternately with the references.
 
         Args:
-            labels: for its row.
-            name: what it is called as one to be held against.
+            labels: labels of its row.
+            name: its name as a reference.
             ready: the configuration.
-            stays: later ones are held against it.
+            stays: use it as a reference for later ones.
         """
         runners = {**self._stayed, name: ready}
         loops = [each.loop for each in runners.values()]
@@ -141,7 +141,7 @@ class Race:
         return standing
 
     def drop(self, loop: Turns) -> None:
-        """Hold nothing against this one any more, if it stayed."""
+        """Remove a configuration from the references."""
         self._stayed = {name: ready for name, ready in self._stayed.items() if ready.loop is not loop}
 
 

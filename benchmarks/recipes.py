@@ -1,4 +1,4 @@
-"""What is trained in the benchmarks: models, a fixed batch, and the layer's own loop over them."""
+"""Models and batches of the benchmarks, and unifiedamp's training loop over them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Recipe:
     """A model and its batch.
 
     Attributes:
-        model: of the examples ("conv", "mlp"), of ``nets`` ("resnet50", "gpt2"), or of the conformance harness: an
-            "mlp" where ``width`` is set, a "chain" of equal dense layers.
-        shape: of one image: height, width, channels; of one text: its length.
-        batch: images or texts in a batch.
-        width: units of each hidden layer, for the harness's models.
-        depth: their hidden layers.
-        classes: outputs.
+        model: from the examples ("conv", "mlp"), from ``nets`` ("resnet50", "gpt2"), or from the conformance harness:
+            an "mlp" if ``width`` is set, or a "chain" of equal dense layers.
+        shape: shape of an image (height, width, channels), or length of a text.
+        batch: images or texts per batch.
+        width: units per hidden layer, for the harness's models.
+        depth: number of hidden layers, for the harness's models.
+        classes: number of outputs.
         optimizer: "sgd" (with momentum) or "adamw".
         rate: learning rate.
-        first_scale: of a dynamic loss scale.
-        unit: what a rate counts.
-        tiny: a small model of the same kind, to try the script.
+        first_scale: initial dynamic loss scale.
+        unit: unit of throughput.
+        tiny: use a small model of the same kind, to test the script.
     """
 
     model: str
@@ -51,11 +51,11 @@ class Recipe:
 
     @property
     def per_step(self) -> int:
-        """How many units a step takes."""
+        """Units per step."""
         return self.batch * self.shape[0] if self.unit == "tok" else self.batch
 
     def loss_scale(self, policy: str) -> ua.DynamicLossScale | None:
-        """Return the layer's loss scale under a policy: dynamic for float16, else what the policy brings."""
+        """Return the loss scale under a policy: dynamic for float16, else the policy's default."""
         return ua.DynamicLossScale(initial_scale=self.first_scale) if policy == "mixed_float16" else None
 
 
@@ -65,8 +65,8 @@ RECIPES = {
     "mlp 3x256": Recipe("mlp", (8, 8, 1), 64),
     "mlp 3x256, AdamW": Recipe("mlp", (8, 8, 1), 64, optimizer="adamw", rate=1e-3),
     "wide mlp 3x2048": Recipe("mlp", (28, 28, 1), 256, width=2048),
-    # Frameworks' own first scales overflow in the first step, and torch's fused SGD (2.11) trains to nan where that one
-    # is skipped, as docs/loss-scaling.md says: what is compared would be the speed of nan.
+    # The frameworks' default initial scales overflow in the first step. torch's fused SGD (2.11) trains to nan if that
+    # step is skipped (see docs/loss-scaling.md), and nan steps have another speed.
     "ResNet-50 224": Recipe("resnet50", (224, 224, 3), 256, classes=1000, first_scale=2.0**8),
     "ResNet-50 28": Recipe("resnet50", (28, 28, 3), 512, optimizer="adamw", rate=1e-3),
     "GPT-2 small 1024": Recipe("gpt2", (1024,), 16, classes=50257, optimizer="adamw", rate=1e-4, unit="tok"),
@@ -75,7 +75,7 @@ GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """Return a recipe that takes no time, for trying a script out."""
+    """Return a tiny version of a recipe, to test a script."""
     if recipe.model == "gpt2":
         return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
     if recipe.model == "resnet50":
@@ -84,7 +84,7 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def find(name: str, smoke: bool) -> Recipe:
-    """Return a recipe by its name, a tiny one for a smoke test."""
+    """Return a recipe by name, its tiny version for a smoke test."""
     return tiny(RECIPES[name]) if smoke else RECIPES[name]
 
 
@@ -92,9 +92,9 @@ class Parts:
     """One backend's native objects for one recipe.
 
     Args:
-        backend: the backend's name; its framework must be imported already (MXNet needs the layer's help for that).
-        recipe: what is trained.
-        form: of torch's optimizer, "fused" or "foreach".
+        backend: the backend's name; its framework must be imported already (unifiedamp makes MXNet importable).
+        recipe: the recipe.
+        form: torch's optimizer implementation, "fused" or "foreach".
     """
 
     def __init__(self, backend: str, recipe: Recipe, form: str = "fused") -> None:
@@ -119,7 +119,7 @@ class Parts:
         return self.recipe.model in LARGE or self.recipe.optimizer != "sgd" or self._form != "fused"
 
     def model(self) -> Any:
-        """Return a new model; its first weights are always the same."""
+        """Return a new model; the initial weights are always the same."""
         recipe = self.recipe
         if recipe.model in LARGE:
             return self._nets.make_model(recipe)
@@ -142,17 +142,17 @@ def _dense(inputs: int, outputs: int) -> tuple[Any, Any]:
 
 
 def _same(inputs: int, outputs: int) -> tuple[Any, Any]:
-    """A layer that hands on what comes in: any number of them neither explode nor vanish."""
+    """An identity layer: activations neither explode nor vanish in a deep chain."""
     return np.eye(inputs, outputs, dtype=np.float32), np.zeros(outputs, np.float32)
 
 
 def layered(amp: ua.Amp, parts: Parts, change: Callable[[Any], Any] = lambda model: model) -> Callable[[], Any]:
-    """Return one training step by the layer, on the fixed batch; ``Amp(compile=...)`` says in which form.
+    """Return a training step with unifiedamp on the fixed batch, compiled as the session says.
 
     Args:
         amp: the session.
-        parts: what is trained.
-        change: done to the model before its optimizer is made.
+        parts: native objects and batch.
+        change: applied to the model before its optimizer is created.
     """
     train_step = train_step_of(amp, parts, change)
     x, y = amp.to_native(parts.images), amp.to_native(parts.labels)

@@ -1,8 +1,8 @@
-"""Where and how a run was made, the JSON file it writes, and the tables shown of it.
+"""Machine and versions of a run, its JSON file, and its tables.
 
-There are two kinds of record. One of pairs holds two ``columns`` and, in each row, both sides' times and their ratio.
-A race holds ``against``, the names of the configurations that stayed for comparison, and in each row one
-configuration's time and its ratio to each of those.
+There are two kinds of record. A record of pairs has two ``columns`` and, in each row, both times and their ratio. A
+race has ``against``, the names of the reference configurations, and in each row one configuration's time and its ratio
+to each of those.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIB = 2**20
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what is installed of the parts that matter."""
+    """Return the versions of Python and the installed libraries that affect the results."""
     found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -47,10 +47,10 @@ def versions() -> dict[str, str]:
 
 
 def hardware(gpu: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return processor, cores and memory, and how busy the machine was.
+    """Return processor, cores, memory and load of the machine.
 
     Args:
-        gpu: what the framework says about its GPU (``gpu()`` of a module in ``native``), None without one.
+        gpu: the framework's description of its GPU (``gpu()`` of a module in ``native``), None without one.
     """
     info = _proc_lines("/proc/cpuinfo")
     flags = info.get("flags", "").split()
@@ -69,7 +69,7 @@ def hardware(gpu: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def driver() -> str:
-    """Return the version of NVIDIA's driver, "?" where nothing tells it."""
+    """Return the version of NVIDIA's driver, "?" if unknown."""
     asks = shutil.which("nvidia-smi")
     if asks:
         query = [asks, "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -97,10 +97,10 @@ def write(path: Path, title: str, columns: Sequence[str], before: Mapping[str, A
 
     Args:
         path: the JSON file.
-        title: one line for people.
-        columns: what the first and the second side are called.
-        before: ``hardware()`` as it was before the measurement.
-        rows: the comparisons so far; called again after each, so that a stopped run leaves what it has measured.
+        title: heading of the table.
+        columns: names of the first and second side.
+        before: ``hardware()``, taken before the measurement.
+        rows: the comparisons so far; call after each row, so that an interrupted run keeps its results.
     """
     _write(path, title, {"columns": list(columns)}, before, rows)
 
@@ -112,9 +112,9 @@ def write_race(
 
     Args:
         path: the JSON file.
-        title: one line for people.
-        against: the configurations that each row is held against.
-        shown: "time" shows a ratio as time over the other's time, "speed" as its inverse.
+        title: heading of the table.
+        against: the reference configurations.
+        shown: "time" shows ratios of times, "speed" their inverse.
         before: ``hardware()``.
         rows: the standings so far.
     """
@@ -135,7 +135,7 @@ def _write(path: Path, title: str, kind: Mapping[str, Any], before: Mapping[str,
 
 
 def _command() -> str:
-    """The command that measures this again."""
+    """Return the command that repeats the measurement."""
     arguments = [arg for arg in sys.argv[1:] if arg != "--measure"]
     return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *arguments])
 
@@ -182,8 +182,8 @@ def cells(row: Mapping[str, Any], record: Mapping[str, Any] | None = None) -> li
     """Return a row's numbers as text.
 
     Args:
-        row: of a record.
-        record: the record it is of; only a race needs it.
+        row: a row of a record.
+        record: its record; required for a race.
     """
     if record is not None and "against" in record:
         return _race_cells(row, record)

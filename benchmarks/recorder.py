@@ -1,7 +1,7 @@
-"""What recording costs: the layer's loop with `amp.record`, against the same loop without it.
+"""Recorder overhead: unifiedamp's loop with `amp.record`, compared with the same loop without it.
 
-`python benchmarks/recorder.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
-writes `benchmarks/results/recorder-<backend>.json` (`-gpu` on a GPU).
+`python benchmarks/recorder.py [torch] [tensorflow] [mxnet]` measures each framework in a separate process, prints a
+table and writes `benchmarks/results/recorder-<backend>.json` (`-gpu` on a GPU).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from turns import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say,
 import unifiedamp as ua
 
 EVERY = 5
-"""A turn is so many steps, one of them recorded."""
+"""Steps of a turn; one of them is recorded."""
 ASKED = 100
-"""The distance of recorded steps that ``amp.record`` has unless asked otherwise."""
+"""The default ``every`` of ``amp.record``."""
 FORMS = {"compiled": "default", "eager": "off"}
 KINDS = ("recorded", "stopped", "never")
 
 
 def prepared(kind: str, backend: str, row: dict[str, str], options: Any) -> tuple[ua.Amp, Callable[[], Any]]:
-    """Return a session and its step: it records each ``EVERY``-th, did so before, or never did."""
+    """Return a session and its step, which records every ``EVERY``-th step, recorded earlier, or never recorded."""
     amp = ua.Amp(backend, row["policy"], compile=FORMS[row["form"]])
     step = layered(amp, Parts(backend, find(row["recipe"], options.smoke)))
     if kind != "never":
@@ -41,12 +41,12 @@ def prepared(kind: str, backend: str, row: dict[str, str], options: Any) -> tupl
 
 
 def cost(ratio: float) -> float:
-    """Return what recording each ``ASKED``-th step adds to the time of all, in per cent."""
+    """Return the cost of recording every ``ASKED``-th step, in per cent of the total time."""
     return (ratio - 1) * EVERY / ASKED * 100
 
 
 def measure(backend: str, row: dict[str, str], kinds: Sequence[str], options: Any) -> Comparison:
-    """Measure one row: a loop of the first kind against one of the second."""
+    """Measure one row: a loop of the first kind compared with one of the second."""
     native = cli.native_of(backend)
     sessions, steps = zip(*(prepared(kind, backend, row, options) for kind in kinds), strict=True)
     loops = [Loop(step, native.finish) for step in steps]
@@ -64,7 +64,7 @@ def measure(backend: str, row: dict[str, str], kinds: Sequence[str], options: An
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every row and write the results after each."""
+    """Measure every row; write the results after each."""
     native = cli.native_of(backend)
     native.begin()
     before = hardware(native.gpu())

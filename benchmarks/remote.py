@@ -1,7 +1,7 @@
-"""A loop in a process of its own that takes its turns when asked.
+"""A loop in a separate process that runs its turns on request.
 
-What is one process's (TF32, MXNet's patches, memory, an error that a GPU does not recover from) then belongs to one
-configuration alone, and turns still alternate: a process that is not asked does nothing.
+Process-wide state (TF32, MXNet's patches, memory, unrecoverable GPU errors) is then limited to one configuration.
+Turns still alternate: a process is idle until it is asked to run one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RemoteError(RuntimeError):
     """A process failed.
 
     Args:
-        remote: whose.
-        reason: in one line.
+        remote: the failed process.
+        reason: one line.
     """
 
     def __init__(self, remote: Remote, reason: str) -> None:
@@ -35,12 +35,12 @@ class RemoteError(RuntimeError):
 
 
 class Remote:
-    """A loop in another process; takes turns as :class:`turns.Loop` does.
+    """A loop in another process, with the interface of :class:`turns.Loop`.
 
     Args:
-        build: called there with ``arguments``; returns the loop and its backend's module of ``native``.
+        build: called in the process with ``arguments``; returns the loop and the backend's module of ``native``.
         arguments: plain values.
-        patience: seconds that it has to be warm, and for each turn.
+        patience: timeout in seconds, for the warm-up and for each turn.
     """
 
     def __init__(self, build: Callable[..., tuple[Loop, Any]], arguments: tuple[Any, ...], patience: float) -> None:
@@ -51,15 +51,15 @@ class Remote:
         theirs.close()
 
     def ready(self) -> Ready:
-        """Wait until it is warm; called once.
+        """Wait until the loop is warm; call once.
 
         Raises:
-            RemoteError: it failed, or took longer than ``patience``.
+            RemoteError: the process failed, or took longer than ``patience``.
         """
         return Ready(self, *self._answer())
 
     def turn(self, steps: int) -> float:
-        """Run some steps there and return the seconds that one took."""
+        """Run ``steps`` steps in the process; return the seconds per step."""
         try:
             self._pipe.send(steps)
         except OSError as error:
@@ -91,7 +91,7 @@ class Remote:
 
 
 def _serve(pipe: Any, build: Callable[..., tuple[Loop, Any]], arguments: tuple[Any, ...]) -> None:
-    """Be the other process, until the pipe is closed."""
+    """Main function of the process; returns when the pipe is closed."""
     begun = time.perf_counter()
     try:
         loop, native = build(*arguments)
@@ -101,7 +101,7 @@ def _serve(pipe: Any, build: Callable[..., tuple[Loop, Any]], arguments: tuple[A
         while True:
             steps = pipe.recv()
             gc.collect()
-            loop.turn(1)  # what others left in the caches is theirs
+            loop.turn(1)  # warms the caches after the other loop's turn
             pipe.send((False, loop.turn(steps)))
     except EOFError:
         pass
@@ -109,7 +109,7 @@ def _serve(pipe: Any, build: Callable[..., tuple[Loop, Any]], arguments: tuple[A
         traceback.print_exception(error)
         pipe.send((True, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"))
     finally:
-        # Compilers leave threads and processes behind that a normal exit would wait for.
+        # Compilers leave threads and processes running that a normal exit would wait for.
         sys.stderr.flush()
         os._exit(0)
 

@@ -1,7 +1,7 @@
-"""What the layer costs by the number of parameter tensors and their size: its loop against a hand-written eager one.
+"""Overhead by number and size of parameter tensors: unifiedamp's loop compared with a hand-written eager one.
 
-`python benchmarks/scaling.py [torch] [tensorflow] [mxnet]` trains chains of equal dense layers, each in a process of
-its own, prints a table and writes `benchmarks/results/scaling-<backend>.json` (`-gpu` on a GPU).
+`python benchmarks/scaling.py [torch] [tensorflow] [mxnet]` trains chains of equal dense layers, each framework in a
+separate process, prints a table and writes `benchmarks/results/scaling-<backend>.json` (`-gpu` on a GPU).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ NATIVE = "native AMP"
 FORMS = {"ours eager": "off", "ours default": "default", "ours max": "max"}
 TENSORS, WIDTHS = (10, 100, 1000, 10000), (16, 256)
 MOST = {"torch": 10000, "tensorflow": 100, "mxnet": 1000}
-"""Tensors in a default run: Keras needs minutes for thousands of layers, and compilers (below) for hundreds."""
+"""Largest number of tensors by default: Keras takes minutes for thousands of layers, compilers (below) for hundreds."""
 MOST_COMPILED = 100
 BATCH = 32
 
 
 def chain(tensors: int, width: int) -> Recipe:
-    """Return a model of so many weights and biases; its tiny steps leave it what it is."""
+    """Return a model with ``tensors`` weights and biases; the tiny learning rate keeps it nearly constant."""
     return Recipe("chain", (width,), BATCH, width, depth=tensors // 2 - 1, classes=width, rate=1e-6)
 
 
 def native(parts: Parts, by: Any) -> Callable[[], Any]:
-    """By hand, eager, with a dynamic scale."""
+    """Return the hand-written eager loop with a dynamic loss scale."""
     with by.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -44,7 +44,7 @@ def native(parts: Parts, by: Any) -> Callable[[], Any]:
 
 
 def ours(parts: Parts, by: Any, mode: str) -> Callable[[], Any]:
-    """The layer's loop, with a dynamic scale."""
+    """Return unifiedamp's loop with a dynamic loss scale."""
     return layered(ua.Amp(parts.backend, by.low(), loss_scale="dynamic", compile=mode), parts)
 
 
@@ -70,7 +70,7 @@ def measure(backend: str, size: tuple[int, int], options: Any, limits: Limits) -
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every size asked for and write the results after each form."""
+    """Measure every requested size; write the results after each form."""
     by = cli.native_of(backend)
     before = hardware(by.gpu())
     limits = Limits(options.pairs, options.seconds, cli.turn_seconds(by))
@@ -83,7 +83,7 @@ def measure_all(backend: str, options: Any, path: Path) -> None:
 
 
 def sizes(backend: str, options: Any) -> list[tuple[int, int]]:
-    """Return (tensors, width) of the models asked for."""
+    """Return (tensors, width) of the requested models."""
     numbers = options.tensors or [number for number in TENSORS if number <= MOST[backend]]
     widths = [8] if options.smoke else options.widths
     return [(number, width) for number in numbers for width in widths]
@@ -91,8 +91,8 @@ def sizes(backend: str, options: Any) -> list[tuple[int, int]]:
 
 if __name__ == "__main__":
     parser = cli.parser(__doc__, 50, (), ())
-    parser.add_argument("--tensors", nargs="+", type=int, help="numbers of parameter tensors, even")
+    parser.add_argument("--tensors", nargs="+", type=int, help="numbers of parameter tensors (even)")
     parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS, help="units of each layer")
-    parser.add_argument("--forms", nargs="+", default=tuple(FORMS), choices=tuple(FORMS), help="of the layer")
-    parser.add_argument("--most-compiled", type=int, default=MOST_COMPILED, help="tensors of the largest one compiled")
+    parser.add_argument("--forms", nargs="+", default=tuple(FORMS), choices=tuple(FORMS), help="forms to measure")
+    parser.add_argument("--most-compiled", type=int, default=MOST_COMPILED, help="largest number of tensors to compile")
     sys.exit(cli.run(parser, __file__, "scaling", measure_all))

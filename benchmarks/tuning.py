@@ -1,9 +1,9 @@
-"""What each item of ``Tuning`` gains: a session with it against one without, in turns, item by item.
+"""Speedup of each item of ``Tuning``: a session with the item, alternating with one without.
 
-`python benchmarks/tuning.py [torch] [tensorflow] [mxnet]` measures each in a process of its own, prints a table and
-writes `benchmarks/results/tuning-<backend>.json` (`-gpu` on a GPU). What the backend lacks on this device is said and
-left out. Two rows are no items of a session: "prefetch" is `amp.prefetch` against copying each batch in the loop, and
-"set_to_none", which the layer always does, is a loop by hand with and without.
+`python benchmarks/tuning.py [torch] [tensorflow] [mxnet]` measures each framework in a separate process, prints a
+table and writes `benchmarks/results/tuning-<backend>.json` (`-gpu` on a GPU). Items that the backend lacks on this
+device are reported and skipped. Two rows are not items of a session: "prefetch" compares `amp.prefetch` with copying
+each batch in the loop, and "set_to_none", which is always on, compares a hand-written loop with and without it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import unifiedamp as ua
 
 @dataclass(frozen=True)
 class Item:
-    """What is measured.
+    """One item to measure.
 
     Attributes:
         on: the tuning of the first side.
-        recipes: on a CPU.
-        gpu_recipes: on a GPU.
-        float32: under the policy "float32", and not the low one of the device.
-        optimizer: torch's form on both sides, before tuning.
-        compares_forms: the item is itself a form of compiling, so it is not measured in several.
+        recipes: recipes on a CPU.
+        gpu_recipes: recipes on a GPU.
+        float32: use the policy "float32" instead of the device's mixed policy.
+        optimizer: torch's optimizer implementation on both sides, before tuning.
+        compares_forms: the item is a compile mode, so it is measured once and not in each mode.
     """
 
     on: Mapping[str, Any] | str
@@ -48,7 +48,7 @@ class Item:
 CONV, MLP = "conv 28x28", "mlp 3x256, AdamW"
 RESNET, SMALL_RESNET, GPT = "ResNet-50 224", "ResNet-50 28", "GPT-2 small 1024"
 AGAIN = {"gpt2": "blocks.*", "resnet50": "stages.*", "mlp": "layer*"}
-"""Model → the layers that are computed again."""
+"""Model → the layers to recompute."""
 
 ITEMS = {
     "channels_last": Item({"channels_last": True}, (CONV,), (RESNET,)),
@@ -66,12 +66,12 @@ FORMS = ("off", "default")
 
 @dataclass
 class Fed:
-    """A loop over host batches; a turn begins and ends its own feeding.
+    """A loop over host batches; each turn starts and ends the feeding of its batches.
 
     Attributes:
-        feed: given the steps of a turn, yields native batches.
-        step: takes one.
-        finish: waits for the device.
+        feed: takes the number of steps of a turn; yields native batches.
+        step: takes a batch.
+        finish: synchronizes with the device.
     """
 
     feed: Callable[[int], Iterable[Any]]
@@ -79,7 +79,7 @@ class Fed:
     finish: Callable[[], Any]
 
     def turn(self, steps: int) -> float:
-        """Run some steps and return the seconds that one took."""
+        """Run ``steps`` steps; return the seconds per step."""
         start = time.perf_counter()
         for x, y in self.feed(steps):
             self.step(x, y)
@@ -97,7 +97,7 @@ class Case:
     policy: str
 
     def labels(self, parts: Parts) -> dict[str, str]:
-        """Return what tells the row from others."""
+        """Return the labels that identify the row."""
         compiled = "" if ITEMS[self.item].compares_forms else self.form
         return {
             "item": self.item, "recipe": self.recipe, "batch": str(parts.recipe.batch), "policy": self.policy,
@@ -132,7 +132,7 @@ def measure(backend: str, case: Case, options: Any) -> Comparison:
 
 
 def memory(native: Any, loop: Loop) -> str:
-    """Return what a warm step allocates at most; one that was captured allocates nothing any more."""
+    """Return the peak allocation of a warm step; a captured one allocates nothing."""
     loop.turn(WARM_UP)
     return f"{native.peak_of(lambda: loop.turn(3)) / 2**20:.0f} MiB"
 
@@ -153,7 +153,7 @@ def tuning_of(item: str, parts: Parts) -> Any:
 
 
 def plain_layout(native: Any, case: Case) -> Callable[[Any], Any]:
-    """Return what undoes the layout that the recipe's model was made with, where the layout is what is measured."""
+    """Return a function that restores the model's default layout, if the layout is measured."""
     asked = case.item in ("channels_last", "fast")
     return getattr(native, "plain_layout", _same) if asked else _same
 
@@ -163,7 +163,7 @@ def _same(model: Any) -> Any:
 
 
 def by_hand(native: Any, parts: Parts, none: bool) -> Loop:
-    """Return a hand-written loop whose gradients are let go of, or filled with zeros."""
+    """Return a hand-written loop that sets gradients to None, or zeroes them."""
     with native.scope():
         model = parts.model()
         optimizer = parts.optimizer(model)
@@ -181,7 +181,7 @@ def by_hand(native: Any, parts: Parts, none: bool) -> Loop:
 
 
 def fed(backend: str, case: Case, parts: Parts, native: Any) -> tuple[Fed, Fed]:
-    """Return loops whose batches come from the host, made ready ahead or when they are wanted."""
+    """Return loops with batches from the host, prefetched or copied on demand."""
     loops = []
     for ahead in (True, False):
         scale = parts.recipe.loss_scale(case.policy)
@@ -202,14 +202,14 @@ def _feed(amp: ua.Amp, parts: Parts, ahead: bool) -> Callable[[int], Iterable[An
 
 
 def host_batches(parts: Parts, count: int) -> Iterator[tuple[Any, Any]]:
-    """Yield batches as a loader makes them: bytes, scaled to floats."""
+    """Yield batches like a data loader: bytes, scaled to floats."""
     stored = (np.clip(parts.images * 32 + 128, 0, 255)).astype(np.uint8)
     for _ in range(count):
         yield (stored.astype(np.float32) - 128.0) / 32.0, parts.labels
 
 
 def cases(backend: str, options: Any, native: Any) -> Iterator[Case]:
-    """Yield what is measured; say what is not."""
+    """Yield the cases to measure; report the others."""
     gpu = bool(native.gpu())
     amp = ua.Amp(backend, "float32")
     declared = amp.capabilities.tuning
@@ -228,7 +228,7 @@ def cases(backend: str, options: Any, native: Any) -> Iterator[Case]:
 
 
 def recipes_of(backend: str, name: str, gpu: bool) -> tuple[str, ...]:
-    """Return an item's recipes on a device; of the large models TensorFlow has Keras's ResNet-50, layer by layer."""
+    """Return an item's recipes on a device; the only large model for TensorFlow is Keras's ResNet-50."""
     item = ITEMS[name]
     if not gpu or backend == "torch":
         return item.gpu_recipes if gpu else item.recipes
@@ -236,13 +236,13 @@ def recipes_of(backend: str, name: str, gpu: bool) -> tuple[str, ...]:
 
 
 def policy(backend: str, native: Any) -> str:
-    """Return the low policy of the device, where it runs."""
+    """Return the device's mixed policy if it runs, else "float32"."""
     low = native.low()
     return low if ua.available_backends()[backend].capabilities.policies[low] else "float32"
 
 
 def measure_all(backend: str, options: Any, path: Path) -> None:
-    """Measure every row asked for and write the results after each; one that fails is told and left out."""
+    """Measure every requested row; write the results after each. Rows that fail are reported and skipped."""
     native = cli.native_of(backend)
     before = hardware(native.gpu())
     title = f"{backend}: step time with an item of Tuning over without, {before.get('gpu', {}).get('name', 'CPU')}"
@@ -260,6 +260,6 @@ def measure_all(backend: str, options: Any, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = cli.parser(__doc__, 40, None, tuple(RECIPES))
-    parser.add_argument("--items", nargs="+", choices=tuple(ITEMS), default=list(ITEMS), help="which items")
+    parser.add_argument("--items", nargs="+", choices=tuple(ITEMS), default=list(ITEMS), help="items to measure")
     parser.add_argument("--forms", nargs="+", choices=("off", "default", "max"), help="modes of amp.compile")
     sys.exit(cli.run(parser, __file__, "tuning", measure_all))

@@ -1,8 +1,8 @@
-"""Loops timed in turns: what a turn is, and two loops compared.
+"""Alternating timing of loops, and the comparison of two loops.
 
-A turn is a handful of steps, long enough that the clock's grain and the cold start after the other loop's turn do not
-matter. A pair is one turn of each, in alternating order. What counts is the median of the pairs' ratios: whatever slows
-the machine down for a while slows both turns of a pair.
+A turn is several steps, long enough that clock resolution and cold caches after the other loop's turn do not matter. A
+pair is one turn of each loop, in alternating order. The result is the median of the pairs' ratios: temporary load on
+the machine slows both turns of a pair.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 TURN_SECONDS = 0.01
-"""Of a turn on a CPU."""
+"""Length of a turn on a CPU."""
 GPU_TURN_SECONDS = 0.1
-"""Of a turn on a GPU, where a turn ends with one wait for the device."""
+"""Length of a turn on a GPU, which ends with one synchronization."""
 WARM_UP = 12
 LEAST_ROUNDS = 2
 
@@ -44,15 +44,15 @@ _begun = time.perf_counter()
 
 
 def say(text: str) -> None:
-    """Tell how far a run has come, so that one that is stopped shows it."""
+    """Print progress with the elapsed time."""
     print(f"[{time.perf_counter() - _begun:6.1f} s] {text}", flush=True)
 
 
 class Turns(Protocol):
-    """What takes turns: a :class:`Loop` of this process, or one of another."""
+    """A loop that runs turns: a :class:`Loop`, or one in another process."""
 
     def turn(self, steps: int) -> float:
-        """Run some steps and return the seconds that one took."""
+        """Run ``steps`` steps; return the seconds per step."""
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Loop:
 
     Attributes:
         step: runs one training step on a fixed batch.
-        finish: waits until the device has done what was asked.
-        around: entered for each turn, outside the clock (for process-wide patches of this side alone).
+        finish: synchronizes with the device.
+        around: context of each turn, entered and left outside the timing (for process-wide patches of one side).
     """
 
     step: Callable[[], Any]
@@ -70,7 +70,7 @@ class Loop:
     around: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
 
     def turn(self, steps: int) -> float:
-        """Run some steps and return the seconds that one took."""
+        """Run ``steps`` steps; return the seconds per step."""
         step = self.step
         with self.around():
             start = time.perf_counter()
@@ -82,10 +82,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out: milliseconds per step of both sides (medians), and the ratio first / second.
+    """Result of a comparison: median milliseconds per step of both sides, and the ratio first / second.
 
     Attributes:
-        labels: what tells this row from others, by column.
+        labels: column → label of this row.
         ratio: median of the pairs' ratios; ``low`` and ``high`` bound it with 95 % confidence (bootstrap).
     """
 
@@ -107,15 +107,15 @@ def compare(
     seconds: float = math.inf,
     turn_seconds: float | None = None,
 ) -> Comparison:
-    """Time two loops in turns; both are warmed up (and so compiled) before.
+    """Time two loops alternately, after warming up (and so compiling) both.
 
     Args:
-        labels: for the row.
-        first: the one that is judged.
-        second: what it is held against.
-        pairs: how many pairs of turns.
-        seconds: no further pair is begun after so many.
-        turn_seconds: length of a turn; None takes ``TURN_SECONDS``.
+        labels: labels of the row.
+        first: the loop to measure.
+        second: the reference.
+        pairs: number of pairs of turns.
+        seconds: time limit; no pair starts after it.
+        turn_seconds: length of a turn; None is ``TURN_SECONDS``.
     """
     for loop in (first, second):
         loop.turn(WARM_UP)
@@ -128,7 +128,7 @@ def compare(
 
 
 def steps_for(seconds: float, turn_seconds: float) -> int:
-    """Return how many steps of so many seconds make a turn."""
+    """Return the number of steps in a turn of ``turn_seconds``, for steps of ``seconds``."""
     return max(1, round(turn_seconds / seconds))
 
 
@@ -136,10 +136,10 @@ def in_rounds(loops: Sequence[Turns], steps: Sequence[int], rounds: int, seconds
     """Run rounds of one turn of each loop, the order rotated by one from round to round.
 
     Args:
-        loops: warmed up already.
-        steps: of each loop's turn.
-        rounds: how many, at most.
-        seconds: no further round is begun after so many, once there are ``LEAST_ROUNDS``.
+        loops: warm loops.
+        steps: number of steps in a turn, per loop.
+        rounds: maximum number of rounds.
+        seconds: time limit; no round starts after it, once there are ``LEAST_ROUNDS``.
 
     Returns:
         Seconds per step, shape (rounds, loops).

@@ -1,4 +1,4 @@
-"""What the example scripts share: the command line, images in one size, the policy that fits the machine, a log."""
+"""Shared by the example scripts: command line, resized images, the default policy of the machine, a log."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import unifiedamp as ua
 from unifiedamp.cli.errors import reports_errors
 from unifiedamp_examples import models
 
-Smoke = Annotated[bool, typer.Option("--smoke", help="A few steps of a small model, to see it run on a CPU.")]
-PolicyName = Annotated[str | None, typer.Option(help="float32, mixed_float16, ... [what fits the machine]")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="Run a few steps of a small model on a CPU.")]
+PolicyName = Annotated[str | None, typer.Option(help="float32, mixed_float16, ... [default: the machine's]")]
 SIDE = 32
-"""Height and width of the images; keras.applications takes no smaller ones."""
+"""Height and width of the images: the minimum of keras.applications."""
 
 
 def run(main: Callable[..., None]) -> None:
-    """Run a script's ``main`` with the options of the command line; a mistake is one line."""
+    """Run a script's ``main`` with the command-line options; report user errors in one line."""
     typer.run(reports_errors(main))
 
 
 def mixed_policy(backend: str) -> str:
-    """Return the mixed policy that the machine runs best, or float32, said plainly, where it runs none."""
+    """Return the fastest mixed policy of the machine; if it runs none, print the reason and return float32."""
     policies = ua.Amp(backend, "float32").capabilities.policies
     mixed = {name: policies[name] for name in ("mixed_float16", "mixed_bfloat16")}
     fast = [name for name, answer in mixed.items() if answer and answer.helps]
@@ -40,7 +40,7 @@ def mixed_policy(backend: str) -> str:
 
 
 def images(backend: str, smoke: bool, channels: int = 3) -> Data:
-    """Return Fashion-MNIST, or scikit-learn's digits for a smoke run, as images of 32 x 32 pixels."""
+    """Return Fashion-MNIST (scikit-learn's digits in a smoke run), resized to 32 x 32 pixels."""
     data = load("digits" if smoke else "fashion-mnist", None, models.for_backend(backend))
     train, test = (_resized(part, channels) for part in (data.train_images, data.test_images))
     return replace(data, train_images=train, test_images=test)
@@ -54,7 +54,7 @@ def _resized(images: Array, channels: int) -> Array:
 
 
 def batches(amp: ua.Amp, data: Data, size: int, epochs: int, steps: int | None = None) -> Iterator[tuple[Any, Any]]:
-    """Yield native batches of ``size``, as the framework wants their axes, for so many epochs or ``steps``."""
+    """Yield native batches in the framework's axis order, for ``epochs`` epochs or ``steps`` steps."""
     axes = models.for_backend(amp.backend.name).IMAGE_AXES
     every = itertools.chain.from_iterable(data.batches(axes, size, 0, epoch) for epoch in range(epochs))
     for x, y in itertools.islice(every, steps):
@@ -63,11 +63,11 @@ def batches(amp: ua.Amp, data: Data, size: int, epochs: int, steps: int | None =
 
 @dataclass
 class Log:
-    """Losses and the loss scale of a run; a line now and then, and one at the end.
+    """Records losses and the loss scale of a run; prints a line every ``every`` steps and a summary.
 
     Args:
         amp: the session.
-        every: steps from one line to the next. Only then are losses read: the steps between wait for nothing.
+        every: steps between lines. Losses are read only then, so other steps do not synchronize.
     """
 
     amp: ua.Amp
@@ -75,7 +75,7 @@ class Log:
     history: History = field(default_factory=History)
 
     def add(self, loss: Any) -> None:
-        """Take a step's native loss."""
+        """Add the native loss of a step."""
         self.history.add_loss(loss)
         if self.history.batches % self.every == 0:
             self.look()
@@ -88,21 +88,21 @@ class Log:
         self.history.scales.append((self.history.batches, self.amp.loss_scale, self.amp.skipped_steps))
 
     def end(self) -> None:
-        """Print how the run went."""
+        """Print the summary."""
         self.look()
         print(summary(self.history.losses, self.amp))
 
     def draw(self, path: Path) -> None:
-        """Draw loss and loss scale into a PNG."""
+        """Plot loss and loss scale to a PNG."""
         lacking = draw(self.history, 1, path)
         print(f"no picture: {lacking}" if lacking else f"loss and scale: {path}")
 
 
 def summary(losses: list[float], state: Any) -> str:
-    """Return a run in a line: mean losses of its begin and end (five steps or epochs, if it has ten), and the scale.
+    """Return one line: mean loss of the first and last five steps (or epochs), loss scale, applied and skipped steps.
 
     Args:
-        losses: of every step, or of every epoch.
+        losses: the losses of all steps, or of all epochs.
         state: the session, or a ``ScaleState``.
     """
     few = max(1, min(5, len(losses) // 2))

@@ -1,4 +1,4 @@
-"""The recipe's data: two sets of small grey images, and batches whose order depends on the seed and epoch alone."""
+"""The recipe's data: two sets of small gray images, in batches whose order depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from unifiedamp import ConfigError
 Array = npt.NDArray[Any]
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package ``dataset-fashion-mnist`` puts it."""
+"""Installed by Debian's package ``dataset-fashion-mnist``."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Images (n, height, width, channels), float32, about zero mean and unit variance; labels (n,), int32."""
+    """Images (n, height, width, channels), float32, zero mean and unit variance; labels (n,), int32."""
 
     name: str
     train_images: Array
@@ -37,15 +37,15 @@ class Data:
         return self.train_images.shape[1:]
 
     def first(self, samples: int | None) -> Data:
-        """Return the data with the first ``samples`` training images only; None leaves all. Test images stay."""
+        """Return the data with only the first ``samples`` training images (None: all); test images are unchanged."""
         images, labels = self.train_images[:samples], self.train_labels[:samples]
         return replace(self, train_images=images, train_labels=labels)
 
     def batch_count(self, size: int, window: int) -> int:
-        """Return how many batches of ``size`` an epoch has; what does not fill a window of batches is left out.
+        """Return the number of batches of ``size`` per epoch; an incomplete accumulation window is dropped.
 
         Raises:
-            ConfigError: not even one window can be filled.
+            ConfigError: there are too few images for one window.
         """
         count = len(self.train_labels) // size // window * window
         if not count:
@@ -58,13 +58,12 @@ class Data:
     def batches(self, axes: Sequence[int], size: int, seed: int, epoch: int) -> Iterator[tuple[Array, Array]]:
         """Yield an epoch's training batches.
 
-        Their order is drawn from (seed, epoch) alone, so that a run that was stopped goes on with the batch that it
-        would have seen.
+        The order depends only on (seed, epoch), so a resumed run continues with the same batches.
 
         Args:
-            axes: the order in which the framework wants the axes of an NHWC batch.
+            axes: the framework's permutation of the axes of an NHWC batch.
             size: images per batch.
-            seed, epoch: what the order is drawn from.
+            seed, epoch: seed of the order.
         """
         order = np.random.default_rng([seed, epoch]).permutation(len(self.train_labels))
         for start in range(0, len(order) - size + 1, size):
@@ -76,13 +75,13 @@ def load(name: str, folder: str | None, kit: ModuleType) -> Data:
     """Return the data set ``digits`` or ``fashion-mnist``.
 
     Args:
-        name: which one.
-        folder: where the files of Fashion-MNIST lie, or are to be downloaded to; None looks in ``FASHION_MNIST`` and
-            downloads to ``~/.cache/unifiedamp``.
+        name: the data set.
+        folder: location or download folder of Fashion-MNIST; None looks in ``FASHION_MNIST`` and downloads to
+            ``~/.cache/unifiedamp``.
         kit: the framework's module of ``examples/models``, for its downloader.
 
     Raises:
-        ConfigError: the data cannot be had; the message says how to get it.
+        ConfigError: the data is not available; the message says how to get it.
     """
     return _digits() if name == "digits" else _fashion_mnist(Path(folder) if folder else None, kit)
 

@@ -1,4 +1,4 @@
-"""What a run remembers: the loss of every batch, the loss scale, a row per epoch; and the JSON log made of it."""
+"""The history of a run: the loss of every batch, the loss scale, a row per epoch; and its JSON log."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from unifiedamp.output.files import write_whole
 
 @dataclass
 class History:
-    """Grows by native losses, which are read only when somebody looks: a step never waits for its loss.
+    """Collects native losses and reads them on request, so that training steps do not synchronize.
 
     Attributes:
-        losses: of every batch read so far.
-        scales: [optimizer step, loss scale after it, steps skipped until then] wherever somebody looked.
+        losses: the losses of all batches read so far.
+        scales: [optimizer step, loss scale after it, skipped steps so far], at each logged step.
         epochs: one mapping of plain values per finished epoch.
     """
 
@@ -30,7 +30,7 @@ class History:
     _unread: list[Any] = field(default_factory=list)
 
     def add_loss(self, loss: Any) -> None:
-        """Take a native scalar, unread."""
+        """Add a native scalar without reading it."""
         self._unread.append(loss)
 
     @property
@@ -39,7 +39,7 @@ class History:
         return len(self.losses) + len(self._unread)
 
     def read_losses(self, to_numpy: Callable[[Any], Any]) -> None:
-        """Read what was added since the last time."""
+        """Read the losses added since the last call."""
         self.losses += [float(np.reshape(to_numpy(loss), ())) for loss in self._unread]
         self._unread.clear()
 
@@ -50,12 +50,12 @@ class History:
 
     @classmethod
     def from_saved(cls, arrays: dict[str, Any], epochs: list[dict[str, Any]]) -> History:
-        """Return the history that a checkpoint holds."""
+        """Return the history from a checkpoint."""
         scales = [(int(step), float(scale), int(skipped)) for step, scale, skipped in arrays["history/scales"]]
         return cls(arrays["history/losses"].tolist(), scales, list(epochs))
 
     def write(self, path: Path, about: dict[str, Any]) -> None:
-        """Write the log in one go: ``{**about, "epochs": …, "losses": …, "scales": …}``; null where not finite."""
+        """Write the log atomically: ``{**about, "epochs": …, "losses": …, "scales": …}``; null if non-finite."""
         losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         log = {**about, "epochs": self.epochs, "losses": losses, "scales": self.scales}
         write_whole(path, json.dumps(log, indent=1))

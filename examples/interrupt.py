@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM asks a run to stop at a good place; a second one stops it at once."""
+"""Ctrl-C or SIGTERM stops a run at the next safe point; a second signal stops it immediately."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ERRORS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class Interrupt:
-    """A context in which a first SIGINT or SIGTERM is only noted; another one has its usual effect.
+    """A context in which the first SIGINT or SIGTERM is only recorded; the second has its usual effect.
 
     Attributes:
-        asked: whether a signal has come.
-        error: what to raise at a good place, once it has.
+        asked: whether a signal arrived.
+        error: the exception to raise at a safe point.
     """
 
     asked = False

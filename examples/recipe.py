@@ -1,8 +1,8 @@
-"""One training loop for PyTorch, TensorFlow/Keras and MXNet; which one is a word in the configuration.
+"""One training loop for PyTorch, TensorFlow/Keras and MXNet; the configuration selects the framework.
 
-Run it with ``unifiedamp train --config examples/configs/digits_conv.toml --backend torch``, or
-``python examples/recipe.py`` and the same arguments. What is a framework's own (models, optimizer, loss) lies in
-``models/``; mixed precision lies in the few lines that say ``amp``.
+Run it with ``unifiedamp train --config examples/configs/digits_conv.toml --backend torch``, or with
+``python examples/recipe.py`` and the same arguments. ``models/`` contains the framework-specific code (models,
+optimizer, loss); mixed precision is in the few lines that use ``amp``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def train(
     settings: Settings, report: Report, *, resume: bool = False, restart_scale: bool = False,
     record: Sequence[Any] = (), record_every: int = 100,
 ) -> Run:  # fmt: skip
-    """Train as ``settings`` say; leave ``checkpoint.npz``, ``log.json`` and ``curves.png`` in ``settings.out``.
+    """Train as configured; write ``checkpoint.npz``, ``log.json`` and ``curves.png`` to ``settings.out``.
 
     Args:
         settings: the configuration.
-        report: shows the progress.
-        resume: go on from the checkpoint in ``settings.out``, whichever framework wrote it.
-        restart_scale: resume a run that scaled no loss under a policy that does.
-        record: what ``amp.record`` takes (paths, sinks); nothing is recorded without any.
-        record_every: steps from one recorded step to the next.
+        report: displays the progress.
+        resume: continue from the checkpoint in ``settings.out``, from any framework.
+        restart_scale: resume a run without loss scaling under a policy with loss scaling.
+        record: targets of ``amp.record`` (paths, sinks); empty turns recording off.
+        record_every: steps between recorded steps.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
-        AmpError: the configuration, the data or the checkpoint is not right, or the loss scale is exhausted.
+        AmpError: the configuration, data or checkpoint is invalid, or the loss scale is exhausted.
     """
     if resume:
         check_resumable(settings)
@@ -59,7 +59,7 @@ def train(
 
 
 def make_run(settings: Settings) -> tuple[Run, datasets.Data]:
-    """Return a run that has not begun, its model and optimizer prepared, and its data."""
+    """Return a new run with prepared model and optimizer, and its data."""
     cfg = settings.train
     amp = ua.Amp.from_config(settings.amp)
     kit = models.for_backend(amp.backend.name)
@@ -73,7 +73,7 @@ def make_run(settings: Settings) -> tuple[Run, datasets.Data]:
 
 
 def make_step(run: Run) -> Callable[[Any, Any], Any]:
-    """Return the training step: native images and labels in, the unscaled loss out."""
+    """Return the training step: native images and labels → unscaled loss."""
     cfg, amp, kit, model, optimizer = run.settings.train, run.amp, run.kit, run.model, run.optimizer
 
     def train_step(x: Any, y: Any) -> Any:
@@ -87,7 +87,7 @@ def make_step(run: Run) -> Callable[[Any, Any], Any]:
 
 
 def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, report: Report) -> None:
-    """Train from where ``run`` stands to the last epoch."""
+    """Train from the current position of ``run`` to the last epoch."""
     cfg, amp, kit = run.settings.train, run.amp, run.kit
     count = data.batch_count(cfg.batch_size, run.window)
     with Interrupt() as interrupt:
@@ -106,12 +106,12 @@ def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, re
 
 
 def accuracy(amp: ua.Amp, kit: ModuleType, model: Any, data: datasets.Data, batch_size: int = 500) -> float:
-    """Return the share of test images that the model tells right."""
+    """Return the accuracy on the test images."""
     return float((predict(amp, kit, model, data, batch_size) == data.test_labels).mean())
 
 
 def predict(amp: ua.Amp, kit: ModuleType, model: Any, data: datasets.Data, batch_size: int = 500) -> Any:
-    """Return the class that the model gives each test image, shape (n,)."""
+    """Return the predicted class of each test image, shape (n,)."""
     found = []
     with amp.inference(model):
         for start in range(0, len(data.test_labels), batch_size):

@@ -1,4 +1,4 @@
-"""Shows a run: a progress bar and a row per epoch on the terminal, and a picture of loss and scale."""
+"""Displays a run: progress bar and a row per epoch on the terminal, and a plot of loss and loss scale."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ HEAD = f"{'epoch':>5} {'loss':>9} {'accuracy':>9} {'loss scale':>12} {'skipped':
 
 
 class Report:
-    """Writes to a terminal.
+    """Prints progress to a terminal.
 
     Args:
-        console: where to; None takes standard output.
+        console: the output; None is standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, emoji=False)
 
     def begin(self, run: Run) -> None:
-        """Say what is about to run, and what of it is done."""
+        """Print the run's settings and the epochs already done."""
         amp, train = run.amp, run.settings.train
         scale = f"loss scale {amp.loss_scale_settings}"
         about = plain(f"{amp.backend.name}, {amp.policy}, {scale}")
@@ -50,17 +50,17 @@ class Report:
         )
 
     def follow(self, batches: Iterable[T], run: Run, count: int) -> Iterator[T]:
-        """Yield ``batches`` under a progress bar that stands where ``run`` does in an epoch of ``count``."""
+        """Yield ``batches`` with a progress bar at the position of ``run`` in an epoch of ``count`` batches."""
         columns = (TextColumn("epoch {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(str(run.epoch + 1), total=count, completed=run.batch)
             for batch in batches:
                 yield batch
-                if run.batch % 8 == 0:  # the bar's lock costs as much as a small model's step
+                if run.batch % 8 == 0:  # updating the bar takes as long as a small model's step
                     progress.update(task, completed=run.batch)
 
     def picture(self, run: Run) -> None:
-        """Leave ``curves.png`` beside the checkpoint."""
+        """Write ``curves.png`` next to the checkpoint."""
         path = run.settings.out / "curves.png"
         lacking = draw(run.history, run.window, path) if run.checkpoint_path.exists() else ""
         if lacking:
@@ -69,12 +69,12 @@ class Report:
 
 
 def draw(history: History, window: int, path: Path) -> str:
-    """Draw loss and loss scale over optimizer steps into a PNG; return why that cannot be done, or an empty text."""
+    """Plot loss and loss scale over optimizer steps to a PNG; return an error message, or an empty string."""
     try:
         _draw(history, window, path)
     except ImportError:
         return "matplotlib is not installed"
-    except Exception as error:  # a picture is not worth a training, whatever keeps matplotlib from drawing it
+    except Exception as error:  # a failed plot must not end a training run
         return " ".join(f"{type(error).__name__}: {error}".split())
     return ""
 

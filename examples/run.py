@@ -1,7 +1,7 @@
-"""A run that can be stopped at any moment and taken up again, also by another framework.
+"""A run that can be stopped at any time and resumed, also by another framework.
 
-Everything lies in one checkpoint, replaced in one go: the weights and momentum under neutral names, the session's
-state, the place in the data, the history. The log and the picture are made from the history and never disagree with it.
+The whole state is in one checkpoint, replaced atomically: weights and momentum under neutral names, the session's
+state, the position in the data, the history. Log and plot are generated from the history.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from .settings import Settings
 
 CHECKPOINT = "checkpoint.npz"
 SAME = ("model", "width", "data", "samples", "batch_size", "seed")
-"""Settings that a resumed run must share with its beginning: else the weights would not fit, or the batches differ."""
+"""Settings that a resumed run must not change: they determine the weights' shapes and the batches."""
 
 
 @dataclass
 class Run:
-    """The moving parts of a training, and where it stands.
+    """The state of a training run.
 
     Attributes:
         settings: the configuration.
         amp, kit: the session, and its framework's module of ``examples/models``.
-        model, optimizer: the prepared ones.
-        epoch, batch: the next batch to train on, both from 0.
-        history: what happened so far.
+        model, optimizer: the prepared model and optimizer.
+        epoch, batch: the next batch, both from 0.
+        history: the history so far.
     """
 
     settings: Settings
@@ -65,11 +65,11 @@ class Run:
 
     @property
     def between_windows(self) -> bool:
-        """Whether no batch is waiting for the rest of its accumulation window: only then can a run stop."""
+        """Whether no accumulation window is open; a run can stop only then."""
         return self.batch % self.window == 0
 
     def count(self, loss: Any) -> None:
-        """Note a trained batch; look at the scale, and save, when it is their turn."""
+        """Count a batch; log the loss scale and save a checkpoint at their intervals."""
         self.history.add_loss(loss)
         self.batch += 1
         if not self.between_windows:
@@ -82,15 +82,15 @@ class Run:
             self.save()
 
     def read_losses(self) -> None:
-        """Wait for the losses of the batches so far."""
+        """Read the losses of all batches so far."""
         self.history.read_losses(self.amp.to_numpy)
 
     def end_epoch(self, accuracy: float, samples_per_second: float) -> None:
-        """Remember the epoch's row and go on to the next epoch.
+        """Add the epoch's row and start the next epoch.
 
         Args:
-            accuracy: on the test images, 0 to 1.
-            samples_per_second: of training since this epoch was begun or resumed.
+            accuracy: accuracy on the test images, 0 to 1.
+            samples_per_second: training speed since the epoch was started or resumed.
         """
         self.read_losses()
         loss = float(np.mean(self.history.losses[-self.batch :]))
@@ -126,7 +126,7 @@ class Run:
         self.history.write(self.settings.out / "log.json", about)
 
     def weights(self) -> dict[str, Any]:
-        """Return the true weights under neutral names, float32 masters where there are some."""
+        """Return the float32 weights under neutral names; master weights where they exist."""
         if not self._masters:
             return self.kit.export_weights(self.model)  # type: ignore[no-any-return]
         return self.kit.export_weights(self.model, self.amp.master_weights(self.model))  # type: ignore[no-any-return]
@@ -145,19 +145,19 @@ class Run:
 
     @property
     def checkpoint_path(self) -> Path:
-        """The run's one checkpoint."""
+        """Path of the run's checkpoint."""
         return self.settings.out / CHECKPOINT
 
     def begin(self, batches: int, resume: bool, restart_scale: bool) -> None:
-        """Take up the run that the checkpoint holds, or start one.
+        """Resume the run of the checkpoint, or start a new one.
 
         Args:
-            batches: how many an epoch has.
+            batches: batches per epoch.
             resume, restart_scale: see ``recipe.train``.
 
         Raises:
-            ConfigError: to be resumed, but there is no checkpoint; or not, but an unfinished run is there.
-            CheckpointError: to be resumed, but it is damaged or of another run.
+            ConfigError: there is no checkpoint to resume, or an unfinished run would be overwritten.
+            CheckpointError: the checkpoint is damaged or from another run.
         """
         remove_neighbours(self.checkpoint_path)
         if resume:
@@ -174,7 +174,7 @@ class Run:
             )
 
     def _restore(self, saved: Saved, batches: int, restart_scale: bool) -> None:
-        """Take over a checkpoint; all that can be refused is refused before anything changes."""
+        """Load a checkpoint; everything is validated before anything changes."""
         self._check_same(saved.meta, batches)
         check_fits(saved.weights, {name: value.shape for name, value in self.weights().items()})
         momentum = self.kit.export_momentum(self.model, self.optimizer)
@@ -204,7 +204,7 @@ class Run:
 
 
 def check_resumable(settings: Settings) -> None:
-    """Refuse to resume where there is nothing to go on from.
+    """Check that there is a checkpoint to resume.
 
     Raises:
         ConfigError: ``settings.out`` holds no checkpoint.

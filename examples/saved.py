@@ -1,4 +1,4 @@
-"""What a checkpoint of the recipe must hold; all of it is checked before any of it is used."""
+"""The schema of the recipe's checkpoints, validated as a whole before use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 
 
 class EpochRow(_Strict):
-    """What a run remembers of an epoch."""
+    """The history row of an epoch."""
 
     epoch: Count
     loss: Finite | None
@@ -40,9 +40,9 @@ class EpochRow(_Strict):
 
 
 class Same(_Strict):
-    """Settings that a resumed run must share with its beginning: else weights would not fit, or batches differ.
+    """Settings that a resumed run must not change: they determine the weights' shapes and the batches.
 
-    Checkpoints from before there was ``samples`` or ``width`` do not hold it.
+    Older checkpoints have no ``samples`` or ``width``.
     """
 
     model: Text
@@ -54,7 +54,7 @@ class Same(_Strict):
 
 
 class Meta(_Strict):
-    """The metadata; the session's state in it, ``amp``, is the session's to check."""
+    """The metadata; the session validates its own state, ``amp``."""
 
     recipe: Literal[1]
     epoch: Count
@@ -68,12 +68,12 @@ class Meta(_Strict):
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint whose parts have the right types and fit each other.
+    """A validated checkpoint.
 
     Attributes:
         meta: the metadata.
-        weights, momentum: by neutral name, floating point.
-        history: the curves until then.
+        weights, momentum: neutral name → floating-point array.
+        history: the history so far.
     """
 
     meta: Meta
@@ -83,10 +83,10 @@ class Saved:
 
 
 def read_saved(saved: Checkpoint, path: object) -> Saved:
-    """Check a checkpoint and return its parts.
+    """Validate a checkpoint and return its contents.
 
     Raises:
-        CheckpointError: it is none of this recipe, or a value in it cannot have been written by it.
+        CheckpointError: it is not from this recipe, or contains an invalid value.
     """
     if saved.meta.get("recipe") != 1:
         raise CheckpointError(f"{path} was not written by this recipe")
@@ -111,7 +111,7 @@ def _history(saved: Checkpoint, meta: Meta, path: object) -> History:
         raise _altered(path, "history/losses is not a row of numbers")
     if scales is None or scales.ndim != 2 or scales.shape[1] != 3 or scales.dtype.kind != "f":
         raise _altered(path, "history/scales is not a table of three columns of numbers")
-    # A step, the scale after it, the steps skipped until then.
+    # Columns: step, loss scale after it, skipped steps so far.
     if not (np.isfinite(scales).all() and (scales >= 0).all() and (scales[:, (0, 2)] % 1 == 0).all()):
         raise _altered(path, "history/scales holds numbers that are no steps and scales")
     if len(meta.epochs) != meta.epoch or any(row.epoch != place for place, row in enumerate(meta.epochs)):

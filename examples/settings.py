@@ -15,24 +15,22 @@ from unifiedamp.config.files import read_file
 from unifiedamp.errors import nearest
 
 TABLES = ("amp", "train", "evidence")
-"""``[evidence]`` is what ``unifiedamp tune`` found its choices on; it is for people, and not read."""
+"""``[evidence]`` holds the measurements of ``unifiedamp tune``, for information only."""
 
 
 COUNT = 2**31 - 1
-"""The largest count or seed, which every framework takes."""
+"""The largest count or seed that every framework accepts."""
 
 
 class TrainTable(BaseModel):
-    """``[train]``. Counts of steps are optimizer steps: with ``amp.accumulate_steps`` one takes several batches."""
+    """``[train]``. Steps are optimizer steps: with ``amp.accumulate_steps``, one step takes several batches."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: Literal["conv", "mlp", "resnet50"] = "conv"
-    width: int | None = Field(
-        None, ge=1, le=1024
-    )  # of resnet50: channels inside its first bottlenecks; None takes its own, 64
+    width: int | None = Field(None, ge=1, le=1024)  # resnet50 only: channels inside the first bottlenecks; None is 64
     data: Literal["digits", "fashion-mnist"] = "digits"
     data_folder: str | None = None
-    samples: int | None = Field(None, ge=1, le=COUNT)  # train on the first so many images; None takes all
+    samples: int | None = Field(None, ge=1, le=COUNT)  # train on the first N images; None is all
     epochs: int = Field(10, ge=1, le=COUNT)
     batch_size: int = Field(64, ge=1, le=COUNT)
     learning_rate: float = Field(0.05, gt=0, le=1e6)
@@ -51,19 +49,19 @@ class TrainTable(BaseModel):
 
     @property
     def size(self) -> dict[str, int]:
-        """What ``make_model`` takes besides name, shape, classes and seed."""
+        """Further arguments of ``make_model``."""
         return {} if self.width is None else {"width": self.width}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run needs.
+    """Settings of a run.
 
     Attributes:
-        name: the configuration's file name without its ending.
-        amp: the arguments of ``Amp``, for ``Amp.from_config``.
-        train: the rest.
-        out: the directory of checkpoint, log and picture.
+        name: the configuration's file name without its suffix.
+        amp: the arguments of ``Amp.from_config``.
+        train: the ``[train]`` table.
+        out: directory for checkpoint, log and plot.
     """
 
     name: str
@@ -75,17 +73,17 @@ class Settings:
 def read_settings(
     path: Path, out: Path | None = None, *, amp: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read a configuration file; what ``amp`` and ``train`` hold, and is not None, goes before it.
+    """Read a configuration file; values of ``amp`` and ``train`` that are not None override it.
 
-    The environment variables that ``Amp.from_config`` looks at stand between the two.
+    The environment variables of ``Amp.from_config`` override the file and are overridden by ``amp``.
 
     Args:
         path: a ``.toml`` or ``.json`` file.
-        out: the run's directory; None takes ``runs/<name of the file>``.
+        out: the run's directory; None is ``runs/<name of the file>``.
         amp, train: settings from the command line.
 
     Raises:
-        ConfigError: unreadable, or a key or value that is not known; the message names it.
+        ConfigError: the file is unreadable, or has an unknown key or invalid value; the message names it.
     """
     tables = read_file(path)
     for key in tables:
@@ -97,10 +95,10 @@ def read_settings(
 
 
 def _train_table(table: Any, changes: Mapping[str, Any] | None, path: Path) -> Any:
-    """Return ``[train]`` with the changes; an error blames the file for what is wrong without them, else the options.
+    """Return ``[train]`` with the changes; errors name the file or the options, whichever is at fault.
 
     Raises:
-        ConfigError: a key or value that is not known.
+        ConfigError: an unknown key or invalid value.
     """
     where = f"{path}, [train]"
     merged = _merged(table, changes, path)

@@ -1,8 +1,8 @@
-"""What each layer did in the first steps of a run, in neutral names and layouts, for ``compare --parity``.
+"""Per-layer values of the first steps of a run, with neutral names and layouts, for ``compare --parity``.
 
-Of each optimizer step, in the order in which a step computes: the mean that each batch norm saw (what the convolution
-before it gave), the loss, whether the step was applied, and the gradients from the last layer to the first. A fault in
-one layer shows in it first, and then in all that follow.
+For each optimizer step, in the order of computation: the mean input of each batch norm (the output of the convolution
+before it), the loss, whether the step was applied, and the gradients from the last layer to the first. A fault in one
+layer therefore appears there first, and then in all layers that follow.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from unifiedamp_examples.models.neutral import NORM_KEEP, conv_kernels, dense_si
 from unifiedamp_examples.run import Run
 
 FLOAT32 = 2.0**-24
-"""Half of float32's epsilon: what one rounding costs, relatively."""
+"""Half of float32's epsilon: the relative error of one rounding."""
 STORED = 4
-"""Roundings that an array may have had while it was stored (as momentum, or as a running mean)."""
+"""Maximum number of roundings in a stored array (momentum or running mean)."""
 
 
 def write_trace(run: Run, step: Any, data: Data, steps: int, path: Path) -> int:
-    """Train ``steps`` optimizer steps from the first weights and write the trace; return how many entries it has.
+    """Train ``steps`` optimizer steps from the initial weights and write the trace; return its number of entries.
 
     The file is an ``.npz``: ``about`` is JSON, ``{"terms": …, "entries": [{"step", "layer", "what", "depth", "floor",
-    "scale"}, …]}``; entry ``i`` has its values in ``value<i>``. ``depth`` counts the roundings that a value has seen,
-    ``floor`` is the relative error that storing it may have made, ``scale`` a norm to compare errors to (0: its own).
+    "scale"}, …]}``; entry ``i`` has its values in ``value<i>``. ``depth`` is the number of roundings of a
+    value, ``floor`` the relative error from storing it, ``scale`` a norm to compare errors with (0: its own).
     """
     entries: list[dict[str, Any]] = []
     values: list[Any] = []
@@ -63,19 +63,19 @@ def _entries(run: Run, step: Any, data: Data, steps: int) -> Iterator[tuple[dict
 
 
 def _layers(run: Run, data: Data) -> list[str]:
-    """Return the layers that multiply matrices, first to last."""
+    """Return the convolutions and dense layers in forward order."""
     name, size = run.settings.train.model, run.settings.train.size
     convs = [f"conv{i + 1}" for i in range(len(conv_kernels(name, data.shape, **size)))]
     return convs + [f"dense{i + 1}" for i in range(len(dense_sizes(name, data.shape, data.classes, **size)))]
 
 
 def _roundings(layer: str) -> int:
-    """Return how often a layer and what follows it round: convolution, norm, pooling; product, bias. ReLU is exact."""
+    """Return the roundings of a layer and its followers: convolution, norm, pooling; product, bias. ReLU is exact."""
     return 3 if layer.startswith("conv") else 2
 
 
 def _terms(run: Run, data: Data) -> int:
-    """Return the most terms that one number is the sum of: inputs of a layer, or pixels of a batch in a gradient."""
+    """Return the maximum number of terms in a sum: inputs of a layer, or pixels of a batch in a gradient."""
     train, (height, width, _) = run.settings.train, data.shape
     convs = conv_kernels(train.model, data.shape, **train.size)
     dense = dense_sizes(train.model, data.shape, data.classes, **train.size)
@@ -98,14 +98,14 @@ def _means(head: dict[str, Any], order: list[str], before: Any, after: Any) -> I
 
 
 def _of_batch(before: Any, after: Any) -> Any:
-    """Return what a running average was moved by."""
+    """Return the batch statistic from a running average before and after the step."""
     return (after.astype(np.float64) - NORM_KEEP * before.astype(np.float64)) / (1 - NORM_KEEP)
 
 
 def _gradients(
     head: dict[str, Any], order: list[str], weights: tuple[Any, Any], velocity: tuple[Any, Any], momentum: float
 ) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield gradients, out of the momentum; without momentum, what the step changed in the weights."""
+    """Yield gradients recovered from the momentum; without momentum, the weight updates."""
     (before, after), keep, what = (velocity, momentum, "gradient") if momentum else (weights, 1.0, "update")
     for place, layer in reversed(list(enumerate(order))):
         depth = sum(map(_roundings, [*order, *order[place:]]))

@@ -13,17 +13,21 @@ HARNESS = '''
 """The toy under another name, so that it has expected failures of its own."""
 from toy.backend import ToyBackend
 from toy.harness import ToyHarness
-from unifiedamp import plugins
+from toy.training import ToyTraining
+from unifiedamp.config import plugins
 from unifiedamp.backend import BackendPlugin, Support, hookimpl
 import dataclasses, sys
 
-class Judged(ToyBackend):
-    name = "judged"
-    def capabilities(self):
-        known = super().capabilities()
-        return dataclasses.replace(known, features={**known.features, "accumulation": Support(False, "says the test")})
+class JudgedTraining(ToyTraining):
     def clip_grad_value(self, optimizer, clip_value):
         """Forgotten."""
+
+class Judged(ToyBackend):
+    name = "judged"
+    training_class = JudgedTraining
+    def declare(self):
+        known = super().declare()
+        return dataclasses.replace(known, features={**known.features, "accumulation": Support(False, "says the test")})
 
 class JudgedHarness(ToyHarness):
     backend = "judged"

@@ -5,16 +5,18 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import forked
 import pytest
 from typer.testing import CliRunner
 
-from unifiedamp.backend import LegacyBackend
+from unifiedamp.backend import Backend
 from unifiedamp.cli import app
 from unifiedamp.config import plugins
 from unifiedamp.conformance import mutants
 from unifiedamp.conformance.faults import FAULTS
+from unifiedamp.conformance.faults.registry import RoleFault
 
 TESTS = str(Path(__file__).parent)
 COMMAND = "import toy.registered; from unifiedamp.cli import app; app()"
@@ -90,12 +92,16 @@ def test_all_killed_is_exit_code_0(monkeypatch):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_changes_what_a_backend_does(fault):
-    """It overrides something that ``Backend`` has, and says what is wrong in a sentence."""
-    own = [name for layer in fault.layer.__mro__[:-1] if layer is not LegacyBackend for name in vars(layer)]
-    assert set(own) & set(dir(LegacyBackend)) - {"__doc__", "__module__"}
+    """It overrides something that the role, or the backend, has, and says what is wrong in a sentence."""
+    base = next(each for each in fault.layer.__mro__ if each.__module__ in (Backend.__module__, RoleFault.__module__))
+    own = [
+        name for layer in fault.layer.__mro__ if issubclass(layer, base) and layer is not base for name in vars(layer)
+    ]
+    known = Backend if base is Backend else get_type_hints(base)["inner"]
+    assert set(own) & set(dir(known)) - {"__doc__", "__module__"}
     assert re.fullmatch(r"[A-Z`].*\.", fault.about, re.S)
-    broken = fault.over(LegacyBackend)
-    assert issubclass(broken, LegacyBackend)
+    broken = fault.over(Backend)
+    assert issubclass(broken, Backend)
     assert broken.__name__ == "Backend"
 
 

@@ -1,7 +1,7 @@
-"""MXNet: ``amp.init`` before the model is made, ``amp.init_trainer`` and ``amp.scale_loss`` for the scale.
+"""MXNet: ``amp.init`` before the model is created, ``amp.init_trainer`` and ``amp.scale_loss`` for loss scaling.
 
-``amp.init`` patches MXNet's modules for the whole process and knows no way back. So that it can take turns with another
-loop, what it changed is put in before each turn and taken out after it, off the clock.
+``amp.init`` patches MXNet's modules for the whole process and cannot be undone. To alternate with another loop, its
+patches are applied before each turn and removed after it, outside the timing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _changed: list[tuple[Any, str, Any]] = []
 
 
 def _attributes() -> dict[tuple[str, str], Any]:
-    """Every attribute of every MXNet module, and of the classes that hold operators."""
+    """Return every attribute of every MXNet module."""
     modules = [(name, module) for name, module in sys.modules.items() if name.split(".")[0] == "mxnet"]
     return {(name, key): value for name, module in modules for key, value in vars(module).items()}
 
@@ -40,7 +40,7 @@ def _init() -> None:
 
 @contextmanager
 def around() -> Iterator[None]:
-    """Have the process as ``amp.init`` left it."""
+    """Apply the patches of ``amp.init``."""
     if not _changed:
         _init()
     before = [(module, key, vars(module)[key]) for module, key, _ in _changed]
@@ -58,7 +58,7 @@ finish = mx.nd.waitall
 
 
 def gpu() -> None:
-    """The published wheels' GPU code ends at compute capability 8.6: what runs here is the CPU's."""
+    """Return None: the published wheels support GPUs up to compute capability 8.6, so the CPU is measured."""
 
 
 def low() -> str:
@@ -66,12 +66,12 @@ def low() -> str:
 
 
 def scope(policy: str = "") -> AbstractContextManager[None]:
-    """float32 needs nothing; ``amp.init`` has to come before the model."""
+    """Return a context with the patches, which must precede the model; none for float32."""
     return nullcontext() if policy == "float32" else around()
 
 
 def begin() -> None:
-    """Nothing is kept between rows."""
+    """Do nothing: there are no caches between rows."""
 
 
 def clear() -> None:
@@ -89,7 +89,7 @@ def memory(run: Callable[[], Any]) -> dict[str, int]:
 def train_step(
     model: Any, trainer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
-    """``compiled=True`` is ``hybridize``; MXNet's first scale is 65536, whatever ``scale`` is."""
+    """``compiled=True`` uses ``hybridize``; MXNet's initial scale is always 65536."""
     if compiled:
         model.hybridize(static_alloc=True, static_shape=True)
     if scale:

@@ -1,4 +1,4 @@
-"""TensorFlow: a Keras policy, ``tf.GradientTape``, and ``LossScaleOptimizer`` for the scale (Keras 3)."""
+"""TensorFlow: a Keras policy, ``tf.GradientTape``, and ``LossScaleOptimizer`` for loss scaling (Keras 3)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def low() -> str:
 
 @contextmanager
 def scope(policy: str = "") -> Iterator[None]:
-    """Make layers under the policy; layers keep it afterwards."""
+    """Create layers under the policy, which they keep."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy or low())
     try:
@@ -50,7 +50,7 @@ def scope(policy: str = "") -> Iterator[None]:
 
 
 def begin() -> None:
-    """Nothing is kept between rows."""
+    """Do nothing: there are no caches between rows."""
 
 
 def clear() -> None:
@@ -58,7 +58,7 @@ def clear() -> None:
 
 
 def finish() -> None:
-    """CPU steps are done when they return."""
+    """Synchronize; CPU steps are synchronous."""
     if GPUS:
         tf.test.experimental.sync_devices()
 
@@ -68,14 +68,14 @@ def number(loss: Any) -> float:
 
 
 def memory(run: Callable[[], Any]) -> dict[str, int]:
-    """TensorFlow gives nothing back, and tells what it has handed out alone."""
+    """Return the peak only: TensorFlow frees no memory and reports only what it allocated."""
     return {"peak": tf.config.experimental.get_memory_info("GPU:0")["peak"]} if GPUS else {}
 
 
 def train_step(
     model: Any, optimizer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
-    """``compiled=True`` is ``tf.function``, "xla" the same by XLA; layers keep the policy that they were made under."""
+    """``compiled=True`` uses ``tf.function``, "xla" adds XLA; layers keep the policy they were created under."""
     weights = model.trainable_variables
     optimizer.build(weights)
 

@@ -1,4 +1,4 @@
-"""torch: ``torch.autocast``, and ``torch.amp.GradScaler`` for the scale."""
+"""torch: ``torch.autocast``, and ``torch.amp.GradScaler`` for loss scaling."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def low() -> str:
 
 
 def scope(policy: str = "") -> AbstractContextManager[Any]:
-    """Make modules on the device; autocast needs nothing else of them."""
+    """Create modules on the device."""
     return torch.device(DEVICE) if DEVICE == "cuda" else nullcontext()
 
 
@@ -46,7 +46,7 @@ def tensor(array: Any) -> torch.Tensor:
 
 
 def begin() -> None:
-    """Forget what was compiled for other rows: dynamo stops compiling a function after eight versions of it."""
+    """Clear dynamo's cache: it stops recompiling a function after eight versions."""
     torch._dynamo.reset()
 
 
@@ -57,7 +57,7 @@ def clear() -> None:
 
 
 def finish() -> None:
-    """CPU steps are done when they return."""
+    """Synchronize; CPU steps are synchronous."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
@@ -67,7 +67,7 @@ def number(loss: torch.Tensor) -> float:
 
 
 def memory(run: Callable[[], Any]) -> dict[str, int]:
-    """Held is what the allocator has reserved after some steps, the leftovers of compiling given back before."""
+    """Return peak and held memory; held is what the allocator reserves after freeing the memory of compilation."""
     if DEVICE == "cpu":
         return {}
     peak = torch.cuda.max_memory_allocated()
@@ -78,7 +78,7 @@ def memory(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def peak_of(run: Callable[[], Any]) -> int | None:
-    """Return the most bytes that ``run`` allocates beyond what is allocated already."""
+    """Return the peak bytes that ``run`` allocates on top of the current allocation."""
     if DEVICE == "cpu":
         return None
     before = torch.cuda.memory_allocated()
@@ -88,7 +88,7 @@ def peak_of(run: Callable[[], Any]) -> int | None:
 
 
 def plain_layout(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model with torch's default layout, channels first."""
+    """Return the model in torch's default layout, channels first."""
     return model.to(memory_format=torch.contiguous_format)
 
 
@@ -113,7 +113,7 @@ def forward_of(model: Any, loss_fn: Any, policy: str) -> Callable[[Any, Any], to
 def train_step(
     model: Any, optimizer: Any, loss_fn: Any, scale: float | None, compiled: bool | str, policy: str = ""
 ) -> Callable[..., Any]:
-    """``compiled=True`` is ``torch.compile`` of the step; a mode of ``torch.compile`` compiles model and loss alone."""
+    """``compiled=True`` compiles the step; a mode of ``torch.compile`` compiles only model and loss."""
     forward = forward_of(model, loss_fn, policy or low())
     if isinstance(compiled, str):
         forward = torch.compile(forward, mode=compiled)

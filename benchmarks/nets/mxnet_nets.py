@@ -13,7 +13,7 @@ _cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
 def make_model(recipe: Any) -> Any:
-    """Return ResNet-50 with new weights."""
+    """Return a newly initialized ResNet-50."""
     mx.random.seed(0)
     model = gluon.model_zoo.vision.resnet50_v1(classes=recipe.classes)
     model.initialize(mx.init.MSRAPrelu())
@@ -23,7 +23,7 @@ def make_model(recipe: Any) -> Any:
 
 
 def make_optimizer(model: Any, kind: str, form: str, rate: float, momentum: float) -> Any:
-    """Return a Trainer of SGD, or of Adam in place of the AdamW that MXNet 1.9 has not; updating in the worker."""
+    """Return a Trainer with SGD or Adam (MXNet 1.9 has no AdamW), updating in the worker."""
     name, settings = ("adam", {}) if kind == "adamw" else ("sgd", {"momentum": momentum})
     settings["learning_rate"] = rate
     return gluon.Trainer(model.collect_params(), name, settings, update_on_kvstore=False)

@@ -1,7 +1,7 @@
-"""GPT-2 in torch: pre-norm transformer blocks, learnt positions, the output weights those of the embedding.
+"""GPT-2 in torch: pre-norm transformer blocks, learned positions, tied embedding and output weights.
 
-Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Dropout is left out, as is usual where
-speed is compared.
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. No dropout, as is usual in speed
+comparisons.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TINY = {"depth": 2, "heads": 2, "width": 32}
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each beside a shortcut."""
+    """Causal self-attention and a two-layer perceptron, each with a residual connection."""
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) → the same."""
+        """(batch, length, width) → the same shape."""
         x = x + self.out(self._attend(self.qkv(self.norm1(x))))
         return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 

@@ -1,4 +1,4 @@
-"""torch: GPT-2 beside this file, the examples' ResNet-50, and the optimizers of ``torch.optim``."""
+"""torch: GPT-2 from this folder, the examples' ResNet-50, and optimizers from ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMS = {"fused": {"fused": True}, "foreach": {"foreach": True}}
 
 
 def make_model(recipe: Any) -> torch.nn.Module:
-    """Return the recipe's model; its first weights are always the same."""
+    """Return the recipe's model; the initial weights are always the same."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if recipe.model == "gpt2":
@@ -26,14 +26,14 @@ def make_model(recipe: Any) -> torch.nn.Module:
 
 
 def make_optimizer(model: torch.nn.Module, kind: str, form: str, rate: float, momentum: float) -> Any:
-    """Return SGD or AdamW, fused or for-each."""
+    """Return SGD or AdamW, fused or foreach."""
     if kind == "adamw":
         return torch.optim.AdamW(model.parameters(), rate, **FORMS[form])
     return torch.optim.SGD(model.parameters(), rate, momentum, **FORMS[form])
 
 
 def loss_fn(recipe: Any) -> Callable[[Any, Any], torch.Tensor]:
-    """Return the mean cross entropy, over all tokens for a language model."""
+    """Return a function for the mean cross entropy, over all tokens for a language model."""
 
     def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

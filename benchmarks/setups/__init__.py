@@ -1,8 +1,8 @@
-"""The configurations that ``frameworks.py`` compares, one module per backend.
+"""The configurations compared by ``frameworks.py``, one module per backend.
 
-Each module has ``setups(recipe)``, name → :class:`Setup` in the order they are measured, and ``build(parts, setup)``,
-which returns the :class:`turns.Loop` of a native one. Both run in a process that measures this configuration alone, so
-that it may set what is one process's.
+Each module has ``setups(recipe)``, name → :class:`Setup` in the order of measurement, and ``build(parts, setup)``,
+which returns the :class:`turns.Loop` of a native one. ``build`` runs in the configuration's process, so it may change
+process-wide settings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class Setup:
     """One configuration.
 
     Attributes:
-        how: what a user writes for it, in a few words.
+        how: the user's settings, in a few words.
         policy: "float32" or a mixed policy.
-        compiled: as ``train_step`` of ``native`` takes it; for ours the mode of ``Amp(compile=...)``.
-        ours: by unifiedamp.
-        stays: later configurations are held against it.
-        tf32: whether float32 products may use TF32; None leaves the framework's default.
-        channels_last: torch's memory format.
-        tuned: let cuDNN try its algorithms out.
-        tuning: of ours, as ``Amp(tuning=...)`` takes it.
+        compiled: argument of ``train_step`` of ``native``; for unifiedamp the mode of ``Amp(compile=...)``.
+        ours: uses unifiedamp.
+        stays: is a reference for later configurations.
+        tf32: whether float32 products may use TF32; None keeps the framework's default.
+        channels_last: use torch's channels-last memory format.
+        tuned: turn on cuDNN's autotuning.
+        tuning: ``Amp(tuning=...)`` of unifiedamp.
     """
 
     how: str
@@ -40,7 +40,7 @@ class Setup:
 
 
 def ours(policy: str) -> dict[str, Setup]:
-    """Return the layer's forms; each differs from the others by one word of configuration."""
+    """Return unifiedamp's forms, which differ in one setting."""
     forms = {"eager": "off", "default": "default", "max": "max"}
     found = {f"ours {name}": Setup(f'compile="{mode}"', policy, mode, ours=True) for name, mode in forms.items()}
     return {**found, "ours fast": Setup('tuning="fast"', policy, "max", ours=True, tuning="fast")}

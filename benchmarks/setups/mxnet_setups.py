@@ -1,4 +1,4 @@
-"""MXNet, on a CPU: float32 and ``amp.init("bfloat16")``, imperative and hybridized."""
+"""MXNet on a CPU: float32 and ``amp.init("bfloat16")``, imperative and hybridized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import Setup, ours
 
 
 def setups(recipe: Recipe) -> dict[str, Setup]:
-    """Return what is compared."""
+    """Return the configurations, in order."""
     low = native.low()
     return {
         "fp32 eager": Setup("float32", "float32", stays=True),

@@ -1,4 +1,4 @@
-"""TensorFlow: float32 with and without TF32, a Keras policy, each by XLA too."""
+"""TensorFlow: float32 with and without TF32, and a Keras policy, each with and without XLA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import Setup, ours
 
 
 def setups(recipe: Recipe) -> dict[str, Setup]:
-    """Return what is compared on this device: those to be held against, ours, and others."""
+    """Return the configurations for this device: references, unifiedamp's, and others."""
     held, others = (_held_on_gpu(), _others_on_gpu()) if native.GPUS else (_held_on_cpu(), _others_on_cpu())
     return {**held, **ours(native.low()), **others}
 
@@ -34,7 +34,7 @@ def _others_on_cpu() -> dict[str, Setup]:
 
 
 def _held_on_gpu() -> dict[str, Setup]:
-    # What stays holds its memory; XLA's hold little.
+    # References keep their memory; those compiled by XLA need little.
     return {
         "strict fp32": Setup("TF32 off, tf.function", "float32", True, tf32=False, stays=True),
         "TF32 + XLA": Setup("tf.function(jit_compile=True)", "float32", "xla", tf32=True, stays=True),

@@ -1,4 +1,4 @@
-"""torch: float32 with and without TF32, autocast, and the best that is known of the framework alone."""
+"""torch: float32 with and without TF32, autocast, and the best known native configuration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turns import Loop
 from . import Setup, ours
 
 LAUNCH_BOUND = 64
-"""Images with fewer pixels on a side leave a GPU waiting for the host, which torch's "reduce-overhead" is for."""
+"""With smaller images a GPU waits for the host, for which torch has mode "reduce-overhead"."""
 
 
 def setups(recipe: Recipe) -> dict[str, Setup]:
-    """Return what is compared on this device: those to be held against, ours, and others."""
+    """Return the configurations for this device: references, unifiedamp's, and others."""
     on_gpu = native.DEVICE == "cuda"
     held, others = (_held_on_gpu(recipe), _others_on_gpu(recipe)) if on_gpu else (_held_on_cpu(), _others_on_cpu())
     return {**held, **ours(native.low()), **others}

@@ -1,14 +1,14 @@
-"""The framework's own part of the recipe: one module per backend, all with the same functions.
+"""The framework-specific code of the recipe: one module per backend, with the same functions.
 
 ``make_model(name, shape, classes, seed)`` (for ``resnet50`` with ``width=`` too),
 ``make_optimizer(model, learning_rate, momentum)``, ``loss_fn(logits, labels)``,
 ``export_weights(model)``, ``import_weights(model, weights)``,
 ``export_momentum(model, optimizer)``, ``import_momentum(model, optimizer, momentum)``,
-``download_fashion_mnist(folder)``; and ``IMAGE_AXES``, the order in which it wants the axes of an NHWC batch.
+``download_fashion_mnist(folder)``, and ``IMAGE_AXES``, the framework's permutation of the axes of an NHWC batch.
 
-What is exported has the names and layouts of ``neutral.py``, so that any of them imports what another exported.
+Exported arrays have the names and layouts of ``neutral.py``, so every backend can import what another exported.
 
-A backend that lives elsewhere names its module by an entry point, in the group ``unifiedamp.recipe_models``.
+A third-party backend registers its module as an entry point in the group ``unifiedamp.recipe_models``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ GROUP = "unifiedamp.recipe_models"
 
 
 def for_backend(name: str) -> ModuleType:
-    """Return the module ``<name>_models`` beside this file, or the one that another distribution brings.
+    """Return the module ``<name>_models`` of this package, or the one registered by another distribution.
 
     Raises:
-        UnsupportedError: nobody wrote one for this backend.
+        UnsupportedError: there is no module for this backend.
     """
     module = f"{__name__}.{name}_models"
     if importlib.util.find_spec(module) is not None:

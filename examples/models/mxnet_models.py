@@ -36,7 +36,7 @@ FIELDS = {
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Any:
-    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its initial weights; ``width`` is for ``resnet50``."""
     dense = dense_sizes(name, shape, classes, width)
     model = nn.HybridSequential()
     if name == "resnet50":
@@ -105,7 +105,7 @@ def _norm(channels: int) -> Any:
 
 def _convolution(inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> Any:
     layer = nn.Conv2D(outputs, kernel, stride, kernel // 2, use_bias=False, in_channels=inputs)
-    # MXNet 2.0 forgets in_channels and would put off initialization.
+    # MXNet 2.0 ignores in_channels and would defer initialization.
     layer.weight.shape = (outputs, inputs, kernel, kernel)
     return layer
 
@@ -117,7 +117,7 @@ def _mlp(dense: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 def make_optimizer(model: Any, learning_rate: float, momentum: float) -> gluon.Trainer:
-    """Return a Trainer of SGD, updating in the worker so that a step can be skipped."""
+    """Return a Trainer with SGD, updating in the worker so that steps can be skipped."""
     settings = {"learning_rate": learning_rate, "momentum": momentum}
     return gluon.Trainer(model.collect_params(), "sgd", settings, update_on_kvstore=False)
 
@@ -131,16 +131,16 @@ def loss_fn(logits: Any, labels: Any) -> Any:
 
 
 def export_weights(model: Any) -> Weights:
-    """Return the weights under the neutral names and layouts."""
+    """Return the weights with neutral names and layouts."""
     return {name: _to_neutral(model, name, p.data()).astype(np.float32) for name, p in _parameters(model)}
 
 
 def import_weights(model: Any, weights: Weights) -> None:
-    """Overwrite the weights with neutral ones."""
+    """Set the weights from neutral names and layouts."""
     parameters = dict(_parameters(model))
     check_fits(weights, {name: _to_neutral(model, name, p.data()).shape for name, p in parameters.items()})
     for name, parameter in parameters.items():
-        # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
+        # Not a numpy array: a used weight may be in oneDNN's blocked layout.
         parameter.set_data(_from_neutral(model, name, weights[name], parameter.list_data()[0]))
 
 
@@ -156,14 +156,14 @@ def export_momentum(model: Any, trainer: gluon.Trainer) -> Weights:
 
 
 def import_momentum(model: Any, trainer: gluon.Trainer, momentum: Weights) -> None:
-    """Overwrite the momentum, on every device, with a neutral one."""
+    """Set the momentum on every device from neutral names and layouts."""
     trained = dict(_trained(model))
     check_fits(momentum, {name: _to_neutral(model, name, p.data()).shape for name, p in trained.items()})
     for name, parameter in trained.items():
         index = _index(trainer, parameter)
         velocity = momentum[name] * -trainer.learning_rate
         for updater, weight in zip(trainer._updaters, parameter.list_data(), strict=True):
-            # MXNet 2.0 as well keeps momentum in its old kind of array.
+            # MXNet 2.0 also stores momentum as nd arrays.
             state = _from_neutral(model, name, velocity, weight).as_nd_ndarray() if trainer.optimizer.momentum else None
             updater.states[index], updater.states_synced[index] = state, True
 
@@ -208,6 +208,6 @@ def _from_neutral(model: Any, name: str, array: Any, like: Any) -> Any:
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return training images and labels, test images and labels, by Gluon's downloader."""
+    """Return training images and labels, test images and labels, with Gluon's downloader."""
     parts = [gluon.data.vision.FashionMNIST(str(folder), train=train) for train in (True, False)]
     return tuple(array for part in parts for array in (part._data.asnumpy(), np.asarray(part._label)))

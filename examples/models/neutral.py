@@ -1,7 +1,7 @@
-"""The models without a framework: their shapes, first weights, and the names and layouts that checkpoints use.
+"""Framework-neutral description of the models: shapes, initial weights, names and layouts in checkpoints.
 
-Layers are numbered by kind in the order the data passes them: ``conv1 norm1 conv2 norm2 … dense1 dense2 …``. Their
-arrays, always float32 for weights:
+Layers are numbered by kind in forward order: ``conv1 norm1 conv2 norm2 … dense1 dense2 …``. Their arrays, always
+float32 for weights:
 
 | name                                | layout                                    | trained |
 | ----------------------------------- | ----------------------------------------- | ------- |
@@ -11,17 +11,16 @@ arrays, always float32 for weights:
 | ``dense<i>/kernel``                 | (inputs, outputs)                         | yes     |
 | ``dense<i>/bias``                   | (outputs,)                                | yes     |
 
-Inputs of the first dense layer that come from an image lie in the order (height, width, channel).
+Image inputs of the first dense layer are in the order (height, width, channel).
 
-Momentum has the trained arrays' names and layouts. Its unit is that of a gradient, ``v ← momentum · v + gradient``, as
-PyTorch keeps it; Keras and MXNet keep ``-learning_rate · v``. It is stored in float64, so that going there and back
-changes no bit.
+Momentum has the names and layouts of the trained arrays. Its unit is that of a gradient, ``v ← momentum · v +
+gradient``, as in PyTorch; Keras and MXNet store ``-learning_rate · v``. It is saved in float64, so that conversions do
+not change a bit.
 
-All three frameworks compute the same: 3x3 convolutions with one pixel of zeros around, batch norm with
-``NORM_EPSILON`` and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, and 2x2 average
-pooling (where the maximum would leave ties to each framework's taste); ``resnet.py`` says how ``resnet50`` is built.
-One difference is theirs: of n values, PyTorch and Keras 2 add the unbiased variance (n-1) to the running one, Keras 3
-and MXNet the biased one. Training does not see it.
+All three frameworks compute the same: 3x3 convolutions with one pixel of zero padding, batch norm with ``NORM_EPSILON``
+and running averages that keep ``NORM_KEEP`` of their old value each step, ReLU, and 2x2 average pooling (max pooling
+would break ties differently); for ``resnet50`` see ``resnet.py``. One difference remains: PyTorch and Keras 2 update
+the running variance with the unbiased variance, Keras 3 and MXNet with the biased one. Training is not affected.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ Weights = dict[str, npt.NDArray[Any]]
 NORM_EPSILON = 1e-3
 NORM_KEEP = 0.9
 CHANNELS = (16, 32, 64)
-"""Of the convolutions of ``conv``; the image is halved after each but the last."""
+"""Channels of the convolutions of ``conv``; the image is halved after each but the last."""
 UNITS = (256, 256, 256)
-"""Of the hidden layers of ``mlp``."""
+"""Units of the hidden layers of ``mlp``."""
 
 
 def dense_sizes(name: str, shape: Sequence[int], classes: int, width: int = resnet.WIDTH) -> list[tuple[int, int]]:
@@ -56,7 +55,7 @@ def dense_sizes(name: str, shape: Sequence[int], classes: int, width: int = resn
 
 
 def conv_sizes(name: str, shape: Sequence[int], width: int = resnet.WIDTH) -> list[tuple[int, int]]:
-    """Return (inputs, outputs) of each convolution, none for the ``mlp``."""
+    """Return (inputs, outputs) of each convolution; empty for ``mlp``."""
     return [kernel[2:] for kernel in conv_kernels(name, shape, width)]
 
 
@@ -69,7 +68,7 @@ def conv_kernels(name: str, shape: Sequence[int], width: int = resnet.WIDTH) -> 
 
 
 def first_weights(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Weights:
-    """Return He-normal kernels from numpy's generator: the same numbers for every framework."""
+    """Return He-normal weights from numpy's generator, the same for every framework."""
     rng = np.random.default_rng(seed)
     weights: Weights = {}
     zeros = resnet.zero_norms(width) if name == "resnet50" else ()
@@ -88,7 +87,7 @@ def _he_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[
 
 
 def numbered(layers: Iterable[Any], kinds: Mapping[type, str]) -> Iterator[tuple[str, Any]]:
-    """Yield (``conv1``, layer), … for the layers of the ``kinds`` given, in order; others are left out."""
+    """Yield (``conv1``, layer), … for the layers of the given ``kinds``, in order."""
     counts: dict[str, int] = {}
     for layer in layers:
         kind = next((name for cls, name in kinds.items() if isinstance(layer, cls)), None)
@@ -125,10 +124,10 @@ def to_channels_first(name: str, array: npt.NDArray[Any], channels: int) -> npt.
 
 
 def check_fits(theirs: Mapping[str, Any], mine: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse arrays that are not this model's.
+    """Check that arrays belong to this model.
 
     Raises:
-        CheckpointError: names the first array that is missing, left over or of another shape.
+        CheckpointError: an array is missing, unexpected or has another shape; the message names the first one.
     """
     from unifiedamp import CheckpointError
 

@@ -25,7 +25,7 @@ FIELDS = {
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> Any:
-    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its initial weights; ``width`` is for ``resnet50``."""
     dense = [outputs for _, outputs in dense_sizes(name, shape, classes, width)]
     if name == "resnet50":
         model = _resnet(shape, width, dense)
@@ -42,7 +42,7 @@ def _resnet(shape: Sequence[int], width: int, dense: Sequence[int]) -> Any:
     def conv_norm(x: Any, kernel: int, stride: int, _inputs: int, outputs: int) -> Any:
         i = next(number)
         if kernel > 1:
-            x = layers.ZeroPadding2D(kernel // 2)(x)  # padding="same" would put a stride's zeros on two sides only
+            x = layers.ZeroPadding2D(kernel // 2)(x)  # padding="same" pads strided convolutions on two sides only
         return _norm(i)(layers.Conv2D(outputs, kernel, stride, use_bias=False, name=f"conv{i}")(x))
 
     pixels = keras.Input(tuple(shape))
@@ -66,7 +66,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[int]) -> list[Any]:
     for i, (_, outputs) in enumerate(sizes, 1):
         if body:
             body.append(layers.AveragePooling2D(2))
-        # Keras's own names would count on from one model to the next, and layer_overrides would miss.
+        # Keras's default names count up from model to model, and layer_overrides would not match.
         body += [
             layers.Conv2D(outputs, 3, padding="same", use_bias=False, name=f"conv{i}"),
             _norm(i),
@@ -97,11 +97,11 @@ def loss_fn(logits: Any, labels: Any) -> Any:
 
 
 def export_weights(model: Any, true: Weights | None = None) -> Weights:
-    """Return the weights under the neutral names and layouts.
+    """Return the weights with neutral names and layouts.
 
     Args:
         model: one of this module's.
-        true: what ``amp.master_weights(model)`` returned, to be exported in place of the model's own.
+        true: the result of ``amp.master_weights(model)``, exported instead of the model's values.
     """
     if true is not None:
         return {name: true[native] for name, native in _native_names(model)}
@@ -109,12 +109,12 @@ def export_weights(model: Any, true: Weights | None = None) -> Weights:
 
 
 def import_weights(model: Any, weights: Weights, true: dict[str, Any] | None = None) -> None:
-    """Overwrite the weights with neutral ones.
+    """Set the weights from neutral names and layouts.
 
     Args:
         model: one of this module's.
-        weights: neutral ones.
-        true: what ``amp.master_weights(model)`` returned; overwritten in place of the model's own, for
+        weights: weights with neutral names and layouts.
+        true: the result of ``amp.master_weights(model)``; overwritten instead of the model's values, for
             ``amp.load_master_weights``.
     """
     variables = dict(_variables(model))
@@ -133,7 +133,7 @@ def export_momentum(model: Any, optimizer: Any) -> Weights:
 
 
 def import_momentum(model: Any, optimizer: Any, momentum: Weights) -> None:
-    """Overwrite the momentum with a neutral one."""
+    """Set the momentum from neutral names and layouts."""
     slots, rate = dict(_slots(model, optimizer)), _learning_rate(optimizer)
     check_fits(momentum, {name: tuple(slot.shape) for name, slot in slots.items()})
     for name, slot in slots.items():
@@ -156,7 +156,7 @@ def _fields(model: Any) -> Iterator[tuple[str, Any, str]]:
 
 def _slots(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(inner, "built", getattr(inner, "_built", False)):  # with master weights, it is, over those
+    if not getattr(inner, "built", getattr(inner, "_built", False)):  # with master weights, it is built for those
         inner.build(model.trainable_variables)
     momentums = getattr(inner, "momentums", None) or []
     slots = {id(variable): slot for variable, slot in zip(model.trainable_variables, momentums, strict=False)}
@@ -168,6 +168,6 @@ def _learning_rate(optimizer: Any) -> float:
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return training images and labels, test images and labels, by Keras's downloader (which has its own folder)."""
+    """Return training images and labels, test images and labels, with Keras's downloader (which has its own folder)."""
     train, test = keras.datasets.fashion_mnist.load_data()
     return (*train, *test)

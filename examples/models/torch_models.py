@@ -35,7 +35,7 @@ FIELDS = {
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int, width: int = resnet.WIDTH) -> nn.Module:
-    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its first weights; ``width`` is the last one's."""
+    """Return the ``conv``, ``mlp`` or ``resnet50`` model with its initial weights; ``width`` is for ``resnet50``."""
     dense = [nn.Linear(*size) for size in dense_sizes(name, shape, classes, width)]
     if name == "resnet50":
         model = _resnet(shape[-1], width, classes)
@@ -64,7 +64,7 @@ def _conv(sizes: Sequence[tuple[int, int]], dense: Sequence[nn.Module]) -> nn.Se
             _norm(outputs),
             nn.ReLU(),
         ]
-    # Channels last is the faster way for low precision, on CPUs and GPUs alike.
+    # Channels last is faster in low precision, on CPUs and GPUs.
     return nn.Sequential(*layers, nn.Flatten(), *dense).to(memory_format=torch.channels_last)
 
 
@@ -76,7 +76,7 @@ def _mlp(dense: Sequence[nn.Module]) -> nn.Sequential:
 
 
 def make_optimizer(model: nn.Module, learning_rate: float, momentum: float) -> torch.optim.Optimizer:
-    """Return SGD; fused, so that a step never waits for the device."""
+    """Return fused SGD, so that a step never synchronizes."""
     return torch.optim.SGD(model.parameters(), learning_rate, momentum, fused=True)
 
 
@@ -86,11 +86,11 @@ def loss_fn(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def export_weights(model: nn.Module, true: Weights | None = None) -> Weights:
-    """Return the weights under the neutral names and layouts.
+    """Return the weights with neutral names and layouts.
 
     Args:
         model: one of this module's.
-        true: what ``amp.master_weights(model)`` returned, to be exported in place of the model's own.
+        true: the result of ``amp.master_weights(model)``, exported instead of the model's values.
     """
     found = dict(_tensors(model))
     if true is not None:
@@ -99,12 +99,12 @@ def export_weights(model: nn.Module, true: Weights | None = None) -> Weights:
 
 
 def import_weights(model: nn.Module, weights: Weights, true: dict[str, Any] | None = None) -> None:
-    """Overwrite the weights with neutral ones.
+    """Set the weights from neutral names and layouts.
 
     Args:
         model: one of this module's.
-        weights: neutral ones.
-        true: what ``amp.master_weights(model)`` returned; overwritten in place of the model's own, for
+        weights: weights with neutral names and layouts.
+        true: the result of ``amp.master_weights(model)``; overwritten instead of the model's values, for
             ``amp.load_master_weights``.
     """
     tensors = dict(_tensors(model))
@@ -129,7 +129,7 @@ def export_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> Weigh
 
 
 def import_momentum(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Weights) -> None:
-    """Overwrite the momentum with a neutral one."""
+    """Set the momentum from neutral names and layouts."""
     trained = dict(_trained(model))
     check_fits(momentum, {name: _to_neutral(model, name, tensor).shape for name, tensor in trained.items()})
     of_optimizer = _of_optimizer(model, optimizer)
@@ -150,7 +150,7 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, torch.Tensor]:
-    """Return parameter → what the optimizer trains for it: itself, or its float32 master."""
+    """Return parameter → the tensor that the optimizer trains: the parameter, or its master weight."""
     return dict(zip(model.parameters(), optimizer.param_groups[0]["params"], strict=True))
 
 
@@ -173,7 +173,7 @@ def _from_neutral(model: nn.Module, name: str, array: Any) -> torch.Tensor:
 
 
 def download_fashion_mnist(folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return training images and labels, test images and labels, by torchvision's downloader."""
+    """Return training images and labels, test images and labels, with torchvision's downloader."""
     from torchvision.datasets import FashionMNIST
 
     parts = [FashionMNIST(str(folder), train=train, download=True) for train in (True, False)]

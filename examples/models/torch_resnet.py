@@ -1,4 +1,4 @@
-"""ResNet-50 in torch, the variant with the stride in the bottleneck's 3x3 convolution ("v1.5").
+"""ResNet-50 in torch, with the stride in the bottleneck's 3x3 convolution ("v1.5").
 
 He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385.
 """
@@ -12,18 +12,18 @@ from torch import nn
 
 EXPANSION = 4
 FULL = ((3, 4, 6, 3), 64)
-"""Blocks of each stage, and the width of the first."""
+"""Blocks per stage, and the width of the first stage."""
 TINY = ((1, 1), 8)
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut.
+    """1x1, 3x3 and 1x1 convolutions with a shortcut.
 
     Args:
-        inputs: channels that come in.
-        width: channels inside; ``EXPANSION`` times as many go out.
-        stride: of the 3x3 convolution.
-        norm: makes the batch norm of so many channels.
+        inputs: input channels.
+        width: inner channels; the output has ``EXPANSION`` times as many.
+        stride: stride of the 3x3 convolution.
+        norm: makes a batch norm for a number of channels.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
@@ -49,16 +49,16 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, stages of bottlenecks, mean over the image, one dense layer.
+    """Stem, stages of bottlenecks, global average pooling, one dense layer.
 
     Args:
-        blocks: of each stage.
-        width: of the first stage; each later one has twice its predecessor's.
-        classes: outputs.
-        channels: of the images.
-        small_images: begin with a 3x3 convolution that keeps an image's size, as is usual up to 32x32 pixels, in place
-            of a 7x7 one and pooling, which together leave a quarter of its height and width.
-        norm: makes the batch norm of so many channels.
+        blocks: blocks per stage.
+        width: width of the first stage; it doubles with each stage.
+        classes: number of outputs.
+        channels: image channels.
+        small_images: start with a 3x3 convolution that keeps the image size, as is usual up to 32x32 pixels, instead
+            of a 7x7 one and pooling, which reduce height and width by four.
+        norm: makes a batch norm for a number of channels.
     """
 
     def __init__(

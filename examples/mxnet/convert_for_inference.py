@@ -1,4 +1,4 @@
-"""ResNet-50 becomes a graph for inference that holds its casts: written to a file, read back, called as it is."""
+"""Convert ResNet-50 to a low-precision graph for inference, export it and load it again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import unifiedamp as ua
 
 
 def main(smoke: Smoke = False, policy: str = "mixed_bfloat16", out: Path = Path("runs")) -> None:
-    """Convert, compare the outputs with float32's, and write OUT/resnet50-symbol.json and -0000.params."""
+    """Convert, compare with float32 outputs, and write OUT/resnet50-symbol.json and -0000.params."""
     amp = ua.Amp("mxnet", "float32")
     data = images("mxnet", smoke)
     pixels = data.test_images[: 16 if smoke else 256].transpose(0, 3, 1, 2)
     x = amp.to_native(np.ascontiguousarray(pixels))
 
-    from mxnet import gluon  # after the session was made: it lends MXNet what newer numpys lack
+    from mxnet import gluon  # after the session, which makes MXNet importable with newer numpy
     from unifiedamp_examples.mxnet.nets import resnet50
 
     from unifiedamp_mxnet import convert_model
@@ -30,11 +30,11 @@ def main(smoke: Smoke = False, policy: str = "mixed_bfloat16", out: Path = Path(
     with amp.inference():
         expected = model(x).asnumpy()
 
-    converted = convert_model(model, x, policy=policy)  # refuses a policy that this device cannot run
+    converted = convert_model(model, x, policy=policy)  # raises if the device cannot run the policy
     out.mkdir(parents=True, exist_ok=True)
     symbol, params = write(converted, x, out / "resnet50")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Cannot decide type")  # of the input: it takes float32, which it is
+        warnings.filterwarnings("ignore", "Cannot decide type")  # MXNet assumes float32 for the input, which is correct
         loaded = gluon.SymbolBlock.imports(symbol, ["data"], params)
     found = loaded(x).asnumpy()
 
@@ -46,10 +46,10 @@ def main(smoke: Smoke = False, policy: str = "mixed_bfloat16", out: Path = Path(
 
 
 def write(converted: Any, x: Any, path: Path) -> tuple[str, str]:
-    """Write the converted model; return its two files."""
+    """Export the converted model; return the paths of its two files."""
     converted.hybridize()
     converted(x)
-    converted.export(str(path), remove_amp_cast=False)  # MXNet would leave the casts out
+    converted.export(str(path), remove_amp_cast=False)  # MXNet removes the casts by default
     return f"{path}-symbol.json", f"{path}-0000.params"
 
 

@@ -1,4 +1,4 @@
-"""ResNet-50 of Gluon's model zoo."""
+"""ResNet-50 from Gluon's model zoo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mxnet.gluon.model_zoo import vision
 
 
 def resnet50(classes: int, smoke: bool = False) -> Any:
-    """Return ``resnet50_v1`` with new weights; for a smoke run the same in two narrow blocks."""
+    """Return ``resnet50_v1`` with new weights; two narrow blocks in a smoke run."""
     tiny = {"block": vision.BottleneckV1, "layers": [1, 1], "channels": [8, 32, 64]}
     model = vision.ResNetV1(**tiny, classes=classes) if smoke else vision.resnet50_v1(classes=classes)
     model.initialize(init.MSRAPrelu())

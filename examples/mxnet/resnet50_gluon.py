@@ -1,4 +1,4 @@
-"""ResNet-50 of Gluon's model zoo, hybridized, under a dynamic loss scale."""
+"""ResNet-50 from Gluon's model zoo, hybridized, with dynamic loss scaling."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import unifiedamp as ua
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch_size: int = 256) -> None:
-    """Train ResNet-50 v1; a smoke run, the same in two narrow blocks."""
+    """Train ResNet-50 v1; two narrow blocks in a smoke run."""
     batch_size, steps = (16, 30) if smoke else (batch_size, None)
     scale = ua.DynamicLossScale(growth_interval=15 if smoke else 2000)
     amp = ua.Amp("mxnet", policy or mixed_policy("mxnet"), loss_scale=scale)
     data = images("mxnet", smoke)
 
-    from mxnet import gluon  # after the session was made: it lends MXNet what newer numpys lack
+    from mxnet import gluon  # after the session, which makes MXNet importable with newer numpy
     from mxnet import random as mx_random
     from unifiedamp_examples.mxnet.nets import resnet50
 
@@ -28,9 +28,9 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch
     model, trainer = amp.prepare(model, trainer)
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
 
-    @amp.compile  # hybridizes the model: static_alloc, static_shape
+    @amp.compile  # hybridizes the model with static_alloc and static_shape
     def train_step(x: Any, y: Any) -> Any:
-        with amp.autocast():  # records, too
+        with amp.autocast():  # also records
             loss = cross_entropy(model(x), y).mean()
         with amp.scale_loss(loss, trainer) as scaled_loss:
             scaled_loss.backward()

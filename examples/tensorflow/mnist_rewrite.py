@@ -1,4 +1,4 @@
-"""An MNIST-style CNN in float32 whose graph TensorFlow rewrites to low precision; no layer knows of it."""
+"""An MNIST-style CNN in float32, with TensorFlow's automatic mixed precision graph rewrite."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ keras = tf.keras
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 3, batch_size: int = 256) -> None:
-    """Train, and read from the graph that TensorFlow made of the step what was rewritten."""
+    """Train, then report which nodes of the step's graph were rewritten."""
     width, batch_size, steps = (8, 32, 40) if smoke else (32, batch_size, None)
     data = images("tensorflow", smoke, channels=1)
     amp = ua.Amp(
         "tensorflow",
         policy or rewritable(),
-        loss_scale="dynamic",  # the rewrite scales no loss by itself
+        loss_scale="dynamic",  # the rewrite does not scale the loss
         backend_options={"tensorflow": {"mode": "graph_rewrite"}},
     )
     set_seed(0)
@@ -27,7 +27,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 3, batch
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
     model, optimizer = amp.prepare(model, optimizer)
 
-    @amp.compile  # the rewrite acts on graphs: without this line it would do nothing
+    @amp.compile  # required: the rewrite works on graphs
     def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with amp.autocast():
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))

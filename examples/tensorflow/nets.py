@@ -1,4 +1,4 @@
-"""The networks of these examples: Keras's own ResNet-50, and a small CNN."""
+"""The networks of the TensorFlow examples: Keras's ResNet-50, and a small CNN."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ keras = tf.keras
 
 
 def resnet50(shape: tuple[int, ...], classes: int, smoke: bool = False) -> Any:
-    """Return ``keras.applications.ResNet50`` with new weights and a head of its own; for a smoke run its begin alone.
+    """Return ``keras.applications.ResNet50`` with new weights and a custom head; only the first block in a smoke run.
 
-    Whatever the policy, the head computes in float32: softmax and loss of float16 logits would be too coarse.
+    The head computes in float32 under every policy: softmax and loss of float16 logits are too coarse.
     """
     body = keras.applications.ResNet50(weights=None, include_top=False, input_shape=shape)
     features = body.get_layer("conv2_block1_out").output if smoke else body.output
@@ -22,7 +22,7 @@ def resnet50(shape: tuple[int, ...], classes: int, smoke: bool = False) -> Any:
 
 
 def cnn(shape: tuple[int, ...], classes: int, width: int) -> Any:
-    """Return two convolutions and two dense layers, all in float32: casting is the rewrite's business."""
+    """Return two convolutions and two dense layers in float32; the graph rewrite adds the casts."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -39,15 +39,15 @@ def cnn(shape: tuple[int, ...], classes: int, width: int) -> Any:
 
 
 def rewritable() -> str:
-    """Return the policy that TensorFlow has a graph rewrite for: float16 on GPUs, bfloat16 on CPUs."""
+    """Return the policy supported by TensorFlow's graph rewrite: float16 on GPUs, bfloat16 on CPUs."""
     return "mixed_float16" if tf.config.list_physical_devices("GPU") else "mixed_bfloat16"
 
 
 def set_seed(number: int) -> None:
-    """Have Keras draw the same first weights each time.
+    """Make Keras's initial weights reproducible.
 
-    Both Keras 2 and 3 seed their layers from Python's generator; ``keras.utils.set_random_seed`` would do it too, but
-    leaves Keras 2 calling ``randint`` with a float from then on, which Python deprecates.
+    Keras 2 and 3 seed layers from Python's generator. ``keras.utils.set_random_seed`` makes Keras 2 call ``randint``
+    with a float, which Python deprecates.
     """
     random.seed(number)
     tf.random.set_seed(number)

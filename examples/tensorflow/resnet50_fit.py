@@ -1,4 +1,4 @@
-"""ResNet-50 through ``model.compile`` and ``fit`` under a Keras policy, with a dynamic loss scale or a static one."""
+"""ResNet-50 with ``model.compile`` and ``fit`` under a Keras policy, with a dynamic or static loss scale."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ keras = tf.keras
 def main(
     smoke: Smoke = False,
     policy: PolicyName = None,
-    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [dynamic]")] = None,
+    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [default: dynamic]")] = None,
     epochs: int = 5,
     batch_size: int = 256,
 ) -> None:
-    """Fit a new ResNet-50: Keras's own loop, with a prepared optimizer."""
+    """Train ResNet-50 with Keras's ``fit`` and a prepared optimizer."""
     data = images("tensorflow", smoke)
     if smoke:
         data, epochs, batch_size = data.first(64), 3, 16
@@ -31,7 +31,7 @@ def main(
         loss_scale=scale or ua.DynamicLossScale(growth_interval=4 if smoke else 2000),
     )
     set_seed(0)
-    with amp.scope():  # Keras's policy holds inside: layers compute in low precision, variables stay float32
+    with amp.scope():  # sets the Keras policy: low-precision compute, float32 variables
         model = resnet50(data.shape, data.classes, smoke)
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
     model, optimizer = amp.prepare(model, optimizer)

@@ -1,4 +1,4 @@
-"""ResNet-50 in a loop of one's own under a Keras policy, compiled by ``tf.function``, with XLA or without."""
+"""ResNet-50 in a custom loop under a Keras policy, compiled by ``tf.function``, with or without XLA."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ keras = tf.keras
 def main(
     smoke: Smoke = False,
     policy: PolicyName = None,
-    xla: Annotated[bool, typer.Option(help="Compile the step by XLA.")] = False,
-    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [dynamic]")] = None,
+    xla: Annotated[bool, typer.Option(help="Compile the step with XLA.")] = False,
+    scale: Annotated[float | None, typer.Option(help="A static loss scale, such as 128 [default: dynamic]")] = None,
     epochs: int = 5,
     batch_size: int = 256,
 ) -> None:
-    """Train ResNet-50; the loop is the one of PyTorch and MXNet."""
+    """Train ResNet-50 with the same loop as for PyTorch and MXNet."""
     data = images("tensorflow", smoke)
     if smoke:
         data, batch_size, epochs = data.first(64), 16, 4

@@ -1,4 +1,4 @@
-"""Graph-mode training in a ``tf.compat.v1`` session, rewritten to low precision, under this layer's loss scale."""
+"""Graph-mode training in a ``tf.compat.v1`` session with the graph rewrite and dynamic loss scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ v1 = tf.compat.v1
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, steps: int = 1000, batch_size: int = 256) -> None:
-    """Build a graph and run it in a session that rewrites it."""
+    """Build a graph and train it in a session with the graph rewrite."""
     width, steps, batch_size = (8, 40, 32) if smoke else (32, steps, batch_size)
     data = images("tensorflow", smoke, channels=1)
     scale = ua.DynamicLossScale(growth_interval=20 if smoke else 2000)
@@ -38,7 +38,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, steps: int = 1000, bat
 
 
 def cnn(x: tf.Tensor, width: int, classes: int) -> tf.Tensor:
-    """Return the logits of two convolutions and a dense layer, as v1 code writes them."""
+    """Return the logits of two convolutions and a dense layer, in v1 style."""
     for name, channels in (("conv1", width), ("conv2", 2 * width)):
         kernel = v1.get_variable(f"{name}/kernel", (3, 3, x.shape[-1], channels))
         bias = v1.get_variable(f"{name}/bias", (channels,), initializer=v1.zeros_initializer())

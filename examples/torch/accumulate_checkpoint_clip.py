@@ -1,4 +1,4 @@
-"""Gradient accumulation, activation checkpointing and clipping in one loop: what fits a large batch into memory."""
+"""Gradient accumulation, activation checkpointing and gradient clipping in one loop, for large batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def main(
     policy: PolicyName = None,
     epochs: int = 5,
     batch_size: int = 256,
-    window: Annotated[int, typer.Option(help="Batches that make one optimizer step.")] = 4,
-    clip: Annotated[float, typer.Option(help="Largest norm of the true gradients.")] = 1.0,
+    window: Annotated[int, typer.Option(help="Batches per optimizer step.")] = 4,
+    clip: Annotated[float, typer.Option(help="Maximum norm of the unscaled gradients.")] = 1.0,
 ) -> None:
-    """Train ResNet-50 with steps of WINDOW batches, keeping of each block its input alone."""
+    """Train ResNet-50 with WINDOW batches per step, storing only the input of each block."""
     batch_size, steps = (16, 30 * window) if smoke else (batch_size, None)
     data = images("torch", smoke)
     amp = ua.Amp("torch", policy or mixed_policy("torch"), loss_scale="dynamic", accumulate_steps=window)
@@ -37,15 +37,15 @@ def main(
     for x, y in batches(amp, data, batch_size, epochs, steps):
         with amp.autocast():
             loss = nn.functional.cross_entropy(frugal(model, x), y.long())
-        with amp.scale_loss(loss, optimizer) as scaled_loss:  # divides by the window: gradients become its mean
+        with amp.scale_loss(loss, optimizer) as scaled_loss:  # divides the loss by the window size
             scaled_loss.backward()
-        norm = amp.clip_grad_norm(optimizer, clip)  # None, and nothing done, until the window is full
+        norm = amp.clip_grad_norm(optimizer, clip)  # None until the window is full
         if norm is not None:
             norms.append(norm)
         amp.step(optimizer)
         log.add(loss.detach())
     log.end()
-    finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # a skipped step's is not
+    finite = [norm for norm in map(float, norms) if math.isfinite(norm)]  # skipped steps have a non-finite norm
     print(f"norm of the gradients before clipping to {clip:g}: {min(finite):.2f} to {max(finite):.2f}")
 
     kept, all_kept = (megabytes_kept(amp, forward, model, x) for forward in (frugal, ResNet.forward))
@@ -53,7 +53,7 @@ def main(
 
 
 def frugal(model: ResNet, x: torch.Tensor) -> torch.Tensor:
-    """Run the model; the backward pass computes each block again, under the same policy, from the block's input."""
+    """Run the model; the backward pass recomputes each block from its input under the same policy."""
     x = model.stem(x)
     for block in model.stages:
         x = checkpoint(block, x, use_reentrant=False)
@@ -61,7 +61,7 @@ def frugal(model: ResNet, x: torch.Tensor) -> torch.Tensor:
 
 
 def megabytes_kept(amp: ua.Amp, forward: Any, model: ResNet, x: torch.Tensor) -> float:
-    """Return the size of what autograd keeps of a forward pass, parameters aside."""
+    """Return the megabytes that autograd saves in a forward pass, without parameters."""
     kept = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

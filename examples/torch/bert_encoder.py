@@ -1,4 +1,4 @@
-"""A transformer encoder of BERT-base's size learns to fill in masked words; its warm-up waits for skipped steps."""
+"""A BERT-base-sized transformer encoder learns to predict masked words; skipped steps do not advance the warm-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = {"width": 64, "layers": 2, "heads": 2, "length": 32}
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, steps: int = 1000, batch_size: int = 64) -> None:
-    """Train on the descriptions of data sets that ship with scikit-learn."""
+    """Train on the data set descriptions that ship with scikit-learn."""
     size = TINY if smoke else BASE
     steps, batch_size = (50, 8) if smoke else (steps, batch_size)
     words = read_words(512 if smoke else 8192)
@@ -40,23 +40,23 @@ def main(smoke: Smoke = False, policy: PolicyName = None, steps: int = 1000, bat
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
         amp.clip_grad_norm(optimizer, 1.0)
-        amp.step(optimizer, schedule)  # a skipped step leaves the schedule where it is
+        amp.step(optimizer, schedule)  # a skipped step does not advance the scheduler
         log.add(loss.detach())
     log.end()
     print(f"schedule after {schedule.last_epoch} steps: learning rate {schedule.get_last_lr()[0]:.2e}")
 
 
 def warm_up(begin: int, end: int):  # type: ignore[no-untyped-def]
-    """Return the factor of the learning rate by step: up to 1 in ``begin`` steps, then down to 0 at ``end``."""
+    """Return the learning rate factor: linear warm-up over ``begin`` steps, then linear decay to 0 at ``end``."""
     return lambda step: min((step + 1) / begin, max(0.0, (end - step) / (end - begin)))
 
 
 class Encoder(nn.Module):
-    """Embeddings, layers of attention, and the same embeddings to tell words by.
+    """Embeddings, attention layers, and an output layer tied to the embeddings.
 
     Args:
-        vocabulary: words; best a multiple of 64, for Tensor Cores.
-        width, layers, heads, length: of the encoder; ``length`` is the longest text in words.
+        vocabulary: number of words; a multiple of 64 suits Tensor Cores.
+        width, layers, heads, length: sizes of the encoder; ``length`` is the maximum text length in words.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, length: int) -> None:
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
 
 
 def read_words(vocabulary: int) -> torch.Tensor:
-    """Return a text as numbers of words, the commonest first; 0 is the mask, 1 any word too rare for a number."""
+    """Return a text as word indices, ordered by frequency; 0 is the mask, 1 an unknown (rare) word."""
     folder = files("sklearn.datasets.descr")
     text = " ".join(sorted(file.read_text("utf-8") for file in folder.iterdir() if file.name.endswith(".rst")))
     words = re.findall(r"\w+|[^\w\s]", text.lower())
@@ -85,7 +85,7 @@ def read_words(vocabulary: int) -> torch.Tensor:
 
 
 def masked_batch(words: torch.Tensor, size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pieces of text with 15 % of the words masked, and those words; elsewhere ``IGNORED``."""
+    """Return texts with 15 % of the words masked, and the targets: the masked words, elsewhere ``IGNORED``."""
     starts = torch.randint(len(words) - length, (size, 1))
     text = words[starts + torch.arange(length)]
     masked = torch.rand(text.shape) < 0.15

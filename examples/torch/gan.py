@@ -1,4 +1,4 @@
-"""A GAN on small images: two optimizers share one loss scale, and each skips its own steps."""
+"""A GAN on small images: two optimizers share one loss scale; each is skipped separately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISE = 64
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 20, batch_size: int = 128) -> None:
-    """Train a generator against a discriminator (DCGAN)."""
+    """Train a generator and a discriminator (DCGAN)."""
     width, steps = (8, 30) if smoke else (64, None)
     data = images("torch", smoke, channels=1)
     amp = ua.Amp("torch", policy or mixed_policy("torch"), loss_scale="dynamic")
@@ -27,7 +27,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 20, batc
 
     low, high = float(data.train_images.min()), float(data.train_images.max())
     for real, _ in batches(amp, data, 32 if smoke else batch_size, epochs, steps):
-        real = 2 * (real - low) / (high - low) - 1  # as the generator's tanh
+        real = 2 * (real - low) / (high - low) - 1  # the range of the generator's tanh
         noise = torch.randn(len(real), NOISE, 1, 1, device=real.device)
         with amp.autocast():
             fake = generator(noise)
@@ -40,7 +40,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 20, batc
             g_loss = judged(discriminator, fake, 1.0)
         with amp.scale_loss(g_loss, g_optimizer) as scaled_loss:
             scaled_loss.backward()
-        amp.step(g_optimizer)  # the last optimizer's step ends the iteration: here the scale moves, once
+        amp.step(g_optimizer)  # the last step of the iteration updates the loss scale
         d_log.add(d_loss.detach())
         g_log.add(g_loss.detach())
 
@@ -51,7 +51,7 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 20, batc
 
 
 def judged(discriminator: nn.Module, images: torch.Tensor, wanted: float) -> torch.Tensor:
-    """Return the discriminator's loss where all images should get the answer ``wanted``."""
+    """Return the discriminator's loss on images whose target is ``wanted``."""
     logits = discriminator(images)
     return binary_cross_entropy_with_logits(logits, torch.full_like(logits, wanted))
 

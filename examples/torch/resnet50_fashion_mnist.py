@@ -1,4 +1,4 @@
-"""ResNet-50 on Fashion-MNIST, in float32 and in mixed precision: what changes between the two is the configuration."""
+"""ResNet-50 on Fashion-MNIST, in float32 and mixed precision; the two runs differ only in the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import unifiedamp as ua
 def main(
     smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch_size: int = 256, out: Path = Path("runs")
 ) -> None:
-    """Train twice and print both scores; the loss scale of the mixed run is drawn into resnet50_scale.png."""
+    """Train twice and print the scores; plot the loss scale of the mixed run to resnet50_scale.png."""
     data = images("torch", smoke)
     compile = "off" if smoke else "default"
     configs: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ def main(
 def train(
     config: dict[str, Any], data: Data, size: Any, epochs: int, batch_size: int, steps: int | None
 ) -> tuple[ua.Amp, ResNet, Log]:
-    """Train a new ResNet-50 as ``config`` says."""
+    """Train a new ResNet-50 with the configuration ``config``."""
     amp = ua.Amp.from_config(config)
     torch.manual_seed(0)
     with amp.scope():
@@ -69,7 +69,7 @@ def train(
 
 
 def scores(amp: ua.Amp, model: ResNet, data: Data) -> tuple[float, ...]:
-    """Return accuracy on the test images, and precision, recall and F1 (means over the classes)."""
+    """Return accuracy, precision, recall and F1 (macro averages) on the test images."""
     found = predict(amp, torch_models, model, data)
     precision, recall, f1, _ = precision_recall_fscore_support(
         data.test_labels, found, average="macro", zero_division=0

@@ -109,7 +109,7 @@ def tried(worker, request):
 
 
 def test_a_memory_limit_holds():
-    code = "from unifiedamp import machine; machine.limit_memory(2**28); bytearray(2**29)"
+    code = "from unifiedamp.workloads import machine; machine.limit_memory(2**28); bytearray(2**29)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MemoryError" in run.stderr
     assert machine.peak_process_memory() > 2**20

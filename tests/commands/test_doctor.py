@@ -106,7 +106,8 @@ def installed_names():
 def nothing_installed(monkeypatch, tmp_path):
     """No framework is found, by the processes that look for them."""
     (tmp_path / "bare.py").write_text(
-        "from unifiedamp import plugins, probe\n\nplugins.is_installed = lambda framework: False\nmake = probe.make\n"
+        "from unifiedamp.config import plugins\nfrom unifiedamp.workloads import probe\n\n"
+        "plugins.is_installed = lambda framework: False\nmake = probe.make\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "PROBE", "bare:make")

@@ -172,7 +172,7 @@ def test_nothing_selected(command, monkeypatch):
 
 def imports(backend):
     """Whether the backend and its framework can be imported here."""
-    code = f"from unifiedamp import plugins; plugins.load_backend({backend!r})"
+    code = f"from unifiedamp.config import plugins; plugins.load_backend({backend!r})"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False).returncode == 0
 
 

@@ -50,7 +50,7 @@ def distribution(folder: Path, name: str, at_import: str, arguments: str = "") -
 
 
 ONLY_MINE = """
-from unifiedamp import plugins
+from unifiedamp.config import plugins
 every = plugins.backend_entry_points
 plugins.backend_entry_points = lambda: {n: p for n, p in every().items() if n not in ("torch", "tensorflow", "mxnet")}
 from unifiedamp.cli import app

@@ -22,7 +22,7 @@ SCRIPT = """
 import os, warnings
 warnings.simplefilter("ignore")
 import unifiedamp as ua
-from unifiedamp import machine
+from unifiedamp.workloads import machine
 backend = ua.Amp({name!r}, "float32", device="cpu").backend
 machine.limit_memory(2**30)
 try:

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 import numpy as np
 from toy import autograd as toy
-from toy.backend import Scaled, ToyBackend
+from toy.training import Scaled, ToyTraining
 
 from .registry import mutant
 
 
 @mutant("test_any_gradient_alone_skips_the_step")
-class ChecksTheFirstGradientOnly(ToyBackend):
+class ChecksTheFirstGradientOnly(ToyTraining):
     def unscale(self, optimizer):
         first = next(iter(self._grads(optimizer).values()))
         finite = bool(np.isfinite(first).all())
@@ -21,7 +21,7 @@ class ChecksTheFirstGradientOnly(ToyBackend):
 
 
 @mutant("test_one_gradient_among_hundreds")
-class ChecksAHundredGradients(ToyBackend):
+class ChecksAHundredGradients(ToyTraining):
     def unscale(self, optimizer):
         seen = list(self._grads(optimizer).values())[:100]
         finite = all(np.isfinite(grad).all() for grad in seen)
@@ -30,7 +30,7 @@ class ChecksAHundredGradients(ToyBackend):
 
 
 @mutant("test_every_gradient_is_clamped")
-class ClampsTheFirstGradientOnly(ToyBackend):
+class ClampsTheFirstGradientOnly(ToyTraining):
     def clip_grad_value(self, optimizer, clip_value):
         others = list(self._grads(optimizer).items())[1:]
         super().clip_grad_value(optimizer, clip_value)
@@ -39,14 +39,14 @@ class ClampsTheFirstGradientOnly(ToyBackend):
 
 
 @mutant("test_every_gradient_is_clamped")
-class ClampsFromAboveOnly(ToyBackend):
+class ClampsFromAboveOnly(ToyTraining):
     def clip_grad_value(self, optimizer, clip_value):
         for name, grad in self._grads(optimizer).items():
             optimizer.parameters[name].grad = np.minimum(grad, clip_value)
 
 
 @mutant("test_the_norm_is_that_of_all_gradients")
-class ClipsEachGradientByItself(ToyBackend):
+class ClipsEachGradientByItself(ToyTraining):
     def clip_grad_norm(self, optimizer, max_norm):
         for name, grad in self._grads(optimizer).items():
             norm = float(np.sqrt((grad.astype(np.float64) ** 2).sum()))
@@ -55,7 +55,7 @@ class ClipsEachGradientByItself(ToyBackend):
 
 
 @mutant("test_a_norm_whose_squares_overflow")
-class SquaresInFloat32(ToyBackend):
+class SquaresInFloat32(ToyTraining):
     def clip_grad_norm(self, optimizer, max_norm):
         with np.errstate(all="ignore"):
             norm = np.sqrt(np.float32(sum((g**2).sum() for g in self._grads(optimizer).values())))
@@ -65,7 +65,7 @@ class SquaresInFloat32(ToyBackend):
 
 
 @mutant("test_what_is_small_enough_stays")
-class ClippingAlsoEnlarges(ToyBackend):
+class ClippingAlsoEnlarges(ToyTraining):
     def clip_grad_norm(self, optimizer, max_norm):
         norm = super().clip_grad_norm(optimizer, 1e30)
         for name, grad in self._grads(optimizer).items():
@@ -74,7 +74,7 @@ class ClippingAlsoEnlarges(ToyBackend):
 
 
 @mutant("test_a_sum_that_overflows_is_no_overflow")
-class LooksAtTheSum(ToyBackend):
+class LooksAtTheSum(ToyTraining):
     def unscale(self, optimizer):
         with np.errstate(all="ignore"):
             total = np.float32(0)
@@ -85,15 +85,15 @@ class LooksAtTheSum(ToyBackend):
 
 
 @mutant("test_a_clip_after_a_discarded_one")
-class ADiscardedStepStaysUnscaled(ToyBackend):
+class ADiscardedStepStaysUnscaled(ToyTraining):
     stale = False
 
-    def drop_gradients(self, optimizer):
+    def zero_grad(self, optimizer):
         self.stale = bool(self.checked)
-        super().drop_gradients(optimizer)
+        super().zero_grad(optimizer)
 
-    def step(self, optimizer, update):
-        outcome = super().step(optimizer, update)
+    def step(self, optimizer, update_scale):
+        outcome = super().step(optimizer, update_scale)
         self.stale = False
         return outcome
 
@@ -106,38 +106,38 @@ class ADiscardedStepStaysUnscaled(ToyBackend):
 
 
 @mutant("test_a_last_window_that_is_short_is_discarded")
-class DiscardingKeepsGradients(ToyBackend):
-    def drop_gradients(self, optimizer):
+class DiscardingKeepsGradients(ToyTraining):
+    def zero_grad(self, optimizer):
         if optimizer.steps and not self.found:
             kept = self._grads(optimizer) if self.spec.accumulate_steps > 1 else {}
-            super().drop_gradients(optimizer)
+            super().zero_grad(optimizer)
             for name, grad in kept.items():
                 optimizer.parameters[name].grad = grad
         else:
-            super().drop_gradients(optimizer)
+            super().zero_grad(optimizer)
 
 
 @mutant("test_an_optimizer_that_was_not_named_gets_nothing")
-class GradientsLeak(ToyBackend):
+class GradientsLeak(ToyTraining):
     def others(self, named):
         return []
 
 
 @mutant("test_what_was_there_before_stays")
-class GradientsOfOthersAreDropped(ToyBackend):
+class GradientsOfOthersAreDropped(ToyTraining):
     def others(self, named):
         return [(parameter, None) for parameter, _ in super().others(named)]
 
 
 @mutant("test_gradients_have_the_names_of_parameters")
-class NamesAreShifted(ToyBackend):
+class NamesAreShifted(ToyTraining):
     def gradients(self, optimizer):
         found = super().gradients(optimizer)
         return dict(zip(found, reversed(list(found.values())), strict=True))
 
 
 @mutant("test_the_mean_of_the_window_is_applied")
-class DividesOnlyWhatItScales(ToyBackend):
+class DividesOnlyWhatItScales(ToyTraining):
     @contextmanager
     def scale_loss(self, loss, optimizers):
         with super().scale_loss(loss, optimizers) as scaled:
@@ -146,9 +146,9 @@ class DividesOnlyWhatItScales(ToyBackend):
 
 
 @mutant("test_momentum_rests")
-class SkippedStepsKeepTheirMomentum(ToyBackend):
-    def step(self, optimizer, update):
-        outcome = super().step(optimizer, update)
+class SkippedStepsKeepTheirMomentum(ToyTraining):
+    def step(self, optimizer, update_scale):
+        outcome = super().step(optimizer, update_scale)
         if outcome.found_inf and optimizer.momentum:
             optimizer.apply({name: np.zeros_like(p.data) for name, p in optimizer.parameters.items()})
         return outcome

@@ -30,7 +30,7 @@ from .capabilities import (
     PlanRow,
     Support,
 )
-from .legacy import CallState, LegacyBackend, required, with_roles
+from .legacy import CallState, LegacyBackend, with_roles
 from .optional_roles import (
     Compiler,
     Converter,
@@ -45,6 +45,7 @@ from .optional_roles import (
 )
 from .plugin import BackendPlugin, hookimpl
 from .prefetch import Ahead, convert_batch, prefetch_in_thread
+from .required import required
 from .result import StepResult, StepValues
 from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
 from .spec import SessionSpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,11 +19,12 @@ from .optional_roles import (
     Unsupported,
     Weights,
 )
+from .required import required
 from .roles import Device, Precision, Training
 from .spec import SessionSpec
 
 
-class Backend(ABC):
+class Backend:
     """The composition root of a backend. Its constructor makes the roles; it holds nothing else.
 
     Args:
@@ -39,9 +39,9 @@ class Backend(ABC):
 
     name: ClassVar[str]
 
-    device: Device
-    precision: Precision
-    training: Training
+    device: Device = Device()
+    precision: Precision = Precision()
+    training: Training = Training()
     compiler: Compiler | Unsupported = Unsupported()
     recorder: Recorder | Unsupported = Unsupported()
     weights: Weights | Unsupported = Unsupported()
@@ -56,7 +56,7 @@ class Backend(ABC):
         self.spec = spec
 
     @classmethod
-    @abstractmethod
+    @required
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         """Return the preset recommended for the device, and why in a few words."""
 
@@ -74,7 +74,7 @@ class Backend(ABC):
         return EnvironmentDefaults()
 
     @classmethod
-    @abstractmethod
+    @required
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         """Return ``target`` (a function or a custom-operation class) for use inside autocast.
 
@@ -82,7 +82,7 @@ class Backend(ABC):
         None leaves inputs unchanged. A kind of target that the framework cannot wrap raises ``UnsupportedError``.
         """
 
-    @abstractmethod
+    @required
     def declare(self) -> Capabilities:
         """Return what this backend can do on the session's device, without the features of optional roles."""
 
@@ -91,11 +91,11 @@ class Backend(ABC):
         declared = self.declare()
         return replace(declared, features={**declared.features, **role_features(self)})
 
-    @abstractmethod
+    @required
     def explain(self) -> list[PlanRow]:
         """Return the resolved plan: each setting, the native calls it becomes, and what has no effect here."""
 
-    @abstractmethod
+    @required
     def close(self) -> None:
         """Undo what ``prepare`` attached to native objects (hooks, patched methods). Called by ``Amp.close``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from .. import errors
 from ..loss_scale import ScaleState
@@ -27,24 +27,12 @@ from .optional_roles import (
     Weights,
 )
 from .prefetch import Ahead, convert_batch
+from .required import required
 from .result import StepResult
 from .roles import Device, Precision, ScaledLoss, Training
 from .spec import SessionSpec
 
-F = TypeVar("F", bound=Callable[..., Any])
 CallState = StepOrderState
-
-
-def required(method: F) -> F:
-    """Mark a method that a backend must write: until then, calling it says which one is missing."""
-
-    @functools.wraps(method)
-    def missing(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-        owner = self if isinstance(self, type) else type(self)
-        about = (method.__doc__ or "").strip().partition("\n")[0]
-        raise errors.UnsupportedError(f"{owner.__module__}.{owner.__name__} has no {method.__name__} yet. {about}")
-
-    return missing  # type: ignore[return-value]
 
 
 class _Extras:

@@ -6,7 +6,6 @@ Having the object is the capability: core derives the features in ``ROLE_FEATURE
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -14,6 +13,7 @@ from ..errors import UnsupportedError
 from ..policy import Policy
 from .capabilities import MatmulShape, PlanRow, Support
 from .recording import Epsilon, RecordedStep
+from .required import required
 from .roles import Model, Optimizer
 
 ROLE_FEATURES = {
@@ -60,7 +60,7 @@ class StepOrderState(Protocol):
         """Restore a state."""
 
 
-class Compiler(ABC):
+class Compiler:
     """Compiles whole steps: feature ``compile``.
 
     Attributes:
@@ -71,7 +71,7 @@ class Compiler(ABC):
     means: str = ""
     replays_traces: bool = False
 
-    @abstractmethod
+    @required
     def compile(self, fn: Callable[..., Any], order: StepOrderState, mode: str) -> Callable[..., Any]:
         """Return the compiled form of a whole step (or of a model): the same results as eager.
 
@@ -88,12 +88,12 @@ class Compiler(ABC):
         return False
 
 
-class Recorder(ABC):
+class Recorder:
     """Records each layer's numbers on some steps: feature ``recording``."""
 
     means: str = ""
 
-    @abstractmethod
+    @required
     def begin(self, activations: bool) -> None:
         """Record the steps from here to :meth:`end`; nothing may be left that costs time afterwards.
 
@@ -102,7 +102,7 @@ class Recorder(ABC):
                 computed, in execution order. Inference regions do not count.
         """
 
-    @abstractmethod
+    @required
     def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
         """Count the optimizer's raw gradients on the device, by ``recording.EDGE_BITS``; note scale and loss.
 
@@ -113,7 +113,7 @@ class Recorder(ABC):
             The names of the gradients, as ``Training.gradients`` gives them.
         """
 
-    @abstractmethod
+    @required
     def end(self) -> RecordedStep:
         """Stop recording; return what was noted, read from the device at once."""
 
@@ -122,18 +122,18 @@ class Recorder(ABC):
         return []
 
 
-class Weights(ABC):
+class Weights:
     """Reads and writes a model's true weights: feature ``float32_weights``."""
 
     means: str = ""
 
-    @abstractmethod
+    @required
     def read(self, model: Model) -> dict[str, Any]:
         """Return name → float32 numpy array (complex64 for complex ones) of every floating-point tensor of a model,
         statistics of normalization included: master weights where there are some, else the model's values, cast.
         """
 
-    @abstractmethod
+    @required
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
         """Set what :meth:`read` returned, master weights and the model's own values alike.
 
@@ -143,34 +143,34 @@ class Weights(ABC):
         """
 
 
-class Converter(ABC):
+class Converter:
     """Copies models for inference in low precision: feature ``convert_model``."""
 
     means: str = ""
 
-    @abstractmethod
+    @required
     def convert(self, model: Model, inputs: Sequence[Any], policy: Policy) -> Model:
         """Return a copy of a model whose parameters have ``policy.compute_dtype`` (float16 or bfloat16); see
         ``Amp.convert_model``.
         """
 
 
-class LayerShapes(ABC):
+class LayerShapes:
     """Knows the sizes of a model's matrix products: feature ``shape_advice``."""
 
     means: str = ""
 
-    @abstractmethod
+    @required
     def matmul_shapes(self, models: Sequence[Model]) -> list[MatmulShape]:
         """Return the sizes of the models' matrix products and convolutions, in layer order."""
 
 
-class Profiler(ABC):
+class Profiler:
     """Times the device's kernels: feature ``kernel_profile``."""
 
     means: str = ""
 
-    @abstractmethod
+    @required
     def kernel_times(self, run: Callable[[], Any]) -> dict[str, float]:
         """Call ``run`` under the framework's profiler; return kernel name → seconds on the device."""
 
@@ -194,14 +194,14 @@ class Distributed:
         return 0
 
 
-class Tuner(ABC):
+class Tuner:
     """Speed settings besides the policy, and the framework's debugging modes."""
 
-    @abstractmethod
+    @required
     def support(self) -> Mapping[str, Support]:
         """Return item of ``Tuning`` → whether it has an effect here, by which native means or why not."""
 
-    @abstractmethod
+    @required
     def rows(self) -> list[PlanRow]:
         """Return a row "tuning.<item>" for each supported item of ``spec.tuning``, and rows on what the prepared models
         show ("tuning.bias_before_norm").

@@ -8,7 +8,6 @@ framework state is restored on exit, also when an exception passes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from ..loss_scale import ScaleState
 from ..policy import Policy
 from .capabilities import NonFiniteReport
 from .prefetch import prefetch_in_thread
+from .required import required
 from .result import StepResult
 
 Tensor = Any
@@ -38,7 +38,7 @@ class ScaledLoss(Protocol):
         """Add the gradients of the scaled loss to the window of each optimizer named."""
 
 
-class Device(ABC):
+class Device:
     """The session's device: arrays in and out, memory.
 
     Attributes:
@@ -50,7 +50,7 @@ class Device(ABC):
     name: str
     reads_without_sync: bool = True
 
-    @abstractmethod
+    @required
     def to_native(self, array: Any, dtype: str | None = None) -> Tensor:
         """Return an array as a native tensor on the session's device, without a copy where possible.
 
@@ -64,7 +64,7 @@ class Device(ABC):
             UnsupportedError: the framework has no tensors of ``dtype`` here.
         """
 
-    @abstractmethod
+    @required
     def to_numpy(self, tensor: Tensor) -> Any:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
 
@@ -84,32 +84,32 @@ class Device(ABC):
         return isinstance(error, MemoryError)
 
 
-class Precision(ABC):
+class Precision:
     """Where the policy applies: model creation, autocast regions, inference."""
 
-    @abstractmethod
+    @required
     def scope(self) -> AbstractContextManager[None]:
         """Return a context in which native objects are created under the policy."""
 
-    @abstractmethod
+    @required
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy (``policy`` replaces the session's); nestable, thread-local."""
 
-    @abstractmethod
+    @required
     def inference(self, models: Sequence[Model]) -> AbstractContextManager[Any]:
         """Return a region under the policy that records no gradients, with ``models`` in evaluation mode."""
 
 
-class Training(ABC):
+class Training:
     """From ``prepare`` to the end of a step, and the state of the loss scale."""
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
-    @abstractmethod
+    @required
     def is_model(self, obj: object) -> bool:
         """Return whether ``obj`` is a model of this framework (core sorts the arguments of ``prepare`` by it)."""
 
-    @abstractmethod
+    @required
     def prepare(
         self, models: Sequence[Model], optimizers: Sequence[Optimizer]
     ) -> tuple[Sequence[Model], Sequence[Optimizer]]:
@@ -129,7 +129,7 @@ class Training(ABC):
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    @abstractmethod
+    @required
     def scale_loss(self, loss: Tensor, optimizers: Sequence[Optimizer]) -> AbstractContextManager[ScaledLoss]:
         """Multiply ``loss`` by the scale in float32 and divide it by ``accumulate_steps``.
 
@@ -139,26 +139,26 @@ class Training(ABC):
             LossError: the loss is not a scalar, or not connected to any parameter.
         """
 
-    @abstractmethod
+    @required
     def backward(self, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]) -> Tensor:
         """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss.
 
         A framework with ``context_form`` returns ``backward_in_context(...)``.
         """
 
-    @abstractmethod
+    @required
     def unscale(self, optimizer: Optimizer) -> None:
         """Check the raw gradients of the window for inf and nan, then divide them by the scale, in place."""
 
-    @abstractmethod
+    @required
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> Tensor:
         """Scale unscaled gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
 
-    @abstractmethod
+    @required
     def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
         """Clamp each element of the unscaled gradients to [-clip_value, clip_value]."""
 
-    @abstractmethod
+    @required
     def gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """Return name → native gradient of the window; parameters without a gradient are left out.
 
@@ -166,7 +166,7 @@ class Training(ABC):
         mapping.
         """
 
-    @abstractmethod
+    @required
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
         """Unscale unless done, apply or skip, zero the window's gradients, count.
 
@@ -175,15 +175,15 @@ class Training(ABC):
             update_scale: this step ends the iteration: update the scale by the findings of all its steps.
         """
 
-    @abstractmethod
+    @required
     def update_scale(self) -> None:
         """End the iteration: update the scale by the findings since the last update; without any, leave it."""
 
-    @abstractmethod
+    @required
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Drop the window's gradients, and what ``unscale`` found for them."""
 
-    @abstractmethod
+    @required
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         """Restore these optimizers to where they were before their windows: an exception left one of their calls.
 
@@ -199,7 +199,7 @@ class Training(ABC):
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    @abstractmethod
+    @required
     def read_state(self) -> ScaleState:
         """Read the scale and its counters as plain numbers; may synchronize with the device."""
 
@@ -210,7 +210,7 @@ class Training(ABC):
         """
         return self.read_state()
 
-    @abstractmethod
+    @required
     def write_state(self, state: ScaleState) -> None:
         """Set the scale and its counters."""
 

@@ -212,7 +212,7 @@ def _lay_over(backend: str, fault: Fault) -> None:
     class Faulty:
         @hookimpl
         def unifiedamp_backend(self) -> BackendPlugin:
-            return replace(known, load=lambda: fault.over(known.load()))  # type: ignore
+            return replace(known, load=lambda: fault.over(known.load()))
 
     plugins.register(backend, Faulty())
 

@@ -1,4 +1,4 @@
-"""The conformance suite, on this backend."""
+"""Runs the conformance suite on this backend."""
 
 from unifiedamp.conformance.suite import *  # noqa: F403
 

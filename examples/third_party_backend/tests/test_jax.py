@@ -1,4 +1,4 @@
-"""What is JAX's alone: closures over modules, traces and their keys, Flax's dtypes, optimizers without a model."""
+"""JAX-specific tests: closures over modules, traces and their keys, Flax's dtypes, optimizers without a model."""
 
 import jax
 import jax.numpy as jnp

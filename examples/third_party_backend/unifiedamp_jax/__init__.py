@@ -1,7 +1,7 @@
-"""JAX for unifiedamp: Flax NNX models, optax optimizers, ``jax.jit`` as ``amp.compile``.
+"""A JAX backend for unifiedamp: Flax NNX models, optax optimizers, ``jax.jit`` as ``amp.compile``.
 
-``Optimizer`` is an ``nnx.Optimizer`` that knows its model; ``promote_dtype`` makes a layer of your own follow the
-policy, as Flax's layers do. Importing the package imports no JAX, until one of them is asked for.
+``Optimizer`` is an ``nnx.Optimizer`` with a reference to its model. ``promote_dtype`` makes a custom layer follow the
+policy, like Flax's layers. Importing the package does not import JAX until one of them is accessed.
 """
 
 from __future__ import annotations

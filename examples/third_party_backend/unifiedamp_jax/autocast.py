@@ -19,7 +19,7 @@ from flax.nnx.nn import dtypes
 
 from unifiedamp.backend import Policy, errors, match_layers
 
-from . import ops
+from . import layers
 
 
 class Region(NamedTuple):
@@ -68,17 +68,17 @@ promote_dtype = Promote()
 
 def attach(model: nnx.Module, policy: Policy) -> None:
     """Make the model's layers follow regions, and the model cast its outputs."""
-    layers = ops.layers(model)
-    overrides = match_layers(policy.layer_overrides, layers)
+    found = layers.layers(model)
+    overrides = match_layers(policy.layer_overrides, found)
     detach(model)
-    for path, layer in layers.items():
-        layer.promote_dtype = Promote(layer.promote_dtype, isinstance(layer, ops.NORMS), overrides.get(path))
+    for path, layer in found.items():
+        layer.promote_dtype = Promote(layer.promote_dtype, isinstance(layer, layers.NORMS), overrides.get(path))
     object.__setattr__(model, "__class__", _casting(type(model)))
 
 
 def detach(model: nnx.Module) -> None:
     """Undo :func:`attach`."""
-    for layer in ops.layers(model).values():
+    for layer in layers.layers(model).values():
         if isinstance(layer.promote_dtype, Promote):
             layer.promote_dtype = layer.promote_dtype.own
     object.__setattr__(model, "__class__", getattr(type(model), "_uncast", type(model)))
@@ -91,7 +91,7 @@ def _casting(kind: type) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = kind.__call__(self, *args, **kwargs)
         now = current.value
-        return output if now is None else ops.cast_floating(output, now.output)
+        return output if now is None else layers.cast_floating(output, now.output)
 
     body = {"__call__": __call__, "_uncast": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (kind,), body)
@@ -104,8 +104,8 @@ MODES = ("deterministic", "use_running_average")
 @contextmanager
 def inference(models: Sequence[nnx.Module], policy: Policy) -> Iterator[None]:
     """Run a region with ``models`` in evaluation mode; JAX records no gradients unless asked."""
-    layers = [layer for model in models for _, layer in nnx.iter_modules(model, graph=True)]
-    found = [(layer, name, getattr(layer, name)) for layer in layers for name in MODES if hasattr(layer, name)]
+    found_layers = [layer for model in models for _, layer in nnx.iter_modules(model, graph=True)]
+    found = [(layer, name, getattr(layer, name)) for layer in found_layers for name in MODES if hasattr(layer, name)]
     try:
         for model in models:
             model.eval()
@@ -130,7 +130,7 @@ def custom_function(target: Callable[..., Any], cast_inputs: str | None) -> Call
     def call(*args: Any, **kwargs: Any) -> Any:
         if current.value is None or cast_inputs is None:
             return target(*args, **kwargs)
-        args, kwargs = ops.cast_floating((args, kwargs), cast_inputs)
+        args, kwargs = layers.cast_floating((args, kwargs), cast_inputs)
         with current(None):
             return target(*args, **kwargs)
 

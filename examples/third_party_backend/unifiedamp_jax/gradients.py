@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains, their gradients, and the step that moves them."""
+"""The parameters of an optimizer, their gradients, and the optimizer step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Trained:
-    """An optimizer, its model, and where among the session's models each of its parameters is.
+    """An optimizer, its model, and the location of its parameters in the session's models.
 
     Attributes:
         optimizer: the ``nnx.Optimizer``.
-        model: what ``optimizer.update`` is given.
-        paths: gradient's name → path in the list of models.
+        model: the argument of ``optimizer.update``.
+        paths: gradient name → path in the list of models.
     """
 
     optimizer: nnx.Optimizer
@@ -35,12 +35,12 @@ class Trained:
 
 
 def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) -> Trained:
-    """Find what ``optimizer`` trains.
+    """Find the parameters of ``optimizer``.
 
     Args:
         optimizer: an ``nnx.Optimizer``, with an attribute ``model`` or without.
         models: all prepared models.
-        only: the model meant by an optimizer that does not know its own.
+        only: the model of an optimizer without a ``model`` attribute.
 
     Raises:
         WrongObjectError, PrepareError: see ``Backend.prepare``.
@@ -78,7 +78,7 @@ def _name(path: Path) -> str:
 
 
 def _check_slots(optimizer: nnx.Optimizer, model: Any) -> None:
-    """Refuse slots made for parameters of other shapes, and cast them to the parameters' dtype."""
+    """Refuse slots with other shapes than the parameters; cast slots to the parameters' dtype."""
     fit = jax.eval_shape(optimizer.tx.init, nnx.as_pure(nnx.state(model, optimizer.wrt, graph=True)))
     slots = nnx.as_pure(optimizer.opt_state)
     kinds = [jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (fit, slots)]
@@ -90,11 +90,11 @@ def _check_slots(optimizer: nnx.Optimizer, model: Any) -> None:
 def differentiate(
     closure: Callable[[], Any], models: Sequence[nnx.Module], trained: Sequence[Trained], factor: Any
 ) -> tuple[jax.Array, list[Grads]]:
-    """Return the loss of ``closure`` and the gradients of its product with ``factor``, for each of ``trained``.
+    """Return the loss of ``closure``, and the gradients of ``loss * factor`` for each of ``trained``.
 
     Raises:
         LossError: the loss is not a floating scalar.
-        StepOrderError: ``closure`` changes a module that is none of ``models``.
+        StepOrderError: ``closure`` changes a module that is not in ``models``.
     """
     known = nnx.List(models)
     wanted = {path for one in trained for path in one.paths.values()}
@@ -128,11 +128,11 @@ def _checked(loss: Any) -> jax.Array:
 
 @nnx.jit(graph=True)
 def apply(optimizer: Any, model: Any, grads: Grads, found: Any) -> None:
-    """Run the optimizer's own ``update``, or change nothing where ``found``; None there: nobody looked."""
+    """Run the optimizer's ``update`` unless ``found``; None means that the gradients were not checked."""
 
     def update(optimizer: Any, model: Any) -> None:
         own = dict(_flat(model, optimizer.wrt))
-        # optax wants a gradient for every parameter: where the user took one out, it is zero.
+        # optax requires a gradient for every parameter: use zero for those that the user removed.
         flat = {path: type(one)(grads.get(_name(path), jnp.zeros_like(one.get_value()))) for path, one in own.items()}
         state = nnx.from_flat_state(flat)
         if isinstance(optimizer, nnx.ModelAndOptimizer):

@@ -1,4 +1,4 @@
-"""What the conformance suite needs of JAX: plain Flax and optax."""
+"""The harness of the conformance suite for JAX: plain Flax and optax objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .optimizer import Optimizer
 
 
 class Probe(nnx.Module):
-    """Scalars ``w0``, ``w1``, …; answers ``sum(w_i * x_i)``."""
+    """Scalars ``w0``, ``w1``, …; returns ``sum(w_i * x_i)``."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.count = len(values)
@@ -34,7 +34,7 @@ class Probe(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Dense layers ``layer0``, ``layer1``, … with ReLU between."""
+    """Dense layers ``layer0``, ``layer1``, … with ReLU in between."""
 
     def __init__(self, weights: Sequence[tuple[Array, Array]]) -> None:
         self.count = len(weights)
@@ -86,7 +86,7 @@ _FUNCTIONS = {
 
 
 sgd, adam = functools.cache(optax.sgd), functools.cache(optax.adam)
-"""One transformation per setting: a second one would be another function to ``jax.jit``, compiled again."""
+"""One cached transformation per setting: ``jax.jit`` would compile a second one again."""
 
 
 def _over(models: Sequence[nnx.Module], tx: optax.GradientTransformation) -> Optimizer:
@@ -94,7 +94,7 @@ def _over(models: Sequence[nnx.Module], tx: optax.GradientTransformation) -> Opt
 
 
 class JaxHarness(Harness):
-    """Makes JAX's objects."""
+    """Creates JAX objects."""
 
     backend = "jax"
     scaling_policies = ("mixed_bfloat16",)
@@ -145,7 +145,7 @@ class JaxHarness(Harness):
         amp.gradients(optimizer).update({name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
 
     def interrupted_update(self, optimizer: Any, error: BaseException) -> None:
-        """See ``Harness``: JAX makes new values."""
+        """See ``Harness``: JAX updates are functional, so there is nothing to interrupt."""
         return
 
     def run_op(self, op: str) -> str | None:

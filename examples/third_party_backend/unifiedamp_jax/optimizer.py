@@ -1,7 +1,7 @@
-"""An ``nnx.Optimizer`` that knows its model.
+"""An ``nnx.Optimizer`` with a reference to its model.
 
-Since Flax 0.11 an optimizer is handed its model at each ``update``. A loop that says ``amp.step(optimizer)`` needs to
-know which parameters that moves.
+Since Flax 0.11, ``update`` takes the model as an argument. ``amp.step(optimizer)`` needs to know which parameters to
+update.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from flax import nnx
 
 
 class Optimizer(nnx.Optimizer):
-    """``nnx.Optimizer(model, tx, wrt=wrt)`` with the attribute ``model``; everything else is Flax's.
+    """``nnx.Optimizer(model, tx, wrt=wrt)`` with the attribute ``model``; otherwise unchanged.
 
     Args:
         model: the model to train, or an ``nnx.List`` of several.
         tx: an optax transformation.
-        wrt: which Variables it moves.
+        wrt: the Variables to train.
     """
 
     def __init__(self, model: Any, tx: optax.GradientTransformation, *, wrt: Any = nnx.Param) -> None:

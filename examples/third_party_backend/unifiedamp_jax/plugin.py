@@ -1,4 +1,4 @@
-"""The entry point of the JAX backend: light facts, no framework."""
+"""The entry point of the JAX backend; imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _load() -> type[Backend]:
 
 @hookimpl
 def unifiedamp_backend() -> BackendPlugin:
-    """Return the backend's description; flax is named as the framework, for it brings jax and optax."""
+    """Return the backend's description; the framework is flax, which depends on jax and optax."""
     return BackendPlugin(
         name="jax",
         framework="flax",

@@ -1,4 +1,4 @@
-"""What ``amp.prepare`` does to a model."""
+"""Preparing a model in ``amp.prepare``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from flax import nnx
 
 from unifiedamp.backend import SessionSpec, errors
 
-from . import autocast, ops
+from . import autocast, layers
 
 
 def prepare_model(model: nnx.Module, spec: SessionSpec) -> None:
-    """Check the parameters' dtypes, cast them where the policy says so, and attach the policy to the layers.
+    """Check the parameters' dtypes, cast them to the policy's, and attach the policy to the layers.
 
     Raises:
         ParamDtypeError: 16-bit parameters under a loss scaler.
@@ -34,7 +34,9 @@ def _parameters(model: nnx.Module) -> list[tuple[str, nnx.Variable]]:
 
 
 def _cast_parameters(model: nnx.Module, dtype: str, keep_norms: bool) -> None:
-    norms = [path for path, layer in ops.layers(model).items() if isinstance(layer, ops.NORMS)] if keep_norms else []
+    norms = (
+        [path for path, layer in layers.layers(model).items() if isinstance(layer, layers.NORMS)] if keep_norms else []
+    )
     for path, parameter in _parameters(model):
         if path.rpartition(".")[0] not in norms:
             parameter.set_value(parameter.get_value().astype(dtype))

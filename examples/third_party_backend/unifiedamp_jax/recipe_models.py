@@ -1,6 +1,6 @@
 """The recipe's models in Flax NNX, found by the entry point ``unifiedamp.recipe_models``.
 
-Flax lays out its kernels as the recipe's neutral weights do, and optax's momentum counts in gradients, as they do too:
+Flax's kernels have the layout of the recipe's neutral weights, and optax's momentum has the unit of a gradient, so
 nothing is transposed or scaled.
 """
 
@@ -39,10 +39,10 @@ FIELDS = {
 
 
 def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nnx.Sequential:
-    """Return the ``conv`` or ``mlp`` model with its first weights.
+    """Return the ``conv`` or ``mlp`` model with its initial weights.
 
     Raises:
-        UnsupportedError: another model is asked for.
+        UnsupportedError: another model was requested.
     """
     if name not in ("conv", "mlp"):
         raise errors.UnsupportedError(f"the recipe has no {name!r} in Flax; it has 'conv' and 'mlp'")
@@ -97,12 +97,12 @@ def loss_fn(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def export_weights(model: nnx.Sequential) -> Weights:
-    """Return the weights under the neutral names."""
+    """Return the weights with neutral names."""
     return {name: np.asarray(variable.get_value(), np.float32) for name, _, variable in _variables(model)}
 
 
 def import_weights(model: nnx.Sequential, weights: Weights) -> None:
-    """Overwrite the weights with neutral ones."""
+    """Set the weights from neutral names."""
     variables = {name: variable for name, _, variable in _variables(model)}
     check_fits(weights, {name: variable.shape for name, variable in variables.items()})
     for name, variable in variables.items():
@@ -115,7 +115,7 @@ def export_momentum(model: nnx.Sequential, optimizer: Optimizer) -> Weights:
 
 
 def import_momentum(model: nnx.Sequential, optimizer: Optimizer, momentum: Weights) -> None:
-    """Overwrite the momentum with a neutral one."""
+    """Set the momentum from neutral names."""
     slots = _slots(model, optimizer)
     check_fits(momentum, {name: slot.shape for name, slot in slots.items()})
     for name, slot in slots.items():

@@ -15,19 +15,19 @@ from unifiedamp.backend import LossScale, ScaleState
 Grads = dict[str, jax.Array]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "windows", "found"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found"], meta_fields=[])
 @dataclass
 class Carry:
     """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
 
     Attributes:
         numbers: the fields of ``ScaleState``, as arrays.
-        windows: one per optimizer.
-        found: whether a step since the last move of the scale was not finite; None when there was no step.
+        buffers: one per optimizer.
+        found: whether a step since the last update of the scale was not finite; None when there was no step.
     """
 
     numbers: dict[str, jax.Array]
-    windows: list[Window] = field(default_factory=list)
+    buffers: list[GradientBuffer] = field(default_factory=list)
     found: jax.Array | None = None
 
 
@@ -37,13 +37,13 @@ class Carry:
     meta_fields=[],
 )
 @dataclass
-class Window:
+class GradientBuffer:
     """One optimizer's gradients, until its step.
 
     Attributes:
         grads: name → sum of gradients; scaled until ``unscale``.
         bad: which of them (in the order of sorted names) are not finite; None until ``unscale``.
-        loss_finite: whether all unscaled losses of the window were finite; None when there was none.
+        loss_finite: whether all unscaled losses of the buffer were finite; None when there was none.
         blame: ``bad`` of the last skipped step, if it was this optimizer's; else all False.
         blamed_loss_finite: ``loss_finite`` of that step.
     """
@@ -61,7 +61,7 @@ class Window:
         self.loss_finite = finite if self.loss_finite is None else self.loss_finite & finite
 
     def clear(self) -> None:
-        """Empty the window; what the last skip left behind stays."""
+        """Empty the buffer; what the last skip left behind stays."""
         self.grads, self.bad, self.loss_finite = {}, None, None
 
 
@@ -77,18 +77,18 @@ def to_state(numbers: dict[str, jax.Array]) -> ScaleState:
     return ScaleState(**{name: value.item() for name, value in jax.device_get(numbers).items()})
 
 
-def moved(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
+def updated(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Array]:
     """Return the numbers after an iteration: ``LossScale.next_state``, for arrays."""
     # In float64, and rounded once, as the reference does: 1.1 is no float32.
     with jax.enable_x64(True):
         factors = np.array([settings.growth_factor, settings.backoff_factor], np.float64)
         bounds = np.array(settings.scale_bounds, np.float32)
         counts = np.array([settings.growth_interval, settings.hysteresis], np.int32)
-        return _moved(numbers, found, factors, bounds, counts)
+        return _updated(numbers, found, factors, bounds, counts)
 
 
 @jax.jit
-def _moved(numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any) -> dict[str, jax.Array]:
+def _updated(numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any) -> dict[str, jax.Array]:
     scale = numbers["scale"]
     products = (scale.astype(jnp.float64) * factors).astype(jnp.float32)
     bad = jnp.where(found, numbers["bad_steps"] + 1, 0)
@@ -140,10 +140,10 @@ def _added(one: Grads, two: Grads) -> Grads:
     return jax.tree.map(jnp.add, one, two)
 
 
-def blame(windows: list[Window], culprit: Window, found: Any) -> None:
+def blame(buffers: list[GradientBuffer], culprit: GradientBuffer, found: Any) -> None:
     """Where ``found``, note on the device which gradients of ``culprit`` were to blame, and no others."""
-    for window in windows:
-        bad = culprit.bad if window is culprit else jnp.zeros_like(window.blame)
-        window.blame = jnp.where(found, bad, window.blame)
+    for buffer in buffers:
+        bad = culprit.bad if buffer is culprit else jnp.zeros_like(buffer.blame)
+        buffer.blame = jnp.where(found, bad, buffer.blame)
         if culprit.loss_finite is not None:
-            window.blamed_loss_finite = jnp.where(found, culprit.loss_finite, window.blamed_loss_finite)
+            buffer.blamed_loss_finite = jnp.where(found, culprit.loss_finite, buffer.blamed_loss_finite)

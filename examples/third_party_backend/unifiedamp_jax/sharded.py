@@ -1,7 +1,7 @@
 """One step over two devices, for the conformance suite: ``python -m unifiedamp_jax.sharded``.
 
-JAX fixes the number of CPU devices when it first looks, so this is a process of its own. Reads a JSON list of two
-gradients and a loss scale's text from the command line; prints each device's parameter and the count of skipped steps.
+Runs in a separate process, because JAX fixes the number of CPU devices at initialization. Reads a JSON list of two
+gradients and the text of a loss scale from the command line; prints each device's parameter and skipped steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 
 def device_run(gradients: list[float], loss_scale: str) -> list[tuple[float, int]]:
-    """Run this module in a process with two CPU devices and return what it prints."""
+    """Run this module in a process with two CPU devices; return its output."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     command = [sys.executable, "-m", __name__, json.dumps(gradients), loss_scale]
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

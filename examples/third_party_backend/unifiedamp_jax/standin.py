@@ -1,8 +1,8 @@
-"""Lets a function that closes over NNX modules be transformed by JAX.
+"""JAX transformations of functions that close over NNX modules.
 
-JAX transforms functions of their arguments, and NNX hands a transformed function copies of the modules it was given.
-A step in the shape of ``loss_fn(model(x), y)`` closes over its modules instead. So for as long as the function runs,
-each module that it may know stands in for its copy: it borrows the copy's attributes, submodules included.
+JAX transforms functions of their arguments, and NNX passes copies of the modules to the transformed function. A step
+like ``loss_fn(model(x), y)`` closes over its modules instead. While the function runs, each module therefore uses the
+attributes of its copy, including submodules.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def _nodes(root: Any) -> dict[Any, Any]:
 
 @contextmanager
 def stand_in(known: Any, copies: Any) -> Iterator[None]:
-    """Lend the attributes of ``copies`` to the modules of ``known``, two graphs of the same shape.
+    """Give the modules of ``known`` the attributes of ``copies``, a graph of the same shape.
 
-    The modules have their own back on exit. What was assigned meanwhile belongs to the copies.
+    The modules get their attributes back on exit. Values assigned in between stay in the copies.
     """
     lenders = _nodes(copies)
     borrowers = _nodes(known)

@@ -1,6 +1,6 @@
 """What the recorder is told."""
 
-# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
+# ruff: noqa: D102 (the role says what each method means, the class what is wrong with it)
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from unifiedamp.backend import LegacyBackend, recording
+from unifiedamp.backend import recording
 
-from .registry import fault
+from .registry import RecorderFault, fault
 
 COUNTS = ("test_each_value_is_counted_where_it_belongs", "test_every_value_of_a_gradient_is_counted")
 STEPS = ("test_the_first_step_and_every_nth_are_recorded", "test_an_inf_in_one_gradient_at_a_recorded_step_is_named")
 
 
-class _Changed(LegacyBackend):
+class _Changed(RecorderFault):
     def _other(self, seen: recording.RecordedStep) -> recording.RecordedStep:
         raise NotImplementedError
 
-    def end_recording(self) -> recording.RecordedStep:
-        return self._other(super().end_recording())
+    def end(self) -> recording.RecordedStep:
+        return self._other(self.inner.end())
 
 
 @fault(*COUNTS, needs="recording")
-class GradientsNotNoted(LegacyBackend):
+class GradientsNotNoted(RecorderFault):
     """Gradients are not counted."""
 
     def note_gradients(self, optimizer: Any) -> Sequence[str]:
@@ -89,7 +89,7 @@ class ActivationsReversed(_Changed):
 
 
 @fault("test_an_epsilon_that_float16_loses_is_named", needs="recording")
-class EpsilonsLost(LegacyBackend):
+class EpsilonsLost(RecorderFault):
     """No layer's epsilon is told."""
 
     def epsilons(self) -> list[recording.Epsilon]:
@@ -97,10 +97,10 @@ class EpsilonsLost(LegacyBackend):
 
 
 @fault("test_nothing_is_left_behind", "test_training_is_the_same_with_a_recorder", needs="recording")
-class RecordingNotEnded(LegacyBackend):
+class RecordingNotEnded(RecorderFault):
     """What a recorded step attached to models stays."""
 
-    def end_recording(self) -> recording.RecordedStep:
-        found = super().end_recording()
-        super().begin_recording(True)
+    def end(self) -> recording.RecordedStep:
+        found = self.inner.end()
+        self.inner.begin(True)
         return found

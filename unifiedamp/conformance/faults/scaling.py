@@ -1,6 +1,6 @@
 """The scaled loss and the gradients it gives."""
 
-# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
+# ruff: noqa: D102 (the role says what each method means, the class what is wrong with it)
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from unifiedamp.backend import LegacyBackend, ScaledLoss, SessionSpec
+from unifiedamp.backend import Backend, ScaledLoss, SessionSpec
 
-from .registry import fault
+from .registry import TrainingFault, fault
 
 TRACE = "test_canonical_trace"
 CLIP = "test_clip_grad_norm_sees_true_gradients"
 
 
-class _OtherScale(LegacyBackend):
+class _OtherScale(TrainingFault):
     """Scales losses by another number than the scale."""
 
     def _other(self) -> float:
@@ -26,7 +26,7 @@ class _OtherScale(LegacyBackend):
     @contextmanager
     def _with(self) -> Iterator[None]:
         state = self.read_state()
-        if not self.spec.loss_scale.enabled:
+        if not self.backend.spec.loss_scale.enabled:
             yield
             return
         self.write_state(replace(state, scale=self._other()))
@@ -37,12 +37,12 @@ class _OtherScale(LegacyBackend):
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> Iterator[ScaledLoss]:
-        with self._with(), super().scale_loss(loss, optimizers) as scaled:
+        with self._with(), self.inner.scale_loss(loss, optimizers) as scaled:
             yield scaled
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
         with self._with():
-            return super().backward(closure, optimizers)
+            return self.inner.backward(closure, optimizers)
 
 
 @fault(TRACE)
@@ -66,7 +66,7 @@ class LossNotScaled(_OtherScale):
 
 
 @fault("test_accumulated_micro_batches_are_one_batch", needs="accumulation")
-class WindowSummed(LegacyBackend):
+class WindowSummed(Backend):
     """Micro-batches are summed, not averaged."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -89,36 +89,36 @@ class _Proxy:
 
 
 @fault("test_the_scaled_loss_is_divided", "test_the_loss_is_scaled_in_float32", needs="context_form")
-class ScaledValueUnscaled(LegacyBackend):
+class ScaledValueUnscaled(TrainingFault):
     """``scaled_loss.value`` is the loss itself."""
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> Iterator[ScaledLoss]:
-        with super().scale_loss(loss, optimizers) as scaled:
+        with self.inner.scale_loss(loss, optimizers) as scaled:
             yield _Proxy(scaled, loss, 1)
 
 
 @fault("test_context_form_and_closure_form_mean_the_same", needs="context_form")
-class BackwardDropped(LegacyBackend):
+class BackwardDropped(TrainingFault):
     """``scaled_loss.backward()`` does nothing."""
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> Iterator[ScaledLoss]:
-        with super().scale_loss(loss, optimizers) as scaled:
+        with self.inner.scale_loss(loss, optimizers) as scaled:
             yield _Proxy(scaled, None, 0)
 
 
 @fault("test_one_loss_for_two_optimizers", needs="several_optimizers")
-class OneOptimizerLeftOut(LegacyBackend):
+class OneOptimizerLeftOut(TrainingFault):
     """Of several optimizers that a loss names, the last gets no gradients."""
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> Iterator[ScaledLoss]:
-        with super().scale_loss(loss, optimizers[:-1] or optimizers) as scaled:
+        with self.inner.scale_loss(loss, optimizers[:-1] or optimizers) as scaled:
             yield scaled
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
-        return super().backward(closure, optimizers[:-1] or optimizers)
+        return self.inner.backward(closure, optimizers[:-1] or optimizers)
 
 
 @fault(
@@ -126,38 +126,38 @@ class OneOptimizerLeftOut(LegacyBackend):
     "test_training_one_more_often_than_the_other",
     needs="several_optimizers",
 )
-class OptimizersNotNamedTrainToo(LegacyBackend):
+class OptimizersNotNamedTrainToo(TrainingFault):
     """A loss trains all prepared optimizers, not those that it names."""
 
-    def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self._prepared: list[Any] = []
 
-    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        prepared = super().prepare(models, optimizers)
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        prepared = self.inner.prepare(models, optimizers)
         self._prepared += prepared[1]
         return prepared
 
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Sequence[Any]) -> Iterator[ScaledLoss]:
-        with super().scale_loss(loss, self._prepared) as scaled:
+        with self.inner.scale_loss(loss, self._prepared) as scaled:
             yield scaled
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
-        return super().backward(closure, self._prepared)
+        return self.inner.backward(closure, self._prepared)
 
 
 @fault("test_the_loss_comes_back_whole", "test_context_form_and_closure_form_mean_the_same")
-class BackwardReturnsTheScaledLoss(LegacyBackend):
+class BackwardReturnsTheScaledLoss(TrainingFault):
     """``amp.backward`` returns the scaled loss."""
 
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
-        loss, scale = super().backward(closure, optimizers), self.read_state().scale
-        return loss if self.tracing() else self.to_native(self.to_numpy(loss) * scale)
+        loss, scale = self.inner.backward(closure, optimizers), self.read_state().scale
+        return loss if self.tracing() else self.backend.device.to_native(self.backend.device.to_numpy(loss) * scale)
 
 
 @fault(CLIP)
-class UnscaleDropped(LegacyBackend):
+class UnscaleDropped(TrainingFault):
     """``unscale`` does nothing."""
 
     def unscale(self, optimizer: Any) -> None:
@@ -165,24 +165,24 @@ class UnscaleDropped(LegacyBackend):
 
 
 @fault(CLIP)
-class UnscaleByHalfTheScale(LegacyBackend):
+class UnscaleByHalfTheScale(TrainingFault):
     """``unscale`` divides by another number than the loss was multiplied by."""
 
     def unscale(self, optimizer: Any) -> None:
         state = self.read_state()
-        if not self.spec.loss_scale.enabled:
-            return super().unscale(optimizer)
+        if not self.backend.spec.loss_scale.enabled:
+            return self.inner.unscale(optimizer)
         self.write_state(replace(state, scale=state.scale / 2))
-        super().unscale(optimizer)
-        return self.write_state(state)
+        self.inner.unscale(optimizer)
+        return self.inner.write_state(state)
 
 
 @fault(CLIP)
-class ClipBeforeUnscale(LegacyBackend):
+class ClipBeforeUnscale(TrainingFault):
     """Gradients are clipped before they are unscaled."""
 
-    def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self._late: list[Any] = []
 
     def unscale(self, optimizer: Any) -> None:
@@ -191,49 +191,49 @@ class ClipBeforeUnscale(LegacyBackend):
     def _catch_up(self, optimizer: Any) -> None:
         if any(one is optimizer for one in self._late):
             self._late = [one for one in self._late if one is not optimizer]
-            super().unscale(optimizer)
+            self.inner.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        norm = super().clip_grad_norm(optimizer, max_norm)
+        norm = self.inner.clip_grad_norm(optimizer, max_norm)
         self._catch_up(optimizer)
         return norm
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         self._catch_up(optimizer)
-        return super().gradients(optimizer)
+        return self.inner.gradients(optimizer)
 
-    def step(self, optimizer: Any, update: bool) -> Any:
+    def step(self, optimizer: Any, update_scale: bool) -> Any:
         self._catch_up(optimizer)
-        return super().step(optimizer, update)
+        return self.inner.step(optimizer, update_scale)
 
 
 @fault(CLIP)
-class NormNotClipped(LegacyBackend):
+class NormNotClipped(TrainingFault):
     """``clip_grad_norm`` returns the norm and clips nothing."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        return super().clip_grad_norm(optimizer, 1e30)
+        return self.inner.clip_grad_norm(optimizer, 1e30)
 
 
 @fault(CLIP)
-class NormClippedToTwice(LegacyBackend):
+class NormClippedToTwice(TrainingFault):
     """``clip_grad_norm`` clips to twice the norm asked for."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        return super().clip_grad_norm(optimizer, 2 * max_norm)
+        return self.inner.clip_grad_norm(optimizer, 2 * max_norm)
 
 
 @fault(CLIP)
-class NormAfterClipping(LegacyBackend):
+class NormAfterClipping(TrainingFault):
     """``clip_grad_norm`` returns the norm after clipping."""
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        super().clip_grad_norm(optimizer, max_norm)
-        return super().clip_grad_norm(optimizer, max_norm)
+        self.inner.clip_grad_norm(optimizer, max_norm)
+        return self.inner.clip_grad_norm(optimizer, max_norm)
 
 
 @fault("test_every_gradient_is_clamped", "test_gradients_can_be_read_between_unscale_and_step")
-class ValueNotClipped(LegacyBackend):
+class ValueNotClipped(TrainingFault):
     """``clip_grad_value`` does nothing."""
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
@@ -241,19 +241,19 @@ class ValueNotClipped(LegacyBackend):
 
 
 @fault("test_every_gradient_is_clamped", "test_gradients_can_be_read_between_unscale_and_step")
-class ValueClippedToTwice(LegacyBackend):
+class ValueClippedToTwice(TrainingFault):
     """``clip_grad_value`` clips to twice the value asked for."""
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
-        super().clip_grad_value(optimizer, 2 * clip_value)
+        self.inner.clip_grad_value(optimizer, 2 * clip_value)
 
 
-class _Gradients(LegacyBackend):
+class _Gradients(TrainingFault):
     def _changed(self, found: dict[str, Any]) -> Mapping[str, Any]:
         raise NotImplementedError
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
-        found = super().gradients(optimizer)
+        found = self.inner.gradients(optimizer)
         return found if self.tracing() else dict(self._changed(found))
 
 
@@ -282,13 +282,13 @@ class GradientsSwapped(_Gradients):
 
 
 @fault("test_gradients_have_the_names_of_parameters", "test_gradients_can_be_read_between_unscale_and_step")
-class GradientsOfTheWindowBefore(LegacyBackend):
+class GradientsOfTheWindowBefore(TrainingFault):
     """``gradients`` returns what it returned the first time."""
 
-    def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self._first: dict[int, dict[str, Any]] = {}
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
-        found = super().gradients(optimizer)
+        found = self.inner.gradients(optimizer)
         return self._first.setdefault(id(optimizer), found) if found else found

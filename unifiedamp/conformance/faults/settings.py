@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unifiedamp.backend import LegacyBackend, LossScale, Policy, SessionSpec
+from unifiedamp.backend import Backend, LossScale, Policy, SessionSpec
 from unifiedamp.loss_scale import DynamicLossScale, NoLossScale
 
 from .registry import fault
@@ -13,7 +13,7 @@ from .scaling import TRACE
 BOUNDS = "test_the_scale_stops_at_its_floor_and_ceiling"
 
 
-class _Scale(LegacyBackend):
+class _Scale(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         scale = spec.loss_scale
         super().__init__(replace(spec, loss_scale=self._other(scale)) if isinstance(scale, DynamicLossScale) else spec)
@@ -86,7 +86,7 @@ class AnotherInitialScale(_Scale):
         return replace(scale, initial_scale=max(scale.min_scale, scale.initial_scale / 2))
 
 
-class _Policy(LegacyBackend):
+class _Policy(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(replace(spec, policy=self._other(spec.policy)))
 
@@ -128,7 +128,7 @@ class OpOverridesIgnored(_Policy):
 
 
 @fault("test_strict_refuses_what_warns", "test_under_strict_a_scale_out_of_bounds_is_refused")
-class StrictIgnored(LegacyBackend):
+class StrictIgnored(Backend):
     """Warnings stay warnings under ``strict``."""
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -136,7 +136,7 @@ class StrictIgnored(LegacyBackend):
 
 
 @fault("test_tiny_updates_survive", needs="master_weights")
-class MasterWeightsIgnored(LegacyBackend):
+class MasterWeightsIgnored(Backend):
     """Optimizers train 16-bit parameters though float32 masters were asked for."""
 
     def __init__(self, spec: SessionSpec) -> None:

@@ -1,15 +1,15 @@
 """Steps, what they say of themselves, and the update of the scale."""
 
-# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
+# ruff: noqa: D102 (the role says what each method means, the class what is wrong with it)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unifiedamp.backend import LegacyBackend, NonFiniteReport, ScaleState, SessionSpec, StepResult, result
+from unifiedamp.backend import NonFiniteReport, ScaleState, StepResult, result
 
-from .registry import fault
+from .registry import TrainingFault, fault
 from .scaling import TRACE
 
 SKIPPED = "test_a_skipped_step_advances_nothing"
@@ -17,28 +17,28 @@ TELLS = "test_step_result_tells_what_happened_also_later"
 
 
 @fault(TRACE)
-class StepDropped(LegacyBackend):
+class StepDropped(TrainingFault):
     """A step applies nothing, and says that it did."""
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
         scale = self.read_state().scale
-        self.drop_gradients(optimizer)
+        self.zero_grad(optimizer)
         return StepResult.of(True, False, result.APPLIED, scale, scale)
 
 
 @fault(TRACE)
-class ScaleNeverUpdated(LegacyBackend):
+class ScaleNeverUpdated(TrainingFault):
     """No step updates the scale."""
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        return super().step(optimizer, False)
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
+        return self.inner.step(optimizer, False)
 
-    def update(self) -> None:
+    def update_scale(self) -> None:
         """Forgotten."""
 
 
 @fault(TRACE)
-class ScaleUpdatedOneStepLate(LegacyBackend):
+class ScaleUpdatedOneStepLate(TrainingFault):
     """What a step found updates the scale when the next one begins."""
 
     _due = False
@@ -46,65 +46,45 @@ class ScaleUpdatedOneStepLate(LegacyBackend):
     def _catch_up(self) -> None:
         if self._due:
             self._due = False
-            self.update()
+            self.update_scale()
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
         self._catch_up()
-        outcome = super().step(optimizer, False)
-        self._due = update
+        outcome = self.inner.step(optimizer, False)
+        self._due = update_scale
         return outcome
 
 
 @fault("test_each_skips_by_itself_and_the_scale_moves_once", needs="several_optimizers")
-class ScaleUpdatedByEachOptimizer(LegacyBackend):
+class ScaleUpdatedByEachOptimizer(TrainingFault):
     """Each optimizer's step updates the scale, not each iteration."""
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        return super().step(optimizer, True)
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
+        return self.inner.step(optimizer, True)
 
 
 @fault("test_training_one_more_often_than_the_other", needs="several_optimizers")
-class OpenIterationsNotEnded(LegacyBackend):
+class OpenIterationsNotEnded(TrainingFault):
     """An iteration that core ends between steps updates nothing."""
 
-    _inside = False
-
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        self._inside = True
-        try:
-            return super().step(optimizer, update)
-        finally:
-            self._inside = False
-
-    def update(self) -> None:
-        if self._inside:
-            super().update()
+    def update_scale(self) -> None:
+        """Forgotten."""
 
 
 @fault("test_discard_step_drops_the_window")
-class GradientsNotDropped(LegacyBackend):
+class GradientsNotDropped(TrainingFault):
     """A discarded window stays."""
 
-    _inside = False
-
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        self._inside = True
-        try:
-            return super().step(optimizer, update)
-        finally:
-            self._inside = False
-
-    def drop_gradients(self, optimizer: Any) -> None:
-        if self._inside:
-            super().drop_gradients(optimizer)
+    def zero_grad(self, optimizer: Any) -> None:
+        """Forgotten."""
 
 
-class _Tells(LegacyBackend):
+class _Tells(TrainingFault):
     def _values(self, outcome: StepResult) -> StepResult:
         raise NotImplementedError
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        outcome = super().step(optimizer, update)
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
+        outcome = self.inner.step(optimizer, update_scale)
         return outcome if self.tracing() else self._values(outcome)
 
 
@@ -142,65 +122,62 @@ class ResultGivesNoReason(_Tells):
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportNamesNothing(LegacyBackend):
+class ReportNamesNothing(TrainingFault):
     """What was not finite is not told."""
 
-    def non_finite_report(self) -> NonFiniteReport:
-        return NonFiniteReport((), super().non_finite_report().loss_was_finite)
+    def nonfinite_report(self) -> NonFiniteReport:
+        return NonFiniteReport((), self.inner.nonfinite_report().loss_was_finite)
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportInvertsTheLoss(LegacyBackend):
+class ReportInvertsTheLoss(TrainingFault):
     """A loss that was finite is reported as one that was not."""
 
-    def non_finite_report(self) -> NonFiniteReport:
-        found = super().non_finite_report()
+    def nonfinite_report(self) -> NonFiniteReport:
+        found = self.inner.nonfinite_report()
         return NonFiniteReport(found.tensors, None if found.loss_was_finite is None else not found.loss_was_finite)
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
-class ReportOfTheFirstSkip(LegacyBackend):
+class ReportOfTheFirstSkip(TrainingFault):
     """The report is that of the first step that was skipped."""
 
     _first: NonFiniteReport | None = None
 
-    def step(self, optimizer: Any, update: bool) -> StepResult:
-        outcome = super().step(optimizer, update)
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
+        outcome = self.inner.step(optimizer, update_scale)
         if self._first is None and not self.tracing() and outcome.found_inf:
-            self._first = super().non_finite_report()
+            self._first = self.inner.nonfinite_report()
         return outcome
 
-    def non_finite_report(self) -> NonFiniteReport:
-        return self._first or super().non_finite_report()
+    def nonfinite_report(self) -> NonFiniteReport:
+        return self._first or self.inner.nonfinite_report()
 
 
 @fault(SKIPPED)
-class SkippedStepsCountAsApplied(LegacyBackend):
+class SkippedStepsCountAsApplied(TrainingFault):
     """Skipped steps are counted among the applied ones."""
 
     def read_state(self) -> ScaleState:
-        state = super().read_state()
+        state = self.inner.read_state()
         total = state.applied_steps + state.skipped_steps
         return ScaleState(state.scale, state.good_steps, state.bad_steps, total, 0)
 
 
 @fault("test_training_one_more_often_than_the_other", "test_one_loss_for_two_optimizers", needs="several_optimizers")
-class OptimizersReturnedInReverse(LegacyBackend):
+class OptimizersReturnedInReverse(TrainingFault):
     """``prepare`` returns optimizers in another order than they were given in."""
 
-    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        prepared, found = super().prepare(models, optimizers)
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        prepared, found = self.inner.prepare(models, optimizers)
         return prepared, found[::-1]
 
 
 @fault("test_a_closure_runs_once")
-class ClosureRunTwice(LegacyBackend):
+class ClosureRunTwice(TrainingFault):
     """``backward`` computes the loss once for nothing before it differentiates."""
 
-    def __init__(self, spec: SessionSpec) -> None:
-        super().__init__(spec)
-
     def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
-        with self.autocast(True, None):
+        with self.backend.precision.autocast(True, None):
             closure()
-        return super().backward(closure, optimizers)
+        return self.inner.backward(closure, optimizers)

@@ -1,6 +1,6 @@
 """Arrays in and out, batches made ready, custom functions, whole models, the plan."""
 
-# ruff: noqa: D102 (what each method means, LegacyBackend says; what is wrong with it, its class)
+# ruff: noqa: D102 (the role says what each method means, the class what is wrong with it)
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from unifiedamp.backend import LegacyBackend, MatmulShape, PlanRow, Policy
+from unifiedamp.backend import Backend, MatmulShape, PlanRow, Policy
 
-from .registry import fault
+from .registry import ConverterFault, DeviceFault, LayerShapesFault, WeightsFault, fault
 
 PREFETCH = "test_all_of_them_in_order"
 ARRAYS = "test_round_trip_of_arrays"
 
 
 @fault("test_models_and_optimizers_are_as_before", "test_state_is_as_found")
-class CloseDoesNothing(LegacyBackend):
+class CloseDoesNothing(Backend):
     """``close`` leaves all that was attached where it is."""
 
     def close(self) -> None:
@@ -26,29 +26,29 @@ class CloseDoesNothing(LegacyBackend):
 
 
 @fault(ARRAYS)
-class ArraysInHalf(LegacyBackend):
+class ArraysInHalf(DeviceFault):
     """``to_native`` rounds float32 to float16."""
 
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
         half = isinstance(array, np.ndarray) and array.dtype == np.float32
-        return super().to_native(array.astype(np.float16) if half else array, dtype)
+        return self.inner.to_native(array.astype(np.float16) if half else array, dtype)
 
 
 @fault("test_whole_numbers_stay_whole")
-class IntegersBecomeFloats(LegacyBackend):
+class IntegersBecomeFloats(DeviceFault):
     """``to_native`` makes whole numbers float32."""
 
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
         whole = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
-        return super().to_native(array.astype(np.float32) if whole else array, dtype)
+        return self.inner.to_native(array.astype(np.float32) if whole else array, dtype)
 
 
 @fault(ARRAYS)
-class NumbersOutInHalf(LegacyBackend):
+class NumbersOutInHalf(DeviceFault):
     """``to_numpy`` rounds float32 to float16."""
 
     def to_numpy(self, tensor: Any) -> Any:
-        found = np.asarray(super().to_numpy(tensor))
+        found = np.asarray(self.inner.to_numpy(tensor))
         return found.astype(np.float16) if found.dtype == np.float32 else found
 
 
@@ -63,19 +63,19 @@ def _swapped(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @fault(PREFETCH)
-class BatchesSwapped(LegacyBackend):
+class BatchesSwapped(DeviceFault):
     """``prefetch`` returns each pair of batches in reverse."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
-        return super().prefetch(_swapped(batches), size)
+        return self.inner.prefetch(_swapped(batches), size)
 
 
 @fault(PREFETCH)
-class LastBatchLost(LegacyBackend):
+class LastBatchLost(DeviceFault):
     """``prefetch`` loses the last batch."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
-        return super().prefetch(self._but_last(batches), size)
+        return self.inner.prefetch(self._but_last(batches), size)
 
     def _but_last(self, batches: Iterable[Any]) -> Iterator[Any]:
         held: list[Any] = []
@@ -85,11 +85,11 @@ class LastBatchLost(LegacyBackend):
 
 
 @fault(PREFETCH)
-class FirstBatchTwice(LegacyBackend):
+class FirstBatchTwice(DeviceFault):
     """``prefetch`` returns the first batch twice."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
-        return super().prefetch(self._doubled(batches), size)
+        return self.inner.prefetch(self._doubled(batches), size)
 
     def _doubled(self, batches: Iterable[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -99,7 +99,7 @@ class FirstBatchTwice(LegacyBackend):
 
 
 @fault("test_custom_functions_get_the_dtype_that_they_ask_for")
-class CustomFunctionsUncast(LegacyBackend):
+class CustomFunctionsUncast(Backend):
     """A custom function's inputs stay as they are."""
 
     @classmethod
@@ -108,7 +108,7 @@ class CustomFunctionsUncast(LegacyBackend):
 
 
 @fault("test_the_plan_holds_what_the_backend_does")
-class PlanIsEmpty(LegacyBackend):
+class PlanIsEmpty(Backend):
     """``explain`` has nothing to say."""
 
     def explain(self) -> list[PlanRow]:
@@ -116,42 +116,40 @@ class PlanIsEmpty(LegacyBackend):
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class WeightsNotWritten(LegacyBackend):
+class WeightsNotWritten(WeightsFault):
     """``write_weights`` does nothing."""
 
-    def write_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
+    def write(self, model: Any, weights: Mapping[str, Any]) -> None:
         """Forgotten."""
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class WeightsReadInHalf(LegacyBackend):
+class WeightsReadInHalf(WeightsFault):
     """``read_weights`` rounds to float16."""
 
-    def read_weights(self, model: Any) -> dict[str, Any]:
-        return {
-            name: value.astype(np.float16).astype(np.float32) for name, value in super().read_weights(model).items()
-        }
+    def read(self, model: Any) -> dict[str, Any]:
+        return {name: value.astype(np.float16).astype(np.float32) for name, value in self.inner.read(model).items()}
 
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
-class OneWeightLeftOut(LegacyBackend):
+class OneWeightLeftOut(WeightsFault):
     """``read_weights`` leaves the last weight out."""
 
-    def read_weights(self, model: Any) -> dict[str, Any]:
-        return dict(list(super().read_weights(model).items())[:-1])
+    def read(self, model: Any) -> dict[str, Any]:
+        return dict(list(self.inner.read(model).items())[:-1])
 
 
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
-class ConvertedInPlace(LegacyBackend):
+class ConvertedInPlace(ConverterFault):
     """``convert_model`` returns the model itself."""
 
-    def convert_model(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
-        super().convert_model(model, inputs, policy)
+    def convert(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
+        self.inner.convert(model, inputs, policy)
         return model
 
 
 @fault("test_sizes_that_fit_no_tile_are_named_with_the_padded_size", needs="shape_advice")
-class ShapesNotSeen(LegacyBackend):
+class ShapesNotSeen(LayerShapesFault):
     """``matmul_shapes`` sees no layer."""
 
     def matmul_shapes(self, models: Sequence[Any]) -> list[MatmulShape]:

@@ -1,4 +1,4 @@
-"""What JAX can do on a device, and what a session's settings become."""
+"""What JAX can do on a device, each answer with a reason."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ from pathlib import Path
 
 import jax
 
-from unifiedamp.backend import FEATURES, PRESETS, Capabilities, PlanRow, SessionSpec, Support, errors
+from unifiedamp.backend import PRESETS, Capabilities, SessionSpec, Support, errors
 
-from . import ops
+from . import layers
 
-MISSING = {
-    "context_form": "JAX differentiates functions, not values",
-    "op_overrides": ops.NO_OP_OVERRIDES,
-    "float8": ops.NO_FLOAT8,
-    "master_weights": "nobody has written it yet",
-    "float32_weights": "nobody has written it yet",
-    "convert_model": "nobody has written it yet",
-    "recording": "nobody has written its watching of layers yet",
-    "shape_advice": "XLA pads matrix products by itself",
-    "kernel_profile": "jax.profiler's traces are not read here",
-}
+NO_CONTEXT_FORM = "JAX differentiates functions, not values"
 
 
 def find_device(name: str | None) -> jax.Device:
@@ -73,7 +63,7 @@ def helps(dtype: str, device: jax.Device) -> Support:
 def check_spec(spec: SessionSpec, device: jax.Device) -> None:
     """Refuse what cannot be had, and warn of a policy that cannot help."""
     spec.check_options([], "jax")
-    ops.check_policy(spec.policy)
+    layers.check_policy(spec.policy)
     compute = spec.policy.compute_dtype
     if compute != "float32" and not (faster := helps(compute, device)):
         spec.warn(f"policy {str(spec.policy)!r} runs, but not faster: {faster.reason}", errors.NoGainWarning)
@@ -88,28 +78,17 @@ def _runs(dtype: str, device: jax.Device) -> Support:
 
 def capabilities(device: jax.Device) -> Capabilities:
     """Return the answers for one device."""
-    features = {name: Support(name not in MISSING, MISSING.get(name, "")) for name in FEATURES}
+    features = {
+        "context_form": Support(False, NO_CONTEXT_FORM),
+        "loss_scaling": Support(True),
+        "accumulation": Support(True),
+        "several_optimizers": Support(True),
+        "op_overrides": Support(False, layers.NO_OP_OVERRIDES),
+        "layer_overrides": Support(True),
+        "master_weights": Support(False, "not implemented in this example"),
+        "float8": Support(False, layers.NO_FLOAT8),
+        "no_device_wait": Support(True),
+    }
     policies = {name: _runs(preset.compute_dtype, device) for name, preset in PRESETS.items()}
-    policies["mixed_float8"] = Support(False, ops.NO_FLOAT8)
+    policies["mixed_float8"] = Support(False, layers.NO_FLOAT8)
     return Capabilities(f"{device.platform}:{device.id}", policies, features)
-
-
-def explain(spec: SessionSpec) -> list[PlanRow]:
-    """Return the rows of ``amp.explain()``."""
-    policy, scale = spec.policy, spec.loss_scale
-    compute = f"layer.promote_dtype(..., dtype={policy.compute_dtype})"
-    rows = [
-        PlanRow("autocast", policy.compute_dtype, compute, "native", "the region is a jax.make_user_context value"),
-        PlanRow("keep_norm_float32", str(policy.keep_norm_float32), f"{len(ops.NORMS)} normalizing layers of flax.nnx"),
-        PlanRow("output_dtype", policy.output_dtype, "model.__call__ ends with astype", "emulated"),
-        PlanRow("compile", "amp.compile", "flax.nnx.jit", note="traces keyed by region, modes and place in the window"),
-        PlanRow("context_form", "amp.scale_loss", "-", "unavailable", MISSING["context_form"]),
-        PlanRow("op_overrides", "-", "-", "unavailable", MISSING["op_overrides"]),
-    ]
-    rows += [PlanRow(f"layer_overrides.{glob}", to, f"dtype={to}") for glob, to in policy.layer_overrides.items()]
-    if scale.enabled:
-        rows.append(PlanRow("skip", "on the device", "flax.nnx.cond around optimizer.update"))
-        rows.append(PlanRow("scale", str(scale), "jnp.where over scalars", "emulated", "optax has no loss scale"))
-    else:
-        rows.append(PlanRow("scale", "none", "optimizer.update", note="no scaling, no finite check"))
-    return rows

@@ -1,4 +1,4 @@
-"""Which Flax layers a policy reaches, and what it cannot name."""
+"""The Flax layers that follow a policy, and the policies that are not supported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unifiedamp.backend import Policy, errors
 NORMS = (
     nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm, nnx.WeightNorm, nnx.SpectralNorm,
 )  # fmt: skip
-"""Layers that ``keep_norm_float32`` keeps."""
+"""Layers that ``keep_norm_float32`` keeps in float32."""
 
 NO_OP_OVERRIDES = "JAX has no dispatch by operation; Flax promotes dtypes layer by layer: use layer_overrides"
 
@@ -21,11 +21,11 @@ NO_FLOAT8 = "this example casts whole layers, and parameters cannot be float8; t
 
 
 def check_policy(policy: Policy) -> None:
-    """Refuse what cannot be had here.
+    """Refuse unsupported policies.
 
     Raises:
         PolicyNotSupportedError: the policy computes in float8.
-        UnsupportedError: the policy names single operations.
+        UnsupportedError: the policy has ``op_overrides``.
     """
     if policy.compute_dtype == "float8":
         raise errors.PolicyNotSupportedError(f"policy '{policy}': {NO_FLOAT8}")
@@ -34,13 +34,13 @@ def check_policy(policy: Policy) -> None:
 
 
 def layers(model: nnx.Module) -> dict[str, Any]:
-    """Return dotted path → layer, for the layers that have Flax's hook for dtypes."""
+    """Return dotted path → layer, for the layers with a ``promote_dtype`` hook."""
     found = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model, graph=True)}
     return {path: module for path, module in found.items() if hasattr(module, "promote_dtype")}
 
 
 def cast_floating(tree: Any, dtype: str) -> Any:
-    """Cast the floating arrays of a tree; everything else stays."""
+    """Cast the floating-point arrays of a tree."""
 
     def cast(leaf: Any) -> Any:
         return leaf.astype(dtype) if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

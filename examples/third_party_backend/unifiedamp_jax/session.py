@@ -1,0 +1,38 @@
+"""What the roles of one session share: the prepared objects, and all that changes from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flax import nnx
+from jax.extend.core import get_opaque_trace_state
+
+from .gradients import Trained
+from .scaler import Carry
+
+
+def current_trace() -> Any:
+    """Return what JAX is tracing, comparable; one value means that it traces nothing."""
+    return get_opaque_trace_state(convention="nnx")
+
+
+@dataclass
+class JaxSession:
+    """The state of one session.
+
+    Attributes:
+        carry: scale, counters and gradient buffers: what a compiled step takes in and returns.
+        models: the prepared models.
+        trained: the prepared optimizers and what they train.
+        trace: the JAX transformation in which ``carry`` is valid.
+    """
+
+    carry: Carry
+    models: list[nnx.Module] = field(default_factory=list)
+    trained: list[Trained] = field(default_factory=list)
+    trace: Any = field(default_factory=current_trace)
+
+    def bundle(self) -> Any:
+        """Return all that a step may change besides ``carry``."""
+        return self.models, [one.optimizer for one in self.trained]

@@ -1,0 +1,182 @@
+"""The training calls over Flax NNX models and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from unifiedamp.backend import (
+    NonFiniteReport,
+    ScaledLoss,
+    ScaleState,
+    SessionSpec,
+    StepResult,
+    StepValues,
+    Training,
+    errors,
+    result,
+)
+
+from . import autocast, gradients, scaler
+from .capabilities import NO_CONTEXT_FORM
+from .prepare import prepare_model
+from .session import JaxSession, current_trace
+
+
+class JaxTraining(Training):
+    """The calls of a step; everything that changes is in ``session.carry``.
+
+    Args:
+        spec: what the session asks for.
+        session: the prepared objects and the carry.
+    """
+
+    def __init__(self, spec: SessionSpec, session: JaxSession) -> None:
+        self._spec, self._session = spec, session
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def is_model(self, obj: Any) -> bool:
+        return isinstance(obj, nnx.Module)
+
+    def prepare(self, models: Sequence[Any], optimizers: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        session = self._session
+        for model in models:
+            prepare_model(model, self._spec)
+        new = [model for model in models if all(model is not one for one in session.models)]
+        everything = [*session.models, *new]
+        only = everything[0] if len(everything) == 1 else None
+        fresh = [one for one in optimizers if all(one is not known.optimizer for known in session.trained)]
+        trained = [gradients.bind(optimizer, everything, only) for optimizer in fresh]
+        session.models = everything
+        session.trained += trained
+        session.carry.buffers += [scaler.GradientBuffer(jnp.zeros(len(one.paths), bool)) for one in trained]
+        return list(models), list(optimizers)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def scale_loss(self, loss: jax.Array, optimizers: Sequence[Any]) -> AbstractContextManager[ScaledLoss]:
+        raise errors.UnsupportedError(f"amp.scale_loss: {NO_CONTEXT_FORM}")
+
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        if self._session.trace != current_trace():
+            raise errors.StepOrderError(
+                "amp.backward: the step runs inside a JAX transformation that the session does not know, and what it "
+                "moves would be lost; compile it by amp.compile instead of jax.jit or nnx.jit"
+            )
+        places = [self._place(optimizer) for optimizer in optimizers]
+        factor = self._session.carry.numbers["scale"] / self._spec.accumulate_steps
+        with autocast.region(True, self._spec.policy):
+            loss, found = gradients.differentiate(
+                closure, self._session.models, [self._session.trained[i] for i in places], factor
+            )
+        for place, grads in zip(places, found, strict=True):
+            self._session.carry.buffers[place].add(grads, loss)
+        return loss
+
+    def unscale(self, optimizer: Any) -> None:
+        buffer = self._buffer(optimizer)
+        if self._spec.loss_scale.enabled and buffer.grads:
+            buffer.grads, buffer.bad = scaler.unscaled(buffer.grads, self._session.carry.numbers["scale"])
+
+    def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
+        buffer = self._buffer(optimizer)
+        buffer.grads, norm = scaler.clipped_norm(buffer.grads, max_norm)
+        return norm
+
+    def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
+        buffer = self._buffer(optimizer)
+        buffer.grads = scaler.clipped_value(buffer.grads, clip_value)
+
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        return self._buffer(optimizer).grads
+
+    def step(self, optimizer: Any, update_scale: bool) -> StepResult:
+        place = self._place(optimizer)
+        buffer, trained = self._session.carry.buffers[place], self._session.trained[place]
+        before = self._session.carry.numbers["scale"]
+        if not buffer.grads:
+            self._warn_of_no_gradients(trained)
+            found, reason = None, result.NO_GRADIENTS
+        else:
+            found, reason = self._apply_or_skip(optimizer, buffer, trained), ""
+        if update_scale:
+            self.update_scale()
+        return self._result(found, reason, before)
+
+    def _apply_or_skip(self, optimizer: Any, buffer: scaler.GradientBuffer, trained: gradients.Trained) -> Any:
+        """Apply or skip, and count; return whether a gradient was not finite (None: nobody looked)."""
+        found = None
+        if self._spec.loss_scale.enabled:
+            if buffer.bad is None:
+                self.unscale(optimizer)
+            found = buffer.bad.any()
+            scaler.blame(self._session.carry.buffers, buffer, found)
+            self._session.carry.found = (
+                found if self._session.carry.found is None else self._session.carry.found | found
+            )
+        gradients.apply(trained.optimizer, trained.model, buffer.grads, found)
+        self._session.carry.numbers = scaler.counted(
+            self._session.carry.numbers, jnp.array(False) if found is None else found
+        )
+        buffer.clear()
+        return found
+
+    def _warn_of_no_gradients(self, trained: gradients.Trained) -> None:
+        self._spec.warn(
+            f"amp.step: none of the optimizer's parameters has a gradient ({errors.first_names(trained.paths)}); "
+            "name the optimizer in amp.backward",
+            errors.StepWarning,
+        )
+
+    def _result(self, found: Any, reason: str, before: jax.Array) -> StepResult:
+        after = self._session.carry.numbers["scale"]
+
+        def read() -> StepValues:
+            if isinstance(before, jax.core.Tracer):
+                raise errors.StepOrderError(
+                    "a StepResult cannot be read inside a compiled step; read amp.skipped_steps after it"
+                )
+            bad = found is not None and bool(found)
+            why = reason or (result.NON_FINITE if bad else result.APPLIED)
+            return StepValues(why == result.APPLIED, bad, why, float(before), float(after))
+
+        return StepResult(read)
+
+    def update_scale(self) -> None:
+        if self._session.carry.found is not None:
+            self._session.carry.numbers = scaler.updated(
+                self._spec.loss_scale, self._session.carry.numbers, self._session.carry.found
+            )
+        self._session.carry.found = None
+
+    def zero_grad(self, optimizer: Any) -> None:
+        self._buffer(optimizer).clear()
+
+    def _place(self, optimizer: Any) -> int:
+        return next(i for i, one in enumerate(self._session.trained) if one.optimizer is optimizer)
+
+    def _buffer(self, optimizer: Any) -> scaler.GradientBuffer:
+        return self._session.carry.buffers[self._place(optimizer)]
+
+    def read_state(self) -> ScaleState:
+        return scaler.to_state(self._session.carry.numbers)
+
+    def write_state(self, state: ScaleState) -> None:
+        self._session.carry.numbers = scaler.to_arrays(state)
+
+    def nonfinite_report(self) -> NonFiniteReport:
+        pairs = list(zip(self._session.trained, self._session.carry.buffers, strict=True))
+        names = [name for one, w in pairs for name, bad in zip(one.paths, np.asarray(w.blame), strict=True) if bad]
+        return NonFiniteReport(tuple(names), bool(pairs[0][1].blamed_loss_finite) if names else None)
+
+    def rollback(self, optimizers: Sequence[Any]) -> bool:
+        for optimizer in optimizers:
+            self.zero_grad(optimizer)
+        return False
