@@ -8,22 +8,22 @@ from pathlib import Path
 
 LANES = (
     ("your loop", 16, 262, "#2f4858"),
-    ("core: Amp, Window, Watch", 296, 270, "#33658a"),
-    ("backend", 584, 212, "#7a5195"),
+    ("core: Amp, StepOrder, ScaleMonitor", 296, 270, "#33658a"),
+    ("backend: its roles", 584, 212, "#7a5195"),
     ("framework, on its device", 814, 290, "#b5563c"),
 )
 
 ROWS = (
     (
         ("with amp.autocast():", "    loss = loss_fn(model(x), y)"),
-        ("notes that a region was entered", "and under which policy"),
-        ("autocast(enabled, policy)", ""),
+        ("notes that a region was entered,", "and under which policy"),
+        ("precision", ".autocast(enabled, policy)"),
         ("matmul, conv in compute_dtype;", "loss in output_dtype"),
     ),
     (
         ("with amp.scale_loss(loss, opt)", "        as scaled_loss:"),
         ("refuses a loss made outside a region;", "ends an iteration left open"),
-        ("scale_loss(loss, [opt])", ""),
+        ("training", ".scale_loss(loss, [opt])"),
         ("float32(loss) * scale", "    / accumulate_steps"),
     ),
     (
@@ -36,18 +36,18 @@ ROWS = (
         ("amp.clip_grad_norm(opt, 1.0)", "(optional)"),
         ("unscales once per step; does nothing", "while micro-batches are missing"),
         ("unscale(opt)", "clip_grad_norm(opt, 1.0)"),
-        ("all finite? asked of raw gradients,", "then gradients / scale, in place"),
+        ("all raw gradients finite?", "then gradients / scale, in place"),
     ),
     (
         ("result = amp.step(opt)", ""),
-        ("micro-batch missing: stop here.", "last optimizer? then update=True"),
-        ("step(opt, update)", ""),
+        ("micro-batch missing: stop here.", "last optimizer? then update_scale=True"),
+        ("step(opt, update_scale)", ""),
         None,
     ),
     (
-        ("result.applied, result.scale", "(only if you look)"),
-        ("Watch looks as well: tells observers,", "stops a run whose scale is exhausted"),
-        ("read_state()", ""),
+        ("result.applied, result.scale", "(reading may synchronize)"),
+        ("ScaleMonitor polls: calls observers,", "stops a run whose scale is exhausted"),
+        ("poll_state()", ""),
         ("scale, good_steps, bad_steps,", "applied_steps, skipped_steps"),
     ),
 )
@@ -98,11 +98,11 @@ def decision(y: float) -> list[str]:
         text(left + 9, top + 36, "good_steps += 1", 12),
         text(left + 9, top + 54, "bad_steps = 0", 12),
         box(right, top, half, 62, "#b23a48", "#fbeff0"),
-        text(right + 9, top + 18, "no: nothing moves", 12),
+        text(right + 9, top + 18, "no: skip the update", 12),
         text(right + 9, top + 36, "good_steps = 0", 12),
         text(right + 9, top + 54, "bad_steps += 1", 12),
-        text(x + 12, y + 119, "gradients emptied; then, if update,", 13),
-        text(x + 12, y + 139, "the scale moves, for the next loss", 13),
+        text(x + 12, y + 119, "gradients zeroed; if update_scale,", 13),
+        text(x + 12, y + 139, "the scale is updated for the next loss", 13),
     ]
 
 
