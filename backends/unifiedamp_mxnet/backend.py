@@ -8,9 +8,8 @@ from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsu
 
 from .capabilities import NO_KERNEL_PROFILE, declare
 from .compiling.compiler import MXNetCompiler
-from .compiling.options import check_options, hybridize_call
-from .device.contexts import resolve_context
 from .device.device import MXNetDevice
+from .device.selection import resolve_context
 from .device.tuning import MXNetTuner
 from .distributed.distributed import MXNetDistributed
 from .explain import explain
@@ -19,6 +18,7 @@ from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
 from .mxnet_api import upstream
+from .options import check_options, hybridize_call
 from .precision.custom_functions import wrap_custom
 from .precision.layers import BoundaryCasts
 from .precision.policies import check_session_policy, default_policy

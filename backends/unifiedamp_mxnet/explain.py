@@ -5,8 +5,8 @@ from __future__ import annotations
 from unifiedamp.backend import PlanRow, Policy, SessionSpec
 
 from ._types import Context
-from .compiling.options import hybridize_call
 from .mxnet_api import NUMPY_API, mx, op_handle, upstream
+from .options import hybridize_call
 from .precision.casts import CastTable
 from .precision.operations import VOCABULARY
 

@@ -12,7 +12,7 @@ from .precision.casts import CastTable
 from .precision.operations import replace_lists
 from .precision.process_wide_casts import ProcessWideCasts
 from .training.adopted_scaler import AdoptedScaler
-from .training.prepare import check_trainer
+from .training.prepare_checks import check_trainer
 from .training.scaler import SessionScaler, attach_scaler
 
 

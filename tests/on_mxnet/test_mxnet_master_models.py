@@ -10,7 +10,7 @@ from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp_mxnet import capabilities
-from unifiedamp_mxnet.device import contexts
+from unifiedamp_mxnet.device import selection
 from unifiedamp_mxnet.mxnet_api import autograd, cast, dtype_name, from_numpy, gluon, mx
 
 
@@ -141,8 +141,8 @@ def test_what_is_declared(monkeypatch):
     assert amp.capabilities.feature("master_weights")
     assert "multi_precision" in amp.explain().row("master_weights").native
     assert "no float16 matrix product on CPU" in amp.capabilities.policies["float16"].reason
-    monkeypatch.setattr(contexts, "built_with_cuda", lambda: True)
-    monkeypatch.setattr(contexts, "compute_capability", lambda index: (8, 0))
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(selection, "compute_capability", lambda index: (8, 0))
     on_gpu = capabilities.declare(mx.gpu(0)).policies
     assert on_gpu["float16"]
     assert not on_gpu["bfloat16"]

@@ -7,8 +7,8 @@ from trainers import batch, sgd, weights
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet import capabilities, convert_model
-from unifiedamp_mxnet.device import contexts
-from unifiedamp_mxnet.device.processor import cpu_runs_bfloat16
+from unifiedamp_mxnet.device import selection
+from unifiedamp_mxnet.device.cpu_features import cpu_runs_bfloat16
 from unifiedamp_mxnet.mxnet_api import NUMPY_API, autograd, dtype_name, gluon, mx
 from unifiedamp_mxnet.precision import operations, policies
 
@@ -221,8 +221,8 @@ def test_pure_bfloat16_has_no_optimizer_kernel(array):
 
 @pytest.mark.parametrize("capability", [(7, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
 def test_a_gpu_is_told_from_a_cpu(monkeypatch, capability):
-    monkeypatch.setattr(contexts, "built_with_cuda", lambda: True)
-    monkeypatch.setattr(contexts, "compute_capability", lambda index: capability)
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(selection, "compute_capability", lambda index: capability)
     supports = capabilities.declare(mx.gpu(0)).policies
     if capability >= (9, 0):
         assert not any(supports.values())
@@ -234,7 +234,7 @@ def test_a_gpu_is_told_from_a_cpu(monkeypatch, capability):
 
 
 def test_a_gpu_without_cuda_is_refused(monkeypatch):
-    monkeypatch.setattr(contexts, "built_with_cuda", lambda: False)
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: False)
     with pytest.raises(ua.PolicyNotSupportedError, match=r"built without CUDA; use device='cpu'"):
         ua.Amp("mxnet", "float32", device="gpu")
 

@@ -9,10 +9,10 @@ from typing import Any
 from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, errors
 
 from .._types import Block, HybridBlock
-from ..blocks import children, is_hybrid, walk
 from ..device.numpy_semantics import in_numpy_semantics
+from ..layer_paths import children, is_hybrid, walk
 from ..mxnet_api import gluon, mx
-from .options import BULK, hybridize_flags
+from ..options import BULK, hybridize_flags
 
 
 class MXNetCompiler(Compiler):

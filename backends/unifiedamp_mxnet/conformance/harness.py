@@ -14,7 +14,7 @@ from unifiedamp.conformance.harness import Array, Harness
 
 from .._types import Array as NativeArray
 from .._types import Block, Trainer
-from ..blocks import named_parameters, walk
+from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.policies import PRODUCTS
 from . import contexts

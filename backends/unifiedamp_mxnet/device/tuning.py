@@ -9,10 +9,10 @@ from itertools import pairwise
 from unifiedamp.backend import PlanRow, SessionSpec, Support, Tuner, bias_rows, compile_note, errors, item_rows
 
 from .._types import Block, Context, Optimizer, Trainer, Undo
-from ..blocks import walk
+from ..layer_paths import walk
 from ..mxnet_api import NUMPY_API, gluon, mx
 from ..patches import aggregate_updates
-from .contexts import is_cpu
+from .selection import is_cpu
 
 AGGREGATED = 45
 """Parameters that one kernel updates, the most that all of MXNet's such kernels take; its own number is 1 or 4."""

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from unifiedamp.backend import Converter, Policy, errors
 
-from .._types import Array, Block, HybridBlock, Parameter, Symbol
-from ..blocks import is_hybrid, is_symbol_block
+from .._types import Array, Block, HybridBlock, Symbol
 from ..device.arrays import is_array
 from ..device.numpy_semantics import in_numpy_semantics
+from ..layer_paths import is_hybrid, is_symbol_block
 from ..mxnet_api import cast, context_of, gluon, mx
 from ..patches import GRAPH_FIELDS
 from ..precision.autocast import Region
 from ..precision.casts import CastTable
 from ..precision.layers import BoundaryCasts
 from ..precision.policies import check_policy, multicasts
-from ..training.prepare import kind
+from ..training.prepare_checks import kind
 from .weights import MastersOf
 
 
@@ -34,13 +34,13 @@ class MXNetConverter(Converter):
         self._masters_of = masters_of
 
     @in_numpy_semantics
-    def convert(self, model: Block, inputs: Sequence[object], policy: Policy) -> Block:
+    def convert(self, model: HybridBlock, inputs: Sequence[object], policy: Policy) -> Block:
         wide = policy.replace(param_dtype="float32")
         return convert_model(model, *inputs, policy=wide, masters_of=self._masters_of)
 
 
 def convert_model(
-    block: Block, *inputs: object, policy: str | Policy = "mixed_bfloat16", masters_of: MastersOf = lambda _: None
+    block: HybridBlock, *inputs: object, policy: str | Policy = "mixed_bfloat16", masters_of: MastersOf = lambda _: None
 ) -> Block:
     """Return a copy of a model that computes under ``policy`` wherever it is called, without regions.
 
@@ -62,11 +62,7 @@ def convert_model(
         WrongObjectError: ``block`` is no HybridBlock (or a SymbolBlock already), or an input is no array.
         PolicyNotSupportedError: the policy cannot run on the inputs' device.
     """
-    if not is_hybrid(block) or is_symbol_block(block):
-        raise errors.WrongObjectError(f"convert_model: expected gluon.HybridBlock, got {kind(block)}")
-    arrays = [value for value in inputs if is_array(value)]
-    if not inputs or len(arrays) < len(inputs):
-        raise errors.WrongObjectError("convert_model: give the arrays that the model is called with, after the model")
+    arrays = _check(block, inputs)
     if isinstance(policy, str):
         policy = Policy.parse(policy)
     check_policy(policy, context_of(arrays[0]))
@@ -78,16 +74,18 @@ def convert_model(
         # It says that it cannot tell the inputs' dtype and takes float32 parameters, which is what they are.
         warnings.filterwarnings("ignore", "Cannot decide type", UserWarning)
         converted: Block = gluon.SymbolBlock(output, names)
-    values = {_symbol_name(param): param for param in block.collect_params().values()}
-    for param in converted.collect_params().values():
-        source = values[param.name]
-        _copy(source, masters_of(source), param)
+    _copy_parameters(block, converted, masters_of)
     return converted
 
 
-def _symbol_name(param: Parameter) -> str:
-    """Return the name that a parameter has in a graph."""
-    return param.var().name
+def _check(block: object, inputs: Sequence[object]) -> list[Array]:
+    """Refuse what cannot be converted; return the inputs as arrays."""
+    if not is_hybrid(block) or is_symbol_block(block):
+        raise errors.WrongObjectError(f"convert_model: expected gluon.HybridBlock, got {kind(block)}")
+    arrays = [value for value in inputs if is_array(value)]
+    if not inputs or len(arrays) < len(inputs):
+        raise errors.WrongObjectError("convert_model: give the arrays that the model is called with, after the model")
+    return arrays
 
 
 def _trace(block: HybridBlock, inputs: Sequence[Array], policy: Policy) -> tuple[list[Symbol], Symbol]:
@@ -108,7 +106,11 @@ def _trace(block: HybridBlock, inputs: Sequence[Array], policy: Policy) -> tuple
         boundaries.close()
 
 
-def _copy(source: Parameter, masters: list[Array] | None, target: Parameter) -> None:
-    values = [cast(value, "float32") for value in masters or source.list_data()]
-    target.shape = source.shape
-    target._load_init(values[0], [context_of(value) for value in values])
+def _copy_parameters(source: Block, target: Block, masters_of: MastersOf) -> None:
+    """Fill a converted block's parameters by those of the same name in the graph, in float32."""
+    sources = {param.var().name: param for param in source.collect_params().values()}
+    for param in target.collect_params().values():
+        found = sources[param.name]
+        values = [cast(value, "float32") for value in masters_of(found) or found.list_data()]
+        param.shape = found.shape
+        param._load_init(values[0], [context_of(value) for value in values])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from unifiedamp.backend import Policy, match_layers, recording
 
 from .._types import Block, Trainer
-from ..blocks import walk
+from ..layer_paths import walk
 
 NAMES = ("eps", "epsilon", "_eps", "_epsilon", "variance_epsilon")
 _NATIVE = "mxnet.gluon."

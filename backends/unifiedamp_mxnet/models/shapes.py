@@ -8,7 +8,7 @@ from typing import Any
 from unifiedamp.backend import LayerShapes, MatmulShape
 
 from .._types import Block
-from ..blocks import walk
+from ..layer_paths import walk
 from ..mxnet_api import gluon
 
 nn = gluon.nn

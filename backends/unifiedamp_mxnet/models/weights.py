@@ -9,9 +9,9 @@ import numpy as np
 from unifiedamp.backend import Weights, errors
 
 from .._types import Array, Block, HostArray, Parameter
-from ..blocks import named_parameters
 from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
+from ..layer_paths import named_parameters
 from ..mxnet_api import cast, context_of, from_numpy, param_dtype
 
 FLOATING = ("float32", "float16", "bfloat16", "float64")

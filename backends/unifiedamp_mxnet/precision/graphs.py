@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any
 
 from .._types import Attributes, HybridBlock
-from ..blocks import is_symbol_block
+from ..layer_paths import is_symbol_block
 from ..patches import GRAPH_FIELDS, LayoutPass, call_cached_op_native, graph_locks
 from . import recorded_graphs
 from .casts import CastTable, current

@@ -9,7 +9,7 @@ from typing import Any
 from unifiedamp.backend import match_layers
 
 from .._types import Block
-from ..blocks import walk
+from ..layer_paths import walk
 from ..mxnet_api import NUMPY_API, gluon
 from .casts import CastTable, cast_floats, current
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from unifiedamp.backend import Policy, match_layers
 
 from .._types import Array, Block, Parameter
-from ..blocks import is_hybrid, walk
+from ..layer_paths import is_hybrid, walk
 from ..mxnet_api import gluon, param_dtype
 
 FLOATING = ("float32", "float16", "bfloat16")

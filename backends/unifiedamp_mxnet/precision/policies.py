@@ -5,8 +5,8 @@ from __future__ import annotations
 from unifiedamp.backend import Policy, SessionSpec, Support, errors
 
 from .._types import Context
-from ..device.contexts import compute_capability, gpu_support, is_cpu
-from ..device.processor import cpu_has_bfloat16, cpu_runs_bfloat16
+from ..device.cpu_features import cpu_has_bfloat16, cpu_runs_bfloat16
+from ..device.selection import compute_capability, gpu_support, is_cpu
 from ..mxnet_api import NUMPY_API
 from .operations import check_overrides
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unifiedamp.backend import Policy
 
 from .._types import Block
-from ..blocks import walk
+from ..layer_paths import walk
 from .layers import BoundaryCasts
 from .low_precision_params import Arrays, cast_parameters, layer_dtypes
 from .tables import CastTables

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .._types import Array, Block, HybridBlock, Symbol
-from ..blocks import is_hybrid, is_symbol_block
+from ..layer_paths import is_hybrid, is_symbol_block
 from ..mxnet_api import NUMPY_API, mx
 
 GRAPHS = not NUMPY_API

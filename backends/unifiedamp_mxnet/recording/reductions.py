@@ -15,7 +15,7 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .._types import Array, HostArray
-from ..device.contexts import is_cpu
+from ..device.selection import is_cpu
 from ..mxnet_api import CODES, base, call, cast, context_of, dtype_code
 from ..training.multi_tensor import by_context
 

@@ -15,8 +15,8 @@ import numpy as np
 from unifiedamp.backend import recording
 
 from .._types import Array, Block, HostArray, Undo
-from ..blocks import is_symbol_block, walk
 from ..device.arrays import is_array
+from ..layer_paths import is_symbol_block, walk
 from ..mxnet_api import autograd, dtype_name, gluon
 from ..patches import patched
 from ..precision import recorded_graphs

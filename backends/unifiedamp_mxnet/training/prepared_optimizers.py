@@ -49,7 +49,7 @@ class PreparedOptimizers:
         """Prepare a Trainer. Idempotent.
 
         Args:
-            trainer: one that ``prepare.check_prepare`` accepts.
+            trainer: one that ``prepare_checks.check_prepare`` accepts.
             names: id of a Parameter → its name for users.
         """
         if id(trainer) not in self._prepared:

@@ -14,7 +14,7 @@ from ..mxnet_api import gluon
 from ..precision.autocast import outside_regions
 from ..precision.precision import MXNetPrecision
 from ..precision.prepared_models import PreparedModels
-from . import clipping, prepare
+from . import clipping, prepare_checks
 from .backward import BackwardPasses
 from .native_calls import check_backward
 from .prepared_optimizers import PreparedOptimizers
@@ -59,12 +59,12 @@ class MXNetTraining(Training):
         self, models: Sequence[Block], optimizers: Sequence[Trainer]
     ) -> tuple[Sequence[Block], Sequence[Trainer]]:
         for trainer in optimizers:
-            prepare.check_trainer(trainer)
-        names = self._names | prepare.parameter_names([*self._models.models, *models])
-        prepare.check_prepare(models, optimizers, names, self._spec, self._models.originals)
+            prepare_checks.check_trainer(trainer)
+        names = self._names | prepare_checks.parameter_names([*self._models.models, *models])
+        prepare_checks.check_prepare(models, optimizers, names, self._spec, self._models.originals)
         self._names = names
         for model in models:
-            prepare.warn_fixed_graph(model, self._spec)
+            prepare_checks.warn_fixed_graph(model, self._spec)
             self._models.add(model)
             self._on_model(model)
         for trainer in optimizers:

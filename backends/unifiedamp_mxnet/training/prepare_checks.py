@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from unifiedamp.backend import SessionSpec, errors
 
 from .._types import Block, Parameter, Trainer
-from ..blocks import is_symbol_block, named_parameters, walk
 from ..distributed import distributed
+from ..layer_paths import is_symbol_block, named_parameters, walk
 from ..mxnet_api import gluon, mx, param_dtype
 from ..precision.low_precision_params import Arrays, is_low_precision
 from . import master_weights
