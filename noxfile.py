@@ -1,8 +1,15 @@
-"""Everything CI checks, one session each: `bash scripts/test.sh` runs all, `-s NAME` some."""
+"""Everything CI checks, one session each: `bash scripts/test.sh` runs all, `-s NAME` some.
+
+`UNIFIEDAMP_TEST_EFFORT=full` makes every session try as hard as it can; see `tests/effort.py`.
+"""
 
 from __future__ import annotations
 
+import ast
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -10,18 +17,36 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2024.4.15"
-nox.options.default_venv_backend = "venv"
+nox.options.default_venv_backend = "uv|venv"
 nox.options.envdir = ".venv/nox"
 nox.options.error_on_missing_interpreters = True
+nox.options.download_python = "never"
 
 PYTHON = "3.11"
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of this version, on the path or of pyenv; None where there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
+    for path in filter(None, found):
+        if not subprocess.run([path, "-c", ""], check=False, capture_output=True, timeout=60).returncode:
+            return path
+    return None
+
+
+NEWER = find_python("3.13")
+nox.options.sessions = [
+    "lint", "types", "imports", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    *(["tests_python313"] if NEWER else []),
+]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
 
 
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format."""
-    session.install("-c", "ci/tools.txt", "ruff")
+    install(session, "--group", "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -29,16 +54,14 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
     """Mypy, strict on core."""
-    session.install(
-        "-c", "ci/tools.txt", "-c", "ci/main.txt", "mypy", "tomlkit", "-e", ".[conformance,migrate,report,tensorboard]"
-    )
+    install(session, "--group", "types", "-e", ".[conformance,migrate,report,tensorboard]")
     session.run("mypy")
 
 
 @nox.session(python=PYTHON)
 def imports(session: nox.Session) -> None:
     """The import contracts between core, backends and frameworks."""
-    session.install("-c", "ci/tools.txt", "-c", "ci/main.txt", "import-linter", "-e", ".")
+    install(session, "--group", "imports", "-e", ".")
     session.run("lint-imports")
 
 
@@ -47,7 +70,7 @@ def wheel(session: nox.Session) -> None:
     """Build wheel and sdist: the wheel holds all packages, each build gives the same bytes, the sdist tests itself."""
     out = Path(session.create_tmp()).absolute() / "built"
     shutil.rmtree(out, ignore_errors=True)
-    session.install("-c", "ci/tools.txt", "hatchling")
+    install(session, "--group", "wheel")
     wheel, sdist = _built(session, out / "first")
     again, _ = _built(session, out / "second")
     with tarfile.open(sdist) as archive:
@@ -61,14 +84,14 @@ def wheel(session: nox.Session) -> None:
     missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
         session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
-    session.install(str(wheel))
+    install(session, str(wheel))
     with session.chdir(out):  # away from the checkout, so that only the wheel can be imported
         code = "import unifiedamp as ua; print('unifiedamp', ua.__version__, [*ua.available_backends()])"
         session.run("python", "-c", code)
         session.run("unifiedamp", "--help", silent=True)
-    session.install("-c", "ci/main.txt", "-e", f"{unpacked}[conformance]")
+    install(session, "-e", f"{unpacked}[conformance]")
     with session.chdir(unpacked):
-        session.run("python", "-m", "pytest", "-q", "tests/core", env={"UNIFIEDAMP_TEST_FUZZ": "50"})
+        session.run("python", "-m", "pytest", "-q", "tests/core", env={"UNIFIEDAMP_TEST_EFFORT": "quick"})
 
 
 def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
@@ -79,50 +102,118 @@ def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
 
 
 REPORTS = Path(".venv/reports").absolute()
-# Two processes share the tests; each computes with one thread, so that they do not wait for each other.
+SUITE = "unifiedamp/conformance/suite"
+FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
+# Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 SHARED = ("-n", "2", "--dist", "worksteal")
-EFFORT = {"UNIFIEDAMP_TEST_FUZZ": "10000", "UNIFIEDAMP_TEST_KILLS": "200"}
-# What the main environment proves once need not be proved again in the older ones: the commands and what they compute
+ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# What the main environment proves once need not be proved again in the others: the commands and what they compute
 # with, and what happens to a process and its files when it is killed. That a saved run goes on is each one's to prove.
 PROVED = ["commands", "compare_parts", "migrate/test_any_python.py", "recipe/test_recipe_killed.py"]
 PROVED += [
     f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "killed_training", "kit", "mutants")
 ]
-LESS = ("--amp-trajectories", "200", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
+LESS = ("--proved-elsewhere", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
+SOME = ("--proved-elsewhere", "--amp-form", "eager", SUITE, "tests/core", "tests/test_checkpoint_file.py")
 
 
-def run_tests(session: nox.Session, environment: str, *options: str, **variables: str) -> None:
-    """Install the environment that ``ci/<environment>.txt`` fixes and run the suite in it."""
-    session.install("-r", f"ci/{environment}.txt", "-e", ".[examples,test]")
+def run_tests(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
+    """Install the dependency group of this name and run the suite in it."""
+    install(session, "--group", environment, "-e", ".[examples,test]")
+    pytest(session, environment, trajectories, *options)
+
+
+def pytest(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
+    """Run tests in two processes; what they say of each backend is written to ``.venv/reports``."""
     REPORTS.mkdir(parents=True, exist_ok=True)
+    effort = ("--amp-trajectories", str(10_000 if FULL else trajectories), "--amp-soak", "100000" if FULL else "0")
     report = ("--amp-json", str(REPORTS / f"{environment}.json"))
-    variables.setdefault("OMP_NUM_THREADS", "1")
-    session.run("python", "-m", "pytest", *SHARED, *options, *report, *session.posargs, env=variables)
+    command = ("python", "-m", "pytest", *SHARED, *effort, *report, *options, *session.posargs)
+    session.run(*command, env=ALONE)
 
 
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
-    """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process."""
-    run_tests(session, "main", **EFFORT)
+    """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
+    run_tests(session, "main", 1000)
 
 
 @nox.session(python=PYTHON)
 def tests_keras2(session: nox.Session) -> None:
     """The suite on TensorFlow with Keras 2, and MXNet 1.9 on an older numpy."""
-    run_tests(session, "keras2", *LESS)
+    run_tests(session, "keras2", 200, *LESS)
 
 
 @nox.session(python=PYTHON)
 def tests_mxnet2(session: nox.Session) -> None:
     """The suite on MXNet 2."""
-    run_tests(session, "mxnet2", *LESS)
+    run_tests(session, "mxnet2", 200, *LESS)
+
+
+@nox.session(python=PYTHON)
+def tests_numpy2(session: nox.Session) -> None:
+    """The eager suite of torch and TensorFlow on numpy 2."""
+    run_tests(session, "numpy2", 100, *SOME)
+
+
+@nox.session(python=NEWER or PYTHON)
+def tests_python313(session: nox.Session) -> None:
+    """TensorFlow's eager suite on Python 3.13 and numpy 2; runs by default where there is a Python 3.13."""
+    run_tests(session, "python313", 100, *SOME)
 
 
 @nox.session(python=PYTHON)
 def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a distribution of its own: its tests and the conformance suite, on JAX."""
-    session.install("-r", "ci/jax.txt", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
-    REPORTS.mkdir(parents=True, exist_ok=True)
-    report = ("--amp-json", str(REPORTS / "jax.json"))
-    options = (*SHARED, "--amp-trajectories", "300", *report, *session.posargs)
-    session.run("python", "-m", "pytest", "examples/third_party_backend/tests", *options)
+    install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
+    pytest(session, "jax", 300, "examples/third_party_backend/tests")
+
+
+@nox.session(python=PYTHON, reuse_venv=True)
+def quick(session: nox.Session) -> None:
+    """The inner loop: lint, types, contracts, core, the toy backend and torch's eager form through the suite."""
+    installed = Path(session.create_tmp()) / "installed"
+    wanted = Path("pyproject.toml").read_text(encoding="utf-8")
+    if not installed.exists() or installed.read_text(encoding="utf-8") != wanted:
+        install(session, "--group", "quick", "-e", ".[examples,test]")
+        installed.write_text(wanted, encoding="utf-8")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", silent=True)
+    session.run("mypy")
+    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
+    effort = {**ALONE, "UNIFIEDAMP_TEST_EFFORT": "quick"}
+    session.run("python", "-m", "pytest", *SHARED, "-q", *options, *session.posargs, env=effort)
+
+
+# -- environments: made by uv, which shares one copy of each package among them, or by pip -----------------------------
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install with uv as pip would here, or with a pip that knows dependency groups."""
+    if session.venv_backend == "uv":
+        session.env.update(uv_settings())
+    else:
+        session.install("--quiet", "--upgrade", "pip>=25.1")
+    session.install(*what)
+
+
+def uv_settings() -> dict[str, str]:
+    """Return pip's configuration for uv, which does not read pip's files and would look elsewhere for packages."""
+    names = {
+        "find-links": ("UV_FIND_LINKS", ","),
+        "index-url": ("UV_DEFAULT_INDEX", " "),
+        "extra-index-url": ("UV_INDEX", " "),
+        "constraint": ("UV_CONSTRAINT", " "),
+        "cert": ("SSL_CERT_FILE", " "),
+    }
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, timeout=60
+    )
+    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # of all places, the newest version, as pip does
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        variable, separator = names.get(key.rpartition(".")[2], ("", ""))
+        if variable:
+            found[variable] = separator.join(ast.literal_eval(value).split())
+    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from record import RESULTS, show
-from turns import GPU_TURN_SECONDS, TURN_SECONDS
+from timing import GPU_TURN_SECONDS, TURN_SECONDS
 
 from unifiedamp.config import plugins
 

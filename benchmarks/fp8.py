@@ -18,7 +18,7 @@ import torch
 from blocks import SMOKE, Chain, Sizes, Stack, loss_fn
 from native.torch_amp import gpu
 from record import RESULTS, hardware, show, write
-from turns import Comparison, Loop, compare
+from timing import Comparison, Loop, compare
 
 import unifiedamp as ua
 

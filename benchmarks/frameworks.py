@@ -18,7 +18,7 @@ from race import Limits, Race, Ready, Standing, failure
 from recipes import GPU_RECIPES, RECIPES, Parts, Recipe, find, layered
 from remote import Remote, RemoteError
 from setups import Setup
-from turns import Loop, hardware, say, write_race
+from timing import Loop, hardware, say, write_race
 
 import unifiedamp as ua
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import cli
 from recipes import GPU_RECIPES, RECIPES, Parts, find, layered
-from turns import Comparison, Loop, compare, hardware, say, write
+from timing import Comparison, Loop, compare, hardware, say, write
 
 import unifiedamp as ua
 

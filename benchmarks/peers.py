@@ -16,7 +16,7 @@ from typing import Any
 import cli
 from race import Limits, Race, Standing, failure, warm_up
 from recipes import GPU_RECIPES, RECIPES, Parts, find, layered
-from turns import Loop, hardware, write_race
+from timing import Loop, hardware, write_race
 
 import unifiedamp as ua
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from turns import TURN_SECONDS, Loop, Turns, in_rounds, ratio_of, say, steps_for
+from timing import TURN_SECONDS, Loop, Timed, in_rounds, ratio_of, say, steps_for
 
 WARM_UP, LEAST_WARM_UP, WARM_UP_SECONDS = 24, 12, 10.0
 """Warm-up steps before timing, the minimum after ``WARM_UP_SECONDS``, and that time. A step is captured only after
@@ -72,7 +72,7 @@ class Ready:
         losses, memory, ready_s: see :class:`Standing`.
     """
 
-    loop: Turns
+    loop: Timed
     losses: tuple[float, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     ready_s: float = 0.0
@@ -140,7 +140,7 @@ class Race:
         say(f"{', '.join(labels.values())}: {_summary(standing)}")
         return standing
 
-    def drop(self, loop: Turns) -> None:
+    def drop(self, loop: Timed) -> None:
         """Remove a configuration from the references."""
         self._stayed = {name: ready for name, ready in self._stayed.items() if ready.loop is not loop}
 

@@ -24,6 +24,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from unifiedamp.backend import this_processor
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DISTRIBUTIONS = (
@@ -52,14 +54,13 @@ def hardware(gpu: Mapping[str, Any] | None = None) -> dict[str, Any]:
     Args:
         gpu: the framework's description of its GPU (``gpu()`` of a module in ``native``), None without one.
     """
-    info = _proc_lines("/proc/cpuinfo")
-    flags = info.get("flags", "").split()
+    found = this_processor()
     memory = _proc_lines("/proc/meminfo").get("MemTotal", "0 kB").split()[0]
     return {
-        "cpu": info.get("model name", platform.processor()),
-        "cpu_id": f"family {info.get('cpu family', '?')} model {info.get('model', '?')}",
+        "cpu": found.name,
+        "cpu_id": f"family {found.family} model {found.model}",
         "cores": os.cpu_count(),
-        "bits": [flag for flag in FLAGS if flag in flags],
+        "bits": [flag for flag in FLAGS if flag in found.flags],
         "memory_gib": round(int(memory) / 2**20),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_before": os.getloadavg()[0],

@@ -15,7 +15,7 @@ from typing import Any
 import cli
 import numpy as np
 from recipes import Parts, find, layered
-from turns import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say, write
+from timing import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say, write
 
 import unifiedamp as ua
 

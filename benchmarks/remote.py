@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from race import Ready, warm_up
-from turns import Loop
+from timing import Loop
 
 PROCESSES = multiprocessing.get_context("spawn")
 

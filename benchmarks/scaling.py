@@ -15,7 +15,7 @@ from typing import Any
 import cli
 from race import Limits, Race, Standing, failure, warm_up
 from recipes import Parts, Recipe, layered
-from turns import Loop, hardware, write_race
+from timing import Loop, hardware, write_race
 
 import unifiedamp as ua
 

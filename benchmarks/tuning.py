@@ -19,7 +19,7 @@ from typing import Any
 import cli
 import numpy as np
 from recipes import RECIPES, Parts, find, layered, train_step_of
-from turns import WARM_UP, Comparison, Loop, compare, hardware, say, write
+from timing import WARM_UP, Comparison, Loop, compare, hardware, say, write
 
 import unifiedamp as ua
 

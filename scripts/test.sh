@@ -1,11 +1,22 @@
 #!/usr/bin/env bash
-# Sets up and runs all tests: lint, types, import contracts, the wheel, and the suite in three environments, each in a
-# virtual environment of its own under .venv/. Needs Python 3.11 and pip. Arguments go to nox: `-l`, `-s tests`, …
+# Sets up and runs all tests: lint, types, import contracts, the wheel, and the suite in six environments, each in a
+# virtual environment of its own under .venv/. Needs Python 3.11 and pip.
+#   bash scripts/test.sh            what CI runs
+#   bash scripts/test.sh quick      lint, types, core, the toy backend and torch's eager form
+#   bash scripts/test.sh full       as CI, with 10,000 inputs per fuzz test, random kills, and 100,000-step soaks
+# Other arguments go to nox: `-l`, `-s tests`, …
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=.venv/nox-tool
 if [ ! -x "$tools/bin/nox" ]; then
   "${PYTHON:-python3.11}" -m venv "$tools"
-  "$tools/bin/python" -m pip install --quiet nox
+  "$tools/bin/python" -m pip install --quiet "nox[uv]"
 fi
+case "${1:-}" in
+  quick) set -- -s quick -- "${@:2}" ;;
+  full)
+    export UNIFIEDAMP_TEST_EFFORT=full
+    set -- "${@:2}"
+    ;;
+esac
 exec "$tools/bin/nox" "$@"

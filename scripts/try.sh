@@ -4,12 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 framework=${1:-torch}
-extra=$framework
 case "$framework" in
-  torch | mxnet) ;;
+  torch | mxnet) packages=(--group "$framework" -e ".[examples]") ;;
   tensorflow)
     # Where no GPU is, the smaller build does.
-    if [ "$(uname -sm)" = "Linux x86_64" ] && ! command -v nvidia-smi >/dev/null; then extra=tensorflow-cpu; fi
+    packages=(-e ".[tensorflow,examples]")
+    if [ "$(uname -sm)" = "Linux x86_64" ] && ! command -v nvidia-smi >/dev/null; then
+      packages=(--group tensorflow -e ".[examples]")
+    fi
     ;;
   *)
     echo "unknown framework '$framework': torch, tensorflow or mxnet" >&2
@@ -18,5 +20,6 @@ case "$framework" in
 esac
 venv=.venv/try-$framework
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet -c ci/main.txt -e ".[$extra,examples]"
+"$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
+"$venv/bin/python" -m pip install --quiet "${packages[@]}"
 exec "$venv/bin/unifiedamp" train --config examples/configs/digits_conv.toml --backend "$framework" "${@:2}"

@@ -1,9 +1,12 @@
-"""How hard the tests that repeat themselves try: little by default, all the way where CI says so."""
+"""How hard the tests that repeat themselves try: ``UNIFIEDAMP_TEST_EFFORT`` is ``quick``, ``normal`` or ``full``."""
 
 import os
 
-FUZZ = int(os.environ.get("UNIFIEDAMP_TEST_FUZZ", "300"))
+LEVEL = os.environ.get("UNIFIEDAMP_TEST_EFFORT", "normal")
+QUICK, FULL = LEVEL == "quick", LEVEL == "full"
+
+FUZZ = int(os.environ.get("UNIFIEDAMP_TEST_FUZZ", {"quick": "50", "full": "10000"}.get(LEVEL, "300")))
 """Inputs that each fuzz test makes up."""
 
-KILLS = int(os.environ.get("UNIFIEDAMP_TEST_KILLS", "20"))
-"""How often a process that writes checkpoints is killed."""
+KILLS = int(os.environ.get("UNIFIEDAMP_TEST_KILLS", "200" if FULL else "0"))
+"""How often a process that writes checkpoints is killed at random; at each place that matters it dies in any case."""

@@ -1,139 +1,146 @@
-"""Python processes that have their imports behind them: forked by a server that imported the frameworks once.
+"""Python processes whose imports are done: forked by multiprocessing's server, which has imported ``preloaded``.
 
-``Popen`` takes ``[sys.executable, "-c" or "-m", …]`` and is ``subprocess.Popen`` otherwise. Each process is a real one,
-with its own pipes, environment, folder and session, and dies by signals as any other; only the seconds that importing
-frameworks takes are not spent anew. The server itself computes nothing, so that there is nothing to inherit.
+``Popen`` takes ``[sys.executable, "-c" or "-m" or file, …]`` and has the part of ``subprocess.Popen`` that tests use.
+Each process is a real one, with its own pipes, environment, folder and session, and dies by signals as any other; only
+the seconds that importing frameworks takes are not spent anew.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
-import gc
-import importlib
-import importlib.util
-import json
+import multiprocessing as mp
+import multiprocessing.forkserver
 import os
-import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import types
-from typing import Any
+import weakref
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
 
-FRAMEWORKS = (
-    "torch._inductor.compile_fx", "unifiedamp_torch.backend", "unifiedamp_examples.models.torch_models",
-    "tensorflow", "unifiedamp_tensorflow.backend", "unifiedamp_examples.models.tensorflow_models",
-    "unifiedamp.cli", "unifiedamp.workloads.compare.job", "unifiedamp_examples.recipe",
-    "sklearn.datasets", "matplotlib.pyplot",
-)  # fmt: skip
-"""MXNet is not among them: it is imported in a second, and starts its threads anew at each fork."""
-KIT = (
-    "pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "toy.harness",
-    "unifiedamp.checkpoint.sealed_file", "unifiedamp.config",
-)  # fmt: skip
+import become
 
-SERVER = "import sys; import forked; forked.serve(int(sys.argv[1]), sys.argv[2:])"
+PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
+SERVER = mp.get_context("forkserver")
+TESTS = str(Path(__file__).parent)
+_living: weakref.WeakSet[Popen] = weakref.WeakSet()
 
 
-class Server:
-    """The process that imports ``modules`` (those that there are) and forks."""
+def ensure_server() -> None:
+    """Start the server, where it does not run: it finds modules where this process does."""
+    SERVER.set_forkserver_preload(["preloaded"])
+    path = os.pathsep.join([TESTS, *filter(None, sys.path)])
+    before = dict(os.environ)
+    os.environ.update({"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(theirs.fileno()), *modules],
-            # numpy's BLAS starts its threads at import.
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "OPENBLAS_NUM_THREADS": "1"},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
+
+class Popen:
+    """A process of the server. ``stdin``, ``stdout`` and ``stderr`` take ``PIPE`` or a file."""
+
+    def __init__(
+        self, command: list[Any], stdin: Any = None, stdout: Any = None, stderr: Any = None, *, cwd: Any = None,
+        env: dict[str, str] | None = None, text: bool = False, start_new_session: bool = False,
+    ) -> None:  # fmt: skip
+        ensure_server()
+        self.args = [os.fspath(each) for each in command]
+        assert self.args[0] == sys.executable, self.args
+        streams = [_Stream(given, number, text) for number, given in enumerate((stdin, stdout, stderr))]
+        self.stdin, self.stdout, self.stderr = (stream.ours for stream in streams)
+        wanted = become.Wanted(
+            self.args, os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), start_new_session
         )
-        theirs.close()
-        atexit.register(self.close)
+        self._process = SERVER.Process(target=become.become, args=(wanted, *(stream.theirs for stream in streams)))
+        self._process.start()
+        for stream in streams:
+            stream.theirs.close()
+        self.pid = self._process.pid
+        _living.add(self)
 
-    def ask(self, request: dict[str, Any], files: list[int] | None = None) -> Any:
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], files or [])
-            answer = self._socket.recv(1 << 16)
-        assert answer, "the server that forks processes is gone"
-        return json.loads(answer)
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
 
-    def close(self) -> None:
-        """End the server; what it forked and nobody waits for lives on as an orphan."""
-        self._socket.close()
-        self._process.wait(60)
+    def poll(self) -> int | None:
+        return self._process.exitcode
 
-
-server = functools.cache(Server)
-
-
-class Popen(subprocess.Popen):
-    """A process that ``modules``' server forks; started anew where the server has threads, which do not fork well."""
-
-    modules = FRAMEWORKS
-
-    def _execute_child(
-        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
-        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
-    ):  # fmt: skip
-        """Have the server fork instead; ``rest`` ends with ``start_new_session`` and ``process_group``."""
-        arguments = [os.fspath(one) for one in args]
-        assert arguments[0] == sys.executable, arguments
-        session = rest[-2] if len(rest) > 1 else False
-        request = {"argv": arguments[1:], "cwd": os.fspath(cwd or os.getcwd()), "session": bool(session)}
-        request["env"] = dict(os.environ if env is None else env)
-        files = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        self.args, self._server = args, server(self.modules)
-        self.pid = self._server.ask(request, files)
-        if self.pid is None:
-            self._server = None
-            return super()._execute_child(
-                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
-                p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
-            )  # fmt: skip
-        self._child_created = True
-        return self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-
-    def _try_wait(self, wait_flags):
-        while self._server is not None:
-            pid, status = self._server.ask({"wait": self.pid})
-            if pid or wait_flags & os.WNOHANG:
-                return pid, status
-            threading.Event().wait(0.01)
-        return super()._try_wait(wait_flags)
-
-    def _internal_poll(self, *_, **__):
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
         if self.returncode is None:
-            pid, status = self._try_wait(os.WNOHANG)
-            if pid:
-                self._handle_exitstatus(status)
+            raise TimeoutExpired(self.args, timeout or 0)
         return self.returncode
 
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
-class Anew(Popen):
-    """A process started as any other: what is forked shares its server's hash seed, so an order of a set shows here."""
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
-    def _execute_child(self, *given):
-        self._server = None
-        return subprocess.Popen._execute_child(self, *given)
+    def communicate(self, timeout: float) -> tuple[Any, Any]:
+        """Return what the process writes until it ends."""
+        found: dict[int, Any] = {}
+        files = [file for file in (self.stdout, self.stderr) if file]
+        readers = [threading.Thread(target=_read, args=(file, found), daemon=True) for file in files]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+        if any(reader.is_alive() for reader in readers):
+            raise TimeoutExpired(self.args, timeout)
+        self.wait(timeout)
+        return found.get(id(self.stdout)), found.get(id(self.stderr))
+
+    def __enter__(self) -> Popen:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self.stdin, self.stdout, self.stderr):
+            if file:
+                file.close()
+        self._process.join(60)
 
 
-class KitPopen(Popen):
-    """A process that runs pytest."""
+class _Stream:
+    """Both ends of a stream of the process; ``theirs`` is a connection, since those can be sent."""
 
-    modules = KIT
+    def __init__(self, given: Any, number: int, text: bool) -> None:
+        self.ours: IO[Any] | None = None
+        if given != PIPE:
+            file = os.dup(number if given is None else given if isinstance(given, int) else given.fileno())
+        elif number:
+            ours, file = os.pipe()
+            self.ours = os.fdopen(ours, "r" if text else "rb")
+        else:
+            file, ours = os.pipe()
+            self.ours = os.fdopen(ours, "w" if text else "wb")
+        self.theirs = Connection(file)
 
 
-def start(command: list[Any], popen: type[Popen] = Popen, **options: Any) -> Popen:
+def _read(file: IO[Any], found: dict[int, Any]) -> None:
+    found[id(file)] = file.read()
+
+
+@atexit.register
+def _kill_all() -> None:
+    """Or multiprocessing would wait for what a failed test left."""
+    for process in list(_living):
+        process.kill()
+
+
+def start(command: list[Any], popen: Any = Popen, **options: Any) -> Any:
     """Start a process whose output is read as text."""
-    return popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return popen(command, stdout=PIPE, stderr=PIPE, text=True, **options)
 
 
-def run(command: list[Any], popen: type[Popen] = Popen, timeout: float = 240, **options: Any) -> Any:
+def run(command: list[Any], popen: Any = Popen, timeout: float = 240, **options: Any) -> Any:
     """As ``subprocess.run``, with the output captured as text."""
     with start(command, popen, **options) as process:
         try:
@@ -144,93 +151,6 @@ def run(command: list[Any], popen: type[Popen] = Popen, timeout: float = 240, **
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def like_subprocess(popen: type[Popen]) -> types.SimpleNamespace:
+def like_subprocess() -> types.SimpleNamespace:
     """What ``unifiedamp.workloads.workers`` uses of ``subprocess``."""
-    return types.SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-
-
-# -- the server's side -------------------------------------------------------------------------------------------------
-
-
-def serve(fileno: int, modules: list[str]) -> None:
-    """Import ``modules`` and fork until the other side is gone; in a forked process, run what was asked for."""
-    for name in modules:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            try:
-                importlib.import_module(name)
-            except ImportError:
-                continue  # its framework is not installed, or too old to have it
-    forks = len(os.listdir("/proc/self/task")) == 1
-    gc.freeze()  # or each process would copy all that is here when it first collects
-    with socket.socket(fileno=fileno) as asked:
-        while True:
-            message, files, _, _ = socket.recv_fds(asked, 1 << 18, 3)
-            if not message:
-                os._exit(0)
-            request = json.loads(message)
-            if "wait" in request:
-                asked.send(json.dumps(_waited(request["wait"])).encode())
-                continue
-            pid = os.fork() if forks else None
-            if pid == 0:
-                break
-            for file in files:
-                os.close(file)
-            asked.send(json.dumps(pid).encode())
-    _become(request, files)
-
-
-def _waited(pid: int) -> tuple[int, int]:
-    try:
-        return os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return pid, 0
-
-
-def _become(request: dict[str, Any], files: list[int]) -> None:
-    """Be the process that was asked for."""
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
-    if request["session"]:
-        os.setsid()
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["env"])
-    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = ["", *own, *(path for path in sys.path if path and path not in own)]
-    try:
-        _run(*request["argv"])
-    except BaseException as error:
-        _end(error)
-    _end(None)
-
-
-def _run(how: str, what: str, *arguments: str) -> None:
-    """Run what stands behind ``python`` in a command."""
-    sys.argv = [how, *arguments]
-    if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    elif how == "-c":
-        exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__)
-    else:
-        sys.path[0], sys.argv = os.path.dirname(how), [how, what, *arguments]
-        runpy.run_path(how, run_name="__main__")
-
-
-def _end(error: BaseException | None) -> None:
-    """End as an interpreter does, but for taking the modules apart, which would copy all that was imported."""
-    threading._shutdown()
-    if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    status = error.code if isinstance(error, SystemExit) else int(error is not None)
-    if error is not None and not isinstance(error, SystemExit):
-        sys.excepthook(type(error), error, error.__traceback__)
-    elif isinstance(status, str):
-        print(status, file=sys.stderr)
-        status = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status or 0)
+    return types.SimpleNamespace(Popen=Popen, PIPE=PIPE, TimeoutExpired=TimeoutExpired)

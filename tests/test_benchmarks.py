@@ -20,7 +20,7 @@ import race  # noqa: E402
 import record  # noqa: E402
 import remote  # noqa: E402
 import report  # noqa: E402
-import turns  # noqa: E402
+import timing  # noqa: E402
 
 
 def backends() -> list[str]:
@@ -60,8 +60,8 @@ class Recorder:
 
     def __init__(self, monkeypatch, costs):
         self.log, self.now = [], 0.0
-        monkeypatch.setattr(turns.time, "perf_counter", lambda: self.now)
-        self.loops = [turns.Loop(self.step(name, cost), lambda: None) for name, cost in costs.items()]
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+        self.loops = [timing.Loop(self.step(name, cost), lambda: None) for name, cost in costs.items()]
 
     def step(self, name, cost):
         def run():
@@ -73,9 +73,9 @@ class Recorder:
 
 def test_turns_alternate_and_count_steps(monkeypatch):
     recorder = Recorder(monkeypatch, {"a": 0.002, "b": 0.004})
-    row = turns.compare({"recipe": "r"}, *recorder.loops, pairs=4)
-    assert row.steps_per_turn == round(turns.TURN_SECONDS / 0.004)
-    measured = recorder.log[2 * (turns.WARM_UP + 3) :]
+    row = timing.compare({"recipe": "r"}, *recorder.loops, pairs=4)
+    assert row.steps_per_turn == round(timing.TURN_SECONDS / 0.004)
+    measured = recorder.log[2 * (timing.WARM_UP + 3) :]
     n = row.steps_per_turn
     assert "".join(measured) == ("a" * n + "b" * n + "b" * n + "a" * n) * 2
     assert (row.first_ms, row.second_ms) == pytest.approx((2.0, 4.0))
@@ -84,16 +84,16 @@ def test_turns_alternate_and_count_steps(monkeypatch):
 
 def test_the_interval_holds_the_median_and_narrows():
     values = [1.0 + 0.01 * (i % 7) for i in range(50)]
-    low, high = turns.bootstrap(values)
-    wide = turns.bootstrap([1.0 + 0.1 * (i % 7) for i in range(50)])
+    low, high = timing.bootstrap(values)
+    wide = timing.bootstrap([1.0 + 0.1 * (i % 7) for i in range(50)])
     assert low <= 1.03 <= high
     assert high - low < wide[1] - wide[0]
 
 
 def test_rounds_end_when_their_time_is_up(monkeypatch):
     recorder = Recorder(monkeypatch, {"a": 1.0, "b": 1.0})
-    assert len(turns.in_rounds(recorder.loops, (1, 1), rounds=100, seconds=5.0)) == 3
-    assert len(turns.in_rounds(recorder.loops, (1, 1), rounds=100, seconds=0.0)) == turns.LEAST_ROUNDS
+    assert len(timing.in_rounds(recorder.loops, (1, 1), rounds=100, seconds=5.0)) == 3
+    assert len(timing.in_rounds(recorder.loops, (1, 1), rounds=100, seconds=0.0)) == timing.LEAST_ROUNDS
 
 
 def test_a_race_holds_each_against_those_that_stay(monkeypatch):
@@ -124,7 +124,7 @@ def test_a_race_goes_on_without_one_that_fell_out(monkeypatch):
 
 def test_warming_up_keeps_the_losses_it_began_and_ended_with(monkeypatch):
     losses = iter(range(1000))
-    loop = turns.Loop(lambda: next(losses), lambda: None)
+    loop = timing.Loop(lambda: next(losses), lambda: None)
     used = []
     ready = race.warm_up(loop, float, lambda run: used.append(run()) or {"peak": 7})
     assert ready.losses == (0.0, race.WARM_UP - 1.0)
@@ -144,7 +144,7 @@ class Counts:
 
 def counting():
     steps = iter(range(10**9))
-    return turns.Loop(lambda: next(steps), lambda: None), Counts
+    return timing.Loop(lambda: next(steps), lambda: None), Counts
 
 
 def breaking():
@@ -189,7 +189,7 @@ def test_a_race_is_shown_with_what_it_was_not_able_to_measure(tmp_path, capsys):
 
 def test_a_gpu_is_told():
     gpu = {"name": "NVIDIA Something", "driver": "1.2", "compute_capability": "9.0"}
-    row = dataclasses.asdict(turns.Comparison({"recipe": "r"}, 1.0, 1.0, 1.0, 1.0, 1.0, 2, 1))
+    row = dataclasses.asdict(timing.Comparison({"recipe": "r"}, 1.0, 1.0, 1.0, 1.0, 1.0, 2, 1))
     found = {"hardware": record.hardware(gpu), "versions": {}, "command": "c", "date": "d", "rows": [row]}
     assert "GPU name NVIDIA Something, driver 1.2, compute capability 9.0" in report.provenance(found)
     assert "gpu" not in record.hardware(None)

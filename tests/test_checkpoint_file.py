@@ -15,6 +15,7 @@ import zipfile
 import forked
 import numpy as np
 import pytest
+from crashes import Disk, killed
 from effort import FUZZ, KILLS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def test_numpy_alone_can_read_it(saved):
     assert zipfile.ZipFile(saved).testzip() is None
 
 
-@settings(TMP_IN_GIVEN, max_examples=500)  # nothing is damaged here: this is no fuzz test
+@settings(TMP_IN_GIVEN, max_examples=min(FUZZ, 500))  # nothing is damaged here: this is no fuzz test
 @given(value=hnp.arrays(st.sampled_from(["f2", "f4", "f8", "i4", "u1", "?", "c8"]), hnp.array_shapes(min_dims=0)))
 def test_any_numeric_array_round_trips(path, value):
     save_checkpoint(path, {}, {"x": value})
@@ -183,9 +184,9 @@ def test_old_leftovers_of_a_killed_writer_are_removed(saved):
 
 HALF = """
 import os, signal, sys, numpy as np
-from unifiedamp import checkpoint_file, outputs
-outputs.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGNAL)
-checkpoint_file.save_checkpoint(sys.argv[1], {}, {"x": np.zeros(1000)})
+from unifiedamp.checkpoint import sealed_file
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGNAL)
+sealed_file.save_checkpoint(sys.argv[1], {}, {"x": np.zeros(1000)})
 """
 
 
@@ -201,11 +202,67 @@ def test_the_next_writer_removes_what_a_killed_one_left(path):
 
 
 def test_a_writer_that_is_terminated_leaves_nothing(path):
-    code = HALF.replace("SIGNAL", "SIGTERM").replace("checkpoint_file.save", "with terminable(): checkpoint_file.save")
+    code = HALF.replace("SIGNAL", "SIGTERM").replace("sealed_file.save", "with terminable(): sealed_file.save")
     line = [sys.executable, "-c", "from unifiedamp.output.signals import terminable" + code, str(path)]
     done = subprocess.run(line, timeout=60, check=False, capture_output=True, text=True)
     assert "Terminated" in done.stderr
     assert list(path.parent.iterdir()) == []
+
+
+def save_number(path, number, fatal):
+    """Save a checkpoint; the process dies at the place of this number."""
+    Disk(fatal).install()
+    save_checkpoint(path, {"n": number}, {"x": np.full(50_000, number)})
+
+
+def places_of_a_save(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        disk = Disk(None).install(patch.setattr)
+        save_checkpoint(path, {"n": 0}, {"x": np.zeros(1)})
+    return disk.places
+
+
+def test_a_death_at_any_place_leaves_a_whole_checkpoint(path, monkeypatch):
+    """The old one until the file is replaced, the new one from then on; and the next writer finds no rubbish."""
+    places = places_of_a_save(path, monkeypatch)
+    assert places == [
+        "before write", "within write", "after write", "before fsync", "after fsync", "before replace",
+        "after replace", "before directory fsync", "after directory fsync",
+    ]  # fmt: skip
+    number = 0
+    for fatal, place in enumerate(places):
+        assert killed(save_number, path, number + 1, fatal)
+        number += fatal >= places.index("after replace")
+        got = load_checkpoint(path)
+        assert got.meta == {"n": number}, place
+        assert np.all(got.arrays["x"] == number), place
+    save_checkpoint(path, {"n": number}, {})
+    assert list(path.parent.iterdir()) == [path]
+
+
+def contents_after_a_power_cut(done, old, new):
+    """What the checkpoint's name may stand for when the power fails after these places.
+
+    What is written is on the disk once it is synced, a name once its directory is; before, either may be there or not,
+    and of what is written any part.
+    """
+    if "after directory fsync" in done:
+        return [new]
+    parts = [new] if "after fsync" in done else [new[:length] for length in (0, 1, len(new) // 2, len(new))]
+    return [old, *parts] if "before replace" in done else [old]
+
+
+def test_a_power_cut_at_any_place_leaves_a_whole_checkpoint(path, monkeypatch):
+    """What no kill shows: without ``fsync`` before ``replace``, an empty file may bear the checkpoint's name."""
+    places = places_of_a_save(path, monkeypatch)
+    old = path.read_bytes()
+    save_checkpoint(path, {"n": 1}, {"x": np.ones(1)})
+    new, saved = path.read_bytes(), path.with_name("after.npz")
+    for count in range(len(places) + 1):
+        for content in contents_after_a_power_cut(places[:count], old, new):
+            saved.write_bytes(content)
+            assert load_checkpoint(saved).meta["n"] == (0 if content == old else 1), places[:count]
+    assert contents_after_a_power_cut(places, old, new) == [new]
 
 
 WRITER = """
@@ -220,12 +277,13 @@ while True:
 """
 
 
+@pytest.mark.skipif(not KILLS, reason="random kills belong to the full session; each place is died at above")
 def test_kill_at_any_moment_leaves_a_whole_checkpoint(path):
     last, rng = 0, random.Random(5)
     save_checkpoint(path, {"n": 0}, {"x": np.zeros(1)})
     for _ in range(KILLS):
         command = [sys.executable, "-c", WRITER, str(path), str(last)]
-        with forked.start(command, forked.KitPopen) as writer:
+        with forked.start(command) as writer:
             assert writer.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0.0, 0.06))
             writer.send_signal(signal.SIGKILL)

@@ -22,6 +22,18 @@ def test_every_machine_runs_these(backend, policy):
 
 
 @pytest.mark.parametrize(
+    "backend", [name for name in ("torch", "tensorflow") if ua.available_backends()[name].installed]
+)
+def test_float64_is_not_refused(backend):
+    """The suite skips where ``to_native`` refuses it, as on Apple's GPU."""
+    amp = ua.Amp(backend, "float32", device="cpu")
+    native = amp.to_native([1 / 3], dtype="float64")
+    assert amp.to_numpy(native).tolist() == [1 / 3]
+    assert amp.to_numpy(native).dtype == "float64"
+    amp.close()
+
+
+@pytest.mark.parametrize(
     ("backend", "op", "choice"), [each for each in OVERRIDES if ua.available_backends()[each[0]].installed]
 )
 def test_these_overrides_are_not_refused(backend, op, choice):

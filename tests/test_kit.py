@@ -57,7 +57,7 @@ def judge(tmp_path):
         command += ["-k", only] if only else []
         path = os.pathsep.join([str(tmp_path), TESTS, *sys.path])
         environment = {**os.environ, "PYTHONPATH": path}
-        done = forked.run(list(map(str, command)), forked.KitPopen, env=environment, cwd=tmp_path, timeout=120)
+        done = forked.run(list(map(str, command)), env=environment, cwd=tmp_path, timeout=120)
         judged = json.loads(report.read_text())["backends"] if report.exists() else {}
         return done, judged.get("judged", {}).get("counts")
 

@@ -33,7 +33,7 @@ def done(tmp_path_factory):
     command = [sys.executable, "-c", COMMAND, "conformance", "toy", "--mutants", "--json", str(report)]
     command += [part for name in TRIED for part in ("--fault", name)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])}
-    run = forked.run(command, forked.KitPopen, env=environment, cwd=folder, timeout=300)
+    run = forked.run(command, env=environment, cwd=folder, timeout=300)
     assert report.exists(), run.stdout + run.stderr
     return run, json.loads(report.read_text())
 

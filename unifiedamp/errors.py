@@ -62,12 +62,12 @@ class CheckpointError(AmpError, ValueError):
 
 
 class LossScaleExhausted(AmpError, ArithmeticError):
-    """Too many steps in a row were skipped: no loss scale will mend it.
+    """Too many steps in a row were skipped: no loss scale can fix this.
 
     Attributes:
         skips: skipped steps in a row.
         scale: the loss scale when training stopped.
-        tensors: names of the gradients found non-finite at the last look, first ones first.
+        tensors: names of the gradients that were non-finite in the last report, first ones first.
         loss_was_finite: whether the unscaled loss itself was finite then; None when not known.
     """
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsupported, errors
+from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, errors
 
-from .capabilities import NO_KERNEL_PROFILE, declare
-from .compiling.compiler import MXNetCompiler
+from .capabilities import declare
+from .compiling.compiler import Hybridizer, MXNetCompiler
 from .device.device import MXNetDevice
+from .device.profiler import MXNetProfiler
 from .device.selection import resolve_context
-from .device.tuning import MXNetTuner
+from .device.tuning import MXNetTuner, TuningState
 from .distributed.distributed import MXNetDistributed
 from .explain import explain
 from .interop import MXNetInterop
@@ -47,21 +48,24 @@ class MXNetBackend(Backend):
         context = resolve_context(spec.device)
         check_session_policy(spec, context)
         scaler, boundaries = SessionScaler(spec.loss_scale), BoundaryCasts()
-        compile_call = hybridize_call(spec.options, spec.compile_mode, bulk=True)
-        self.tuner = tuner = MXNetTuner(spec, context, boundaries.models, compile_call)
-        tables = CastTables(spec, context, boundaries, tuner.optimize_layout)
+        tuning = TuningState(spec)
+        tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
         models = PreparedModels(spec.policy, boundaries, tables)
-        optimizers = PreparedOptimizers(spec, scaler, models.originals, tuner.fuse)
+        optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
+        hybridizer = Hybridizer(spec, models.models)
+        self._closing = (optimizers.close, models.close)
         self.device = MXNetDevice(context)
         self.precision = MXNetPrecision(context, tables, optimizers.overwrite_gradients)
-        self.compiler = compiler = MXNetCompiler(spec, models.models)
-        self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, compiler.on_model)
+        self.compiler = MXNetCompiler(hybridizer)
+        self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model)
         self.recorder = MXNetRecorder(spec.policy, scaler, models.models, optimizers)
         self.weights = MXNetWeights(optimizers.masters_of)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
-        self.profiler = Unsupported(NO_KERNEL_PROFILE)
+        self.profiler = MXNetProfiler()
         self.distributed = MXNetDistributed()
+        compile_call = hybridize_call(spec.options, spec.compile_mode, bulk=True)
+        self.tuner = MXNetTuner(spec, context, models.models, tuning, compile_call)
         self.interop = MXNetInterop(spec.policy, scaler)
 
     @classmethod
@@ -79,7 +83,8 @@ class MXNetBackend(Backend):
         return explain(self.spec, self.device.context, self.precision.tables.session)
 
     def close(self) -> None:
-        self.training.close()
+        for close in self._closing:
+            close()
 
 
 def _refuse_native_amp() -> None:

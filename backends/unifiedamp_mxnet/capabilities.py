@@ -25,8 +25,6 @@ FEATURES = {
 }
 """Feature → whether MXNet has it; those of optional roles follow from the roles."""
 
-NO_KERNEL_PROFILE = "MXNet's profiler names operators, not the device's kernels"
-
 
 def declare(context: Context) -> Capabilities:
     """Return what this backend can do on the context, without the features of optional roles."""

@@ -111,6 +111,7 @@ class TensorFlowBackend(TensorFlowExtras):
                 bound = prepare.bind(
                     optimizer, named, self.spec, self.scaler, self.replicas, self._steps, self.trainability
                 )
+            bound.number = len(self.bounds)
             self.bounds.append(bound)
             self._by_id[id(bound.outer)] = bound
         self.trainability.follow(models)
@@ -258,7 +259,8 @@ class TensorFlowBackend(TensorFlowExtras):
         """See ``Backend.non_finite_report``."""
         if self.scaler is None:
             return NonFiniteReport()
-        names = tuple(name for bound in self.bounds for name in bound.bad_names())
+        last = int(self.scaler.skipped_by.numpy())
+        names = tuple(self.bounds[last].bad_names() if self.bounds else ())
         finite = int(self.scaler.loss_finite.numpy())
         return NonFiniteReport(names, None if finite == UNKNOWN else bool(finite))
 

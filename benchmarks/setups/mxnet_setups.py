@@ -7,7 +7,7 @@ from typing import Any
 
 from native import mxnet_amp as native
 from recipes import Parts, Recipe
-from turns import Loop
+from timing import Loop
 
 from . import Setup, ours
 

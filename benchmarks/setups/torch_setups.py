@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from native import torch_amp as native
 from recipes import Parts, Recipe
-from turns import Loop
+from timing import Loop
 
 from . import Setup, ours
 

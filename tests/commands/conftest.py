@@ -45,9 +45,9 @@ def command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Workers know what is installed, not what this process has registered for itself.
     monkeypatch.setattr(plugins, "_in_process", {})
-    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess(forked.Popen))
+    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess())
 
-    def apart(*arguments: object, popen: type[forked.Popen] = forked.Popen) -> Done:
+    def apart(*arguments: object, popen: Any = forked.Popen) -> Done:
         """In a process of its own."""
         line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
         result = forked.run(line, popen)
@@ -70,7 +70,6 @@ def fake(monkeypatch, command):
     from unifiedamp.workloads.compare import run as compare_run
     from unifiedamp.workloads.tune import run as tune_run
 
-    monkeypatch.setattr(workers, "subprocess", forked.like_subprocess(forked.KitPopen))
     for module in (compare_run, tune_run):
         monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
     monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])

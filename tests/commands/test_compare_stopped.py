@@ -90,7 +90,9 @@ def states(path):
 
 
 def children_of(pid):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False, timeout=60
+    ).stdout
     return re.findall(r"\d+", found)
 
 

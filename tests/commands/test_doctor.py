@@ -82,7 +82,8 @@ def test_a_backend_that_crashes_costs_its_own_row(command, monkeypatch, tmp_path
     """One aborts as a broken library does; the others answer, and the exit code says that not all is well."""
     victim = installed_names()[-1]
     (tmp_path / "crashing.py").write_text(
-        "import os\nfrom unifiedamp import probe\n\ndef make(tell):\n    handle = probe.make(tell)\n"
+        "import os\nfrom unifiedamp.workloads import probe\n\n"
+        "def make(report_progress):\n    handle = probe.make(report_progress)\n"
         f"    def wrapped(request):\n        if request.get('backend') == {victim!r}: os.abort()\n"
         "        return handle(request)\n    return wrapped\n"
     )
@@ -158,11 +159,11 @@ def test_measuring_trains_under_every_policy_that_runs(backend, monkeypatch):
     monkeypatch.setattr(probe, "SIZES", {True: (4, 8), False: (4, 8)})
     monkeypatch.setattr(probe, "TURN_SECONDS", 0.0)
     capabilities = ua.available_backends()[backend].capabilities
-    told = []
+    reported = []
     with pytest.warns(ua.errors.AmpWarning) if _warns(capabilities) else _nothing():
-        found = probe.measure(backend, capabilities, told.append)
+        found = probe.measure(backend, capabilities, reported.append)
     runs = [name for name, answer in capabilities.policies.items() if answer]
-    assert told == runs
+    assert reported == runs
     assert set(found) == set(runs)
     assert all(one.get("ms", 0) > 0 for one in found.values()), found
 
@@ -256,12 +257,12 @@ import os, sys
 from unifiedamp.errors import ConfigError
 from unifiedamp.workloads.workers import OutOfMemory
 
-def make(tell):
+def make(report_progress):
     def handle(request):
         print("noise on standard output")
         what = request["what"]
-        if what == "told":
-            tell(1); tell(2)
+        if what == "progress":
+            report_progress(1); report_progress(2)
             return {"answer": 3}
         if what == "exit":
             print("last words", file=sys.stderr); sys.stderr.flush(); os._exit(7)
@@ -278,10 +279,10 @@ def worker(tmp_path, monkeypatch):
         yield made
 
 
-def test_a_worker_answers_and_tells(worker):
-    told = []
-    assert worker.ask({"what": "told"}, told.append) == {"answer": 3}
-    assert told == [1, 2]
+def test_a_worker_answers_and_reports_progress(worker):
+    reported = []
+    assert worker.ask({"what": "progress"}, reported.append) == {"answer": 3}
+    assert reported == [1, 2]
 
 
 @pytest.mark.parametrize(("kind", "said"), [("refused", "a reason"), ("memory", "a reason"), ("error", "ZeroDivision")])
@@ -289,7 +290,7 @@ def test_a_worker_that_fails_goes_on(worker, kind, said):
     with pytest.raises(WorkerError, match=said) as caught:
         worker.ask({"what": kind})
     assert caught.value.kind == kind
-    assert worker.ask({"what": "told"}) == {"answer": 3}
+    assert worker.ask({"what": "progress"}) == {"answer": 3}
 
 
 def test_a_worker_that_is_gone_says_its_last_words(worker):
@@ -297,4 +298,4 @@ def test_a_worker_that_is_gone_says_its_last_words(worker):
         worker.ask({"what": "exit"})
     assert caught.value.kind == "crash"
     with pytest.raises(WorkerError, match="exit code 7"):
-        worker.ask({"what": "told"})
+        worker.ask({"what": "progress"})

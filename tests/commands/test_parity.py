@@ -44,7 +44,7 @@ def test_backends_do_not_part_in_float32(command):
     pairs = len(installed()) * (len(installed()) - 1) // 2
     assert len(done.json) == pairs
     for row in done.json:
-        assert row["parted"] is None
+        assert row["diverged"] is None
         assert row["dtype"] == "float32"
         # Near enough to be computed on, and by different libraries.
         assert 0 < row["closest"]["distance"] < row["closest"]["allowed"] < 1e-3
@@ -63,6 +63,6 @@ def test_a_planted_fault_is_named_by_step_and_layer(command, monkeypatch, tmp_pa
                    "--parity-steps", 2, "--compile", "off", "--json")  # fmt: skip
     assert done.code == 1
     (row,) = done.json
-    parted = row["parted"]
-    assert (parted["step"], parted["layer"], parted["what"]) == (1, "dense2.kernel", "gradient")
-    assert parted["distance"] == pytest.approx(abs(1 - factor) / max(1.0, factor), rel=1e-3)
+    diverged = row["diverged"]
+    assert (diverged["step"], diverged["layer"], diverged["what"]) == (1, "dense2.kernel", "gradient")
+    assert diverged["distance"] == pytest.approx(abs(1 - factor) / max(1.0, factor), rel=1e-3)

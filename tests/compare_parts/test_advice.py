@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unifiedamp.errors import AmpError
 from unifiedamp.workloads.compare.advice import advise
 from unifiedamp.workloads.compare.rows import Row, Task, set_ratios, tasks
-from unifiedamp.workloads.interleaved import in_turns, ratio
+from unifiedamp.workloads.interleaved import interleave, ratio
 
 
 def test_turns_alternate_and_a_failed_one_drops_out():
@@ -28,7 +28,7 @@ def test_turns_alternate_and_a_failed_one_drops_out():
 
         return run
 
-    found = in_turns({"a": turn("a", [1.0] * 4), "b": turn("b", [2.0, None]), "c": turn("c", [3.0] * 4)}, 4,
+    found = interleave({"a": turn("a", [1.0] * 4), "b": turn("b", [2.0, None]), "c": turn("c", [3.0] * 4)}, 4,
                      lambda key, error: lost.append((key, str(error))))  # fmt: skip
     assert "".join(log) == "abc" + "cba" + "ac" + "ca"
     assert found == {"a": [1.0] * 4, "c": [3.0] * 4}

@@ -1,4 +1,4 @@
-"""What ``compare`` and ``tune`` search for: the largest that fits, the fewest that do, the largest clean scale."""
+"""What ``compare`` and ``tune`` search for: the largest batch, the smallest subset, the largest clean scale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unifiedamp.workloads.compare.search import largest
-from unifiedamp.workloads.tune.search import fewest, largest_clean
+from unifiedamp.workloads.tune.search import largest_clean, minimize_subset
 
 
 @given(limit=st.integers(0, 5000), start=st.integers(1, 200), cap=st.integers(1, 4000), grain=st.integers(1, 64))
@@ -32,7 +32,7 @@ def test_the_largest_that_fits(limit, start, cap, grain):
 @given(needed=st.sets(st.integers(0, 15)), count=st.integers(0, 16))
 def test_fewest_finds_what_is_needed(needed, count):
     items = list(range(count))
-    found = fewest(items, lambda some: needed <= set(some))
+    found = minimize_subset(items, lambda some: needed <= set(some))
     assert found == (sorted(needed) if needed <= set(items) else None)
 
 
@@ -43,7 +43,7 @@ def test_fewest_leaves_nothing_that_could_go(ways):
     def good(some):
         return any(way <= set(some) for way in ways)
 
-    found = fewest(list(range(8)), good)
+    found = minimize_subset(list(range(8)), good)
     assert good(found)
     assert not any(good(found[:i] + found[i + 1 :]) for i in range(len(found)))
 

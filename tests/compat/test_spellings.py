@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import unifiedamp as ua  # noqa: E402
+from unifiedamp.checkpoint.session_state import to_grad_scaler_state  # noqa: E402
 from unifiedamp.compat import apex as amp  # noqa: E402
 from unifiedamp.compat.torch_cuda_amp import GradScaler, autocast, custom_bwd, custom_fwd  # noqa: E402
-from unifiedamp.loss_scale.foreign_layouts import to_grad_scaler_state  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning")
 

@@ -9,7 +9,7 @@ from old_code import falls, listing
 import unifiedamp as ua
 from unifiedamp.compat import torch_cuda_amp as retired
 from unifiedamp.compat.torch_cuda_amp import GradScaler, autocast, custom_bwd, custom_fwd
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 
 MOVED = ("from torch.cuda.amp import", "from unifiedamp.compat.torch_cuda_amp import")
 INF = float("inf")

@@ -78,6 +78,33 @@ def test_every_blocker_is_named_at_once():
     assert [found.line for found in done.findings if found.blocks] == [12, 13]
 
 
+def test_every_blocker_of_planning_is_named_at_once():
+    odd_loop = LOOP.replace("tape.gradient(scaled, model.trainable_variables)", "edit(scaled)")
+    no_optimizer = 'model.compile(loss="mse")\n'
+    unbuilt = 'second = tf.keras.Sequential([layers.Dense(1)])\nsecond.compile("sgd", "mse")\n'
+    two = 'mixed_precision.set_global_policy("mixed_bfloat16")\n'
+    done = migrated(HEAD + POLICY + MODEL + OPT + odd_loop + no_optimizer + unbuilt + two)
+    assert not done.changed
+    wanted = {9: "edit(scaled)", 11: "without an optimizer", 12: "no variables before its first", 14: "set 2 times"}
+    found = {found.line: found.what for found in done.findings if found.blocks}
+    assert set(found) == set(wanted)
+    assert all(what in found[line] for line, what in wanted.items())
+
+
+def test_a_policy_without_the_flag_of_its_scaling_is_pointed_at():
+    text = (
+        "def main(scales):\n    " + POLICY + "    " + MODEL
+        + "    opt = tf.keras.optimizers.SGD()\n    if scales:\n"
+        + "        opt = mixed_precision.LossScaleOptimizer(opt)\n    model.compile(opt, 'mse')\n"
+    )  # fmt: skip
+    done = migrated(HEAD + text)
+    assert done.changed
+    (found,) = done.findings
+    assert (found.line, found.blocks) == (7, False)
+    assert "scales" in found.what
+    assert "always scales" in found.write
+
+
 def test_fine_tuning_is_refused():
     text = (Path(__file__).parent / "old" / "refused" / "keras_fine_tune.py").read_text("utf-8")
     done = migrated(text)

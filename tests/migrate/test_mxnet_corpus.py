@@ -113,6 +113,30 @@ trainer.step(4)
 """
 
 
+def test_every_blocker_is_named_at_once():
+    text = SMALL.replace("trainer.step(4)", "done = trainer.step(4)\namp.list_lp16_ops()")
+    text = text.replace("amp.init()", "amp.init(target_dtype=pick())").replace(
+        "        autograd.b", "        x = autograd.b"
+    )
+    done = migrated(text)
+    assert not done.changed
+    wanted = {3: "pick()", 10: "trainer.step", 11: "amp.list_lp16_ops"}
+    found = {found.line: found.what for found in done.findings if found.blocks}
+    assert {line: found.get(line, "") for line in wanted if wanted[line] not in found.get(line, "")} == {}
+
+
+def test_scaling_behind_a_flag_under_an_unconditional_init_is_pointed_at():
+    text = SMALL.replace(
+        "    with amp.scale_loss(loss, trainer) as scaled_loss:\n        autograd.backward(scaled_loss)\n",
+        "    if scales:\n        with amp.scale_loss(loss, trainer) as scaled_loss:\n"
+        "            autograd.backward(scaled_loss)\n    else:\n        autograd.backward(loss)\n",
+    )
+    done = migrated(text)
+    assert done.changed
+    assert [(found.line, found.blocks) for found in done.findings] == [(8, False)]
+    assert "always scales" in done.findings[0].write
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name):
     old, new, reason = REFUSED[name]

@@ -91,7 +91,7 @@ def tune(x):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (APEX + OTHER_FUNCTION, [(10, "optim cannot be told to be an optimizer that amp.initialize was given"),
+        (APEX + OTHER_FUNCTION, [(10, "optim is not known to be an optimizer passed to amp.initialize"),
                                  (10, "no call of the model was found")]),
         (APEX + INSIDE, [(10, "clip_grad_norm_(amp.master_params(optimizer), 1.0) inside amp.scale_loss"),
                          (11, "optimizer.step() inside amp.scale_loss")]),

@@ -1,6 +1,5 @@
-"""Importing this registers the toy backend, and the mutant that ``UNIFIEDAMP_MUTANT`` names as backend ``mutant``."""
+"""Importing this registers the toy backend, and as backend ``mutant`` the mutant that is chosen."""
 
-import os
 import sys
 
 import toy.registered  # noqa: F401
@@ -19,12 +18,17 @@ class MutantHarness(ToyHarness):
 
 
 harness = MutantHarness()
+_chosen: list[str] = []
+
+
+def choose(name: str) -> None:
+    """Say which mutant this process tests, before anything uses the backend."""
+    _chosen[:] = [name]
 
 
 @hookimpl
 def unifiedamp_backend():
-    broken, _ = MUTANTS[os.environ["UNIFIEDAMP_MUTANT"]]
-    return BackendPlugin("mutant", "numpy", ("numpy",), "pip install numpy", lambda: broken, __name__)
+    return BackendPlugin("mutant", "numpy", ("numpy",), "pip install numpy", lambda: MUTANTS[_chosen[0]][0], __name__)
 
 
 plugins.register("mutant", sys.modules[__name__])

@@ -15,7 +15,7 @@ from tape import TapeStage
 import unifiedamp as ua
 from unifiedamp_torch.compiling.capture import MOST_GRAPHS, WARM_UP, CapturedStep, Ground
 from unifiedamp_torch.compiling.capture_state import Rates
-from unifiedamp_torch.device.devices import devices as devices
+from unifiedamp_torch.device import devices as devices
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 STEPS = 20
@@ -46,7 +46,7 @@ class Trained:
         self.stage = TapeStage()
         shared = (backend._models, backend._optimizers, backend._steps, backend.spec, backend._masters, backend._native)
         ground = Ground(self.stage, Rates(backend.device), *shared)
-        return CapturedStep(step, ground, self.amp._window, lambda: backend.diagnosing)
+        return CapturedStep(step, ground, self.amp._loop.order, lambda: backend.diagnosing)
 
     def feed(self, seed, bad=False, size=32):
         x, y = (each[:size].to(self.amp.backend.device) for each in batch(seed))
@@ -283,7 +283,7 @@ def test_exhaustion_is_noticed(monkeypatch):
     limited = ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=5)
     run = Trained(monkeypatch, False, loss_scale=limited)
     step = run._captured(run.step)
-    run.step = run.amp._watched(step) if run.stage else step
+    run.step = run.amp._compiled.follow(step) if run.stage else step
     for i in range(30):
         run.feed(i)
     with pytest.raises(ua.LossScaleExhausted, match=r"0\.0\.weight"):

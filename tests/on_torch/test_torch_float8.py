@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 from unifiedamp_torch.precision import float8
 
 EMULATE = {"torch": {"emulate": True}}

@@ -11,7 +11,7 @@ from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 from unifiedamp_torch.precision.autocast import entered, recomputing
 from unifiedamp_torch.training import native_calls
 from unifiedamp_torch.training.scaled_steps import ScaledSteps
@@ -142,7 +142,7 @@ def test_a_captured_step(monkeypatch, call):
     """Interrupted in its call number ``call``: that step is applied whole or not at all, and the others as ever."""
     runs = [Trained(monkeypatch, captured) for captured in (False, True)]
     run = runs[1]
-    captured, calls = run.amp._watched(run.step), []
+    captured, calls = run.amp._compiled.follow(run.step), []
     real = torch.optim.AdamW.step
 
     def interrupted(self, *args, **kwargs):

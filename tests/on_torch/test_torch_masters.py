@@ -134,7 +134,7 @@ def _float32_loss(run, x, y):
 
 
 def test_a_step_skipped_in_the_kernel_changes_nothing(monkeypatch):
-    from unifiedamp_torch.device.devices import devices as devices
+    from unifiedamp_torch.device import devices as devices
 
     monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
     amp = session("bfloat16", master_weights=True, loss_scale=SCALE)

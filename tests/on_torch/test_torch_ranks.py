@@ -8,7 +8,7 @@ from loops import batch, mlp, session
 from ranks import run_ranks
 
 import unifiedamp as ua
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 
 
 def skips(rank, fused):

@@ -28,7 +28,7 @@ class Recorded(Trained):
         if self.stage is None:
             return captured
         self.inner, captured._diagnosing = captured, self.amp.backend._must_run
-        return self.amp._watched(captured)
+        return self.amp._compiled.follow(captured)
 
 
 def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):

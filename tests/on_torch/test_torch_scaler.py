@@ -7,7 +7,7 @@ import torch
 from loops import batch, make_step, mlp, session, weights
 
 import unifiedamp as ua
-from unifiedamp_torch.device.devices import devices
+from unifiedamp_torch.device import devices
 from unifiedamp_torch.training.scale_state import DeviceScale, Found, HostScale
 from unifiedamp_torch.training.scaler import Scaler
 

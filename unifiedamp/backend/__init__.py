@@ -1,15 +1,15 @@
-"""All that a backend author reads: the interface a framework plugs in by, and the few helpers it may use.
+"""The public API for backend authors: the interface of a backend, and helpers.
 
 The rules of this layer:
 
 1. Core imports no framework and no backend; a backend imports ``unifiedamp.backend`` and its own framework, no more.
 2. The entry point (group ``unifiedamp.backends``) names a :class:`BackendPlugin`: light facts, importing no framework.
-   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is asked for.
+   ``load`` imports the framework and returns the :class:`Backend` class, only when that backend is selected.
 3. What a framework lacks is answered by :class:`Capabilities` with a reason, and refused with ``UnsupportedError``.
-4. The order of calls is core's business (``step_calls.py``, ``window.py``). When a method here runs, the order is
+4. The order of calls is core's business (``unifiedamp.training``). When a method here runs, the order is
    right: ``scale_loss`` follows ``autocast``, ``unscale`` runs at most once per step and never inside an accumulation
    window.
-5. Global framework state is put back as it was found, also when an exception passes.
+5. Global framework state is restored on exit, also when an exception passes.
 """
 
 from .. import errors
@@ -44,7 +44,8 @@ from .optional_roles import (
     Weights,
 )
 from .plugin import BackendPlugin, hookimpl
-from .prefetch import Ahead, convert_batch, prefetch_in_thread
+from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
+from .processor import Processor, this_processor
 from .required import required
 from .result import StepResult, StepValues
 from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
@@ -60,7 +61,6 @@ __all__ = [
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
-    "Ahead",
     "Backend",
     "BackendPlugin",
     "CallState",
@@ -78,6 +78,8 @@ __all__ = [
     "PlanRow",
     "Policy",
     "Precision",
+    "Prefetcher",
+    "Processor",
     "Profiler",
     "Recorder",
     "ScaleState",
@@ -107,5 +109,6 @@ __all__ = [
     "recording",
     "required",
     "result",
+    "this_processor",
     "with_roles",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ..errors import UnsupportedError
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
 from .optional_roles import (
     ROLE_FEATURES,
@@ -90,6 +91,16 @@ class Backend:
         """Return what this backend can do on the session's device, each answer with a reason."""
         declared = self.declare()
         return replace(declared, features={**declared.features, **role_features(self)})
+
+    def require(self, feature: str, call: str) -> None:
+        """Refuse a call whose feature is missing.
+
+        Raises:
+            UnsupportedError: with the reason; the message begins with ``call``.
+        """
+        support = self.capabilities().feature(feature)
+        if not support:
+            raise UnsupportedError(f"{call}: backend {self.name!r} cannot: {support.reason}")
 
     @required
     def explain(self) -> list[PlanRow]:

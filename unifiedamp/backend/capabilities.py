@@ -1,4 +1,4 @@
-"""What a backend says of itself: what it can do on a device, the plan of a session, where a bad step came from."""
+"""What a backend reports: what it supports on a device, the plan of a session, where a bad step came from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPILE_MODES = {
-    "off": "the function as it is",
+    "off": "the function unchanged",
     "default": "compiled by the framework's usual means",
-    "max": "the fastest that the framework has, however long compiling takes",
+    "max": "the fastest available, however long compiling takes",
 }
 """What ``amp.compile(mode=...)`` takes."""
 
@@ -19,10 +19,10 @@ ARRAY_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 @dataclass(frozen=True)
 class Support:
-    """An answer with its reason; true when the thing is there.
+    """An answer with its reason; true where the feature is available.
 
     Attributes:
-        ok: whether it is there.
+        ok: whether it is available.
         reason: why, or why not, in a few words.
         helps: of a policy that runs, whether the device computes faster in it than in float32; None where that is not
             known, or no question (float32 itself).
@@ -77,7 +77,7 @@ FEATURES = {
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",
     "no_device_wait": "a step that never waits for the device",
-    "recording": "amp.record: each layer's numbers, on the steps that are looked at",
+    "recording": "amp.record: each layer's statistics, on recorded steps",
     "shape_advice": "the sizes of a model's matrix products, by layer",
     "kernel_profile": "which kernels the device ran, and how long",
 }
@@ -88,9 +88,9 @@ TUNING = {
     "tf32": "TensorFloat-32 for what remains in float32",
     "cudnn_benchmark": "cuDNN tries its algorithms on each new shape",
     "fused_optimizer": "one kernel updates many parameters",
-    "set_to_none": "gradients are let go of, not zeroed",
+    "set_to_none": "gradients are released, not zeroed",
     "compile": "amp.compile in mode 'max'",
-    "checkpoint_layers": "layers that compute again in the backward pass what they would have kept",
+    "checkpoint_layers": "layers that recompute their activations in the backward pass",
 }
 """Items of ``Tuning`` → what each means; :class:`Capabilities` answers for them."""
 
@@ -147,11 +147,11 @@ class NonFiniteReport:
 
 @dataclass(frozen=True)
 class EnvironmentDefaults:
-    """What environment variables of the framework's own ask for, where no policy was given.
+    """What the framework's own environment variables request, where no policy was given.
 
     Attributes:
         policy: the policy's name or text; empty to take the device's best.
-        origin: what ``amp.explain()`` says of where it came from.
+        origin: its origin, for ``amp.explain()``.
         options: ``backend_options`` of the backend that go with it; those that were given stand.
         warning: what to tell the user; empty for nothing.
     """

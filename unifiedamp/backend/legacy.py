@@ -26,7 +26,7 @@ from .optional_roles import (
     Unsupported,
     Weights,
 )
-from .prefetch import Ahead, convert_batch
+from .prefetch import Prefetcher, convert_batch
 from .required import required
 from .result import StepResult
 from .roles import Device, Precision, ScaledLoss, Training
@@ -390,7 +390,7 @@ class LegacyBackend(_Extras):
             # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
             return self.to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
 
-        return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
+        return Prefetcher(batches, size, functools.partial(convert_batch, to_native=native))
 
     @required
     def to_numpy(self, tensor: Any) -> Any:

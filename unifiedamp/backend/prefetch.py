@@ -1,4 +1,4 @@
-"""Batches made ready by a thread while the loop computes."""
+"""Batches prepared by a thread while the loop computes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ JOIN_SECONDS = 10.0
 """How long a loop that stops early waits for the batch that is being made."""
 
 
-class Ahead:
-    """An iterable over ``source`` that is some batches ahead; each loop over it starts a thread and ends it.
+class Prefetcher:
+    """An iterable that prepares batches of ``source`` ahead; each loop over it starts a thread and ends it.
 
     Args:
         source: the batches.
-        size: how many are made ready ahead.
+        size: how many are prepared ahead.
         make: makes a batch native; called in the thread.
         take: called with what ``make`` returned, in the loop's thread, when the batch is wanted.
         around: runs the thread's work; None calls it as it is.
@@ -68,18 +68,18 @@ class Ahead:
 _END = object()
 
 
-def prefetch_in_thread(batches: Iterable[Any], size: int, to_native: Callable[[Any], Any]) -> Ahead:
+def prefetch_in_thread(batches: Iterable[Any], size: int, to_native: Callable[[Any], Any]) -> Prefetcher:
     """Return the batches as native ones, ``size`` of them converted ahead by a thread."""
 
     def native(value: Any) -> Any:
-        # MXNet's arrays, in case they are another framework's, are read by nobody else in one piece.
+        # Only MXNet itself reads its arrays at once, if the session's framework is another one.
         return to_native(value.asnumpy() if hasattr(value, "asnumpy") else value)
 
-    return Ahead(batches, size, functools.partial(convert_batch, to_native=native))
+    return Prefetcher(batches, size, functools.partial(convert_batch, to_native=native))
 
 
 class _Buffer:
-    """What the thread has ready, in order, and the error that ended it."""
+    """The batches that the thread has prepared, in order, and the error that ended it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -103,7 +103,7 @@ class _Buffer:
             self._changed.notify_all()
 
     def end(self, error: BaseException | None) -> None:
-        """Say that nothing more comes, and why."""
+        """Mark the end, with the error that caused it."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
@@ -123,7 +123,7 @@ class _Buffer:
             raise self._error
 
     def stop(self) -> None:
-        """Want no more; what is ready is dropped."""
+        """Stop the thread; drop what is prepared."""
         with self._changed:
             self._stopped = True
             self._made.clear()
@@ -142,7 +142,7 @@ def convert_batch(value: Any, to_native: Callable[[Any], Any]) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether ``value`` is an array or tensor of some kind; numpy's scalars are none."""
+    """Return whether ``value`` is an array or tensor of some kind; numpy's scalars are none."""
     if hasattr(value, "__dlpack__") or hasattr(value, "asnumpy"):
         return True
     return hasattr(value, "__array__") and hasattr(value, "__len__") and hasattr(value, "dtype")

@@ -1,4 +1,4 @@
-"""What ``amp.step`` tells: read lazily, so that not looking never waits for the device."""
+"""The result of ``amp.step``, read lazily: ignoring it never synchronizes with the device."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class StepValues(NamedTuple):
 class StepResult:
     """The outcome of one ``amp.step``.
 
-    Looking at a field may wait for the device; not looking never does. Inside a compiled step
+    Reading a field may synchronize with the device; ignoring it never does. Inside a compiled step
     (``tf.function``, ``jax.jit``) there is nothing to read yet, and a field raises ``StepOrderError``. A result has no
     truth value: ``if amp.step(optimizer)`` raises ``WrongObjectError``.
 
     Attributes:
-        applied: whether the optimizer moved the parameters.
+        applied: whether the optimizer updated the parameters.
         found_inf: whether a gradient was inf or nan.
         reason: ``"applied"``, ``"non_finite"``, ``"no_gradients"``, ``"accumulating"`` or ``"discarded"``.
         scale: the loss scale that this step's loss was multiplied by.
@@ -54,14 +54,14 @@ class StepResult:
 
     @property
     def values(self) -> StepValues:
-        """All five fields as a named tuple, read from the device at the first look."""
+        """All five fields as a named tuple, read from the device on first access."""
         if self._values is None:
             self._values = self._read()
         return self._values
 
     @property
     def applied(self) -> bool:
-        """Whether the optimizer moved the parameters."""
+        """Whether the optimizer updated the parameters."""
         return self.values.applied
 
     @property

@@ -1,4 +1,4 @@
-"""What a session asks of its backend."""
+"""The settings that a session passes to its backend."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class SessionSpec:
         policy: the precision policy, overrides included.
         loss_scale: the loss scale in force (never None).
         accumulate_steps: micro-batches per optimizer step; a scaled loss is divided by it.
-        device: the device asked for, or None for the framework's best.
+        device: the requested device, or None for the framework's best.
         strict: turn warnings into errors.
         options: ``backend_options`` of this backend, its own to check.
-        compile_mode: what ``amp.compile`` does unless it is told otherwise, one of :data:`COMPILE_MODES`.
+        compile_mode: the default mode of ``amp.compile``, one of :data:`COMPILE_MODES`.
         master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
             of that name is declared.
-        tuning: the items of ``Tuning`` asked for. Core tells the user of those that the backend does not declare.
+        tuning: the items of ``Tuning`` asked for. Core warns of those that the backend does not declare.
     """
 
     policy: Policy

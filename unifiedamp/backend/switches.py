@@ -1,4 +1,4 @@
-"""Settings of a framework that hold for a whole process, set while somebody wants them and put back afterwards."""
+"""Process-wide settings of a framework, set while a session needs them and restored afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class Switch:
     """One setting; a context that may be entered again while it is entered, and by several threads.
 
-    The first to enter notes what it finds and sets the setting, the last to leave puts back what was found.
+    The first to enter saves the present value and sets the wanted one; the last to leave restores the saved value.
 
     Args:
         read: returns the setting as it is.

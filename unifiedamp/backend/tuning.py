@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import ConfigError, TuningWarning, nearest
+from ..errors import ConfigError, nearest
 from .capabilities import TUNING, PlanRow, Support
-
-if TYPE_CHECKING:
-    from .backend import Backend
 
 PRESETS = ("off", "fast")
 
@@ -23,14 +20,14 @@ class Tuning:
     Attributes:
         channels_last: convolutional models in the layout that Tensor Cores want.
         tf32: TensorFloat-32 for the matrix products that remain in float32, while the session computes.
-        cudnn_benchmark: have cuDNN try its algorithms on each new shape, while the session computes.
+        cudnn_benchmark: make cuDNN try its algorithms on each new shape, while the session computes.
         fused_optimizer: the optimizer's update in one kernel for many parameters.
-        set_to_none: gradients are let go of after a step and not filled with zeros.
+        set_to_none: gradients are released after a step, not filled with zeros.
         compile: ``amp.compile`` in mode "max", unless ``Amp(compile=...)`` names another mode than "default".
-        checkpoint_layers: globs over layer paths; what matching layers computed is not kept for the backward pass but
-            computed again. Saves memory and costs time.
-        best_effort: what the framework or the device lacks is said in ``amp.explain()`` alone; otherwise each such item
-            is warned of once, and is an error under ``strict=True``.
+        checkpoint_layers: globs over layer paths; matching layers recompute their activations in the backward pass.
+            Saves memory and costs time.
+        best_effort: an unsupported item appears in ``amp.explain()`` only; otherwise each such item gets a warning, an
+            error under ``strict=True``.
 
     Raises:
         ConfigError: a value of the wrong type.
@@ -96,7 +93,7 @@ class Tuning:
         return dataclasses.replace(self, **changes)
 
     def asked(self) -> dict[str, str]:
-        """Return the items asked for, each with its value as text."""
+        """Return the requested items, each with its value as text."""
         found = {name: getattr(self, name) for name in TUNING}
         return {name: "on" if value is True else ", ".join(value) for name, value in found.items() if value}
 
@@ -119,28 +116,11 @@ def compile_mode(asked: str, tuning: Tuning) -> str:
     return "max" if tuning.compile and asked == "default" else asked
 
 
-def tuning_rows(backend: Backend, tuning: Tuning) -> Iterator[PlanRow]:
-    """Yield the rows of ``amp.explain()``: each item asked for, what the models show, debugging switches left on."""
-    yield PlanRow("tuning", str(tuning), "see the rows below" if tuning else "nothing is changed")
-    told = {row.setting: row for row in backend.tuner.rows()} if tuning and backend.tuner else {}
-    capabilities = backend.capabilities()
-    for item, value in tuning.asked().items():
-        setting, support = f"tuning.{item}", capabilities.tunes(item)
-        own = told.pop(setting, None)
-        if not support:
-            yield PlanRow(setting, value, "none", "no effect", f"no effect here: {support.reason}")
-        else:
-            yield own or PlanRow(setting, value, support.reason)
-    yield from told.values()
-    for switch, cost in _debug_modes(backend).items():
-        yield PlanRow("debugging", "on", switch, note=cost)
-
-
 # -- rows that a backend makes -----------------------------------------------------------------------------------------
 
 
 def item_rows(tuning: Tuning, support: Mapping[str, Support], notes: Mapping[str, tuple[str, str]]) -> list[PlanRow]:
-    """Return a row for each item that was asked for and that there is here.
+    """Return a row for each requested item that is supported here.
 
     Args:
         tuning: the session's.
@@ -160,7 +140,7 @@ def bias_rows(layers: Sequence[str], remedy: str, order: str) -> list[PlanRow]:
     Args:
         layers: their paths.
         remedy: how the framework makes such a layer without a bias.
-        order: by whose order it was told that a norm is behind the layer.
+        order: which order of layers showed that a norm follows the layer.
     """
     if not layers:
         return []
@@ -171,27 +151,3 @@ def bias_rows(layers: Sequence[str], remedy: str, order: str) -> list[PlanRow]:
 def compile_note(mode: str) -> tuple[str, str]:
     """Return effect and note of the item ``compile`` where the session compiles in another mode than "max"."""
     return "no effect", f"no effect here: Amp(compile={mode!r}) was asked for"
-
-
-# -- warnings ----------------------------------------------------------------------------------------------------------
-
-
-def tell_of_lacking(backend: Backend, tuning: Tuning) -> None:
-    """Warn of the items that have no effect here, unless they were asked for by best effort."""
-    if tuning.best_effort:
-        return
-    capabilities = backend.capabilities()
-    for item in tuning.asked():
-        support = capabilities.tunes(item)
-        if not support:
-            backend.spec.warn(f"tuning.{item} has no effect here: {support.reason}", TuningWarning)
-
-
-def tell_of_debugging(backend: Backend, tuning: Tuning) -> None:
-    """Warn of debugging switches that were left on, where speed was asked for."""
-    for switch, cost in _debug_modes(backend).items() if tuning else ():
-        backend.spec.warn(f"{switch} is on, left over from debugging? {cost}", TuningWarning)
-
-
-def _debug_modes(backend: Backend) -> dict[str, str]:
-    return backend.tuner.debug_modes() if backend.tuner else {}

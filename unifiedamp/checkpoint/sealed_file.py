@@ -2,9 +2,9 @@
 
 The file is an ordinary ``.npz`` (``numpy.load`` opens it): one ``.npy`` member per array and ``metadata.json``. The zip
 comment at its end holds the format's version and the SHA-256 of everything before it, so that a truncated, damaged,
-foreign or newer file is told apart before anything in it is used. Pickle is never read or written.
+foreign or newer file is recognized before anything in it is used. Pickle is never read or written.
 
-A file is made in memory, written beside its target, flushed to the disk and renamed over it: whoever is killed at any
+A file is made in memory, written beside its target, flushed to the disk and renamed over it: a process killed at any
 moment leaves the previous checkpoint or the new one, never a mixture.
 """
 
@@ -22,15 +22,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CheckpointError
 from ..output.files import remove_neighbours, replace_whole
+from ..training.scale_monitor import ScaleMonitor
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ..session import Amp
 
 VERSION = 1
 METADATA = "metadata.json"
@@ -38,6 +37,15 @@ SEAL = re.compile(rb"unifiedamp checkpoint (\d{4}) sha256 ([0-9a-f]{64})")
 SEAL_LENGTH = len("unifiedamp checkpoint 0000 sha256 ") + 64
 STORABLE_KINDS = "biufcSU"
 STALE_SECONDS = 3600
+
+
+class Session(Protocol):
+    """The part of ``Amp`` that a checkpoint needs."""
+
+    scale_monitor: ScaleMonitor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the session's state, plain JSON values."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, Any], amp: Amp | None = None
+    path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, Any], amp: Session | None = None
 ) -> None:
     """Write a checkpoint; ``path`` holds the old file or the new one, never a part.
 
@@ -74,8 +82,8 @@ def save_checkpoint(
         _replace(target, content)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be written: {error.strerror or error}") from error
-    if amp is not None and amp._watch.hooks is not None:
-        amp._watch.hooks.on_checkpoint(path=str(target))
+    if amp is not None and amp.scale_monitor.hooks is not None:
+        amp.scale_monitor.hooks.on_checkpoint(path=str(target))
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The state schema, one for every backend, and readers of the native layouts.
+"""The state schema, one for every backend; reads foreign layouts too, and writes torch's.
 
 A session's state is plain JSON::
 
@@ -11,18 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
-from ..loss_scale import LossScale, ScaleState, float32, parse_loss_scale
-from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_native, shortened
+from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
+from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_foreign, shortened
 from ..policy import Policy
-
-if TYPE_CHECKING:
-    from ..session import Amp
 
 SCHEMA = "unifiedamp"
 VERSION = 1
+
+
+class Session(Protocol):
+    """The part of ``Amp`` that its state is made of."""
+
+    backend: Backend
+    policy: Policy
+    loss_scale_settings: LossScale
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class SavedState:
     source: str
 
 
-def dump_session(amp: Amp) -> dict[str, Any]:
+def dump_session(amp: Session) -> dict[str, Any]:
     """Return the state of ``amp`` as plain JSON values."""
     return {
         "schema": SCHEMA,
@@ -54,7 +60,7 @@ def dump_session(amp: Amp) -> dict[str, Any]:
     }
 
 
-def read_session(amp: Amp, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
+def read_session(amp: Session, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:
     """Check ``raw`` wholly and return the state that ``amp`` goes on from; see ``Amp.load_state_dict``.
 
     Warns of what this session does otherwise than the one that saved; changes nothing.
@@ -112,7 +118,7 @@ def read_saved(raw: Mapping[str, Any]) -> SavedState:
     if not isinstance(raw, Mapping):
         raise CheckpointError(f"a saved state must be a mapping, got {type(raw).__name__}")
     if "schema" not in raw:
-        native = read_native(raw)
+        native = read_foreign(raw)
         return SavedState(native.state, native.loss_scale, None, native.source)
     if raw["schema"].__class__ is not str or raw["schema"] != SCHEMA:
         raise CheckpointError(f"this state has schema {shortened(raw['schema'])}, not {SCHEMA!r}")
@@ -157,3 +163,34 @@ def _read_state(raw: Any) -> ScaleState:
             "state.good_steps and state.bad_steps are runs that end each other: one of them must be 0"
         )
     return ScaleState(**values)
+
+
+def to_grad_scaler_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``torch.amp.GradScaler.load_state_dict`` takes, from what ``Amp.state_dict`` returned.
+
+    The scale, the count of finite steps and the settings that torch has are carried over; bounds, hysteresis and counts
+    of steps have no place in torch's layout. Of a session without a loss scale this is ``{}``, which only a disabled
+    ``GradScaler`` loads. A static scale is one that never changes: both factors are 1.
+
+    Args:
+        state: a state of any backend's session, or any native layout that ``Amp.load_state_dict`` reads.
+
+    Raises:
+        CheckpointError: it is no such state.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.load_state_dict(to_grad_scaler_state(amp.state_dict()))
+    """
+    saved = read_saved(state)
+    if saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled):
+        return {}
+    settings = saved.loss_scale or DynamicLossScale()
+    dynamic = isinstance(settings, DynamicLossScale)
+    return {
+        "scale": float(saved.state.scale),
+        "growth_factor": settings.growth_factor if dynamic else 1.0,
+        "backoff_factor": settings.backoff_factor if dynamic else 1.0,
+        "growth_interval": settings.growth_interval if dynamic else 2**31 - 1,
+        "_growth_tracker": saved.state.good_steps,
+    }

@@ -29,10 +29,10 @@ def one_of(words: Sequence[str], known: Collection[str], what: str) -> list[str]
 
 
 def backends(items: Sequence[str] | None) -> list[str]:
-    """Return the backends asked for, or all that are installed.
+    """Return the requested backends, or all that are installed.
 
     Raises:
-        ConfigError: a name that nobody registered.
+        ConfigError: a name that is not registered.
         BackendUnavailableError: a framework that is not there, or none at all.
     """
     infos = plugins.available_backends()
@@ -49,7 +49,7 @@ def backends(items: Sequence[str] | None) -> list[str]:
 
 
 def one_backend(asked: str | None) -> str:
-    """Return the backend asked for, or the only one that is installed.
+    """Return the requested backend, or the only one that is installed.
 
     Raises:
         ConfigError: several are installed and none is named, or the name is unknown.
@@ -63,7 +63,7 @@ def one_backend(asked: str | None) -> str:
 
 
 def policies(items: Sequence[str] | None) -> list[str]:
-    """Return the policies asked for, as they are printed everywhere else; repeat the option for one with a comma in it.
+    """Return the requested policies, as they are printed everywhere else; repeat the option for one with a comma in it.
 
     Raises:
         PolicyError: one cannot be read.
@@ -78,12 +78,12 @@ def policies(items: Sequence[str] | None) -> list[str]:
 
 
 def compile_modes(items: Sequence[str] | None) -> list[str]:
-    """Return the modes of ``amp.compile`` asked for."""
+    """Return the requested modes of ``amp.compile``."""
     return one_of(split(items), COMPILE_MODES, "--compile")
 
 
 def sizes(items: Sequence[str] | None) -> list[int]:
-    """Return the batch sizes asked for.
+    """Return the requested batch sizes.
 
     Raises:
         ConfigError: one is no whole number of at least 1.

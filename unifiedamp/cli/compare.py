@@ -41,13 +41,13 @@ def compare(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training [the recipe's own].")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Train on the first so many samples only [all]; the test set stays whole.")
+        int | None, typer.Option(min=1, help="Train on the first N samples only [all]; the test set stays whole.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns in which each run is timed.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
     parity: Annotated[
         bool, typer.Option("--parity", help="Instead: the first step, layer and dtype at which backends part.")
     ] = False,
-    parity_steps: Annotated[int, typer.Option(min=1, help="Steps that --parity looks at.")] = 5,
+    parity_steps: Annotated[int, typer.Option(min=1, help="Steps that --parity compares.")] = 5,
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
@@ -61,9 +61,9 @@ def compare(
 
     Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
 
-    Each run has a process of its own, so that a crash or a lack of memory costs one row. Trainings run one after the
-    other; then the runs of one backend, compile mode and batch size are timed in turns. compare.md and compare.json are
-    written after every row, compare.html after every such group and on Ctrl-C.
+    Each run has a separate process: a crash or a lack of memory costs one row. Trainings run one after the
+    other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
+    are written after every row, compare.html after every such group and on Ctrl-C.
 
     Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, none finished, or with
     --parity, backends part; 2: wrong arguments; 130: Ctrl-C.
@@ -159,5 +159,5 @@ class Bars:
     def finished(self, row: Row) -> None:
         """A row is finished, well or not."""
         self._progress.advance(self._all)
-        told = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
-        say(self._progress.console, f"{row.label}: {row.state}, {told}")
+        speed = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
+        say(self._progress.console, f"{row.label}: {row.state}, {speed}")

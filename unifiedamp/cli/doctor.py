@@ -28,7 +28,7 @@ TIMEOUT = 300.0
 
 def doctor(
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time a training step under each policy against float32, in turns.")
+        bool, typer.Option("--measure", help="Time a training step under each policy against float32, interleaved.")
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that a backend may say nothing before it counts as hung.")
@@ -55,7 +55,7 @@ def _well(backends: Collection[dict[str, Any]]) -> bool:
 
 
 def examine(measure: bool, progress: Console, timeout: float = TIMEOUT) -> dict[str, Any]:
-    """Return everything that ``doctor`` tells, as plain values."""
+    """Return everything that ``doctor`` reports, as plain values."""
     return {
         "unifiedamp": __version__,
         "python": platform.python_version(),
@@ -78,8 +78,8 @@ def _backend(name: str, measure: bool, progress: Console, timeout: float) -> dic
                 return found
             with Worker(PROBE, sharing) as worker:
                 request = {"backend": name, "measure": measure}
-                told = functools.partial(_timing, status, name)
-                return {**found, **worker.ask(request, told, timeout)}
+                on_progress = functools.partial(_timing, status, name)
+                return {**found, **worker.ask(request, on_progress, timeout)}
         except WorkerError as error:
             return {**found, "failed": str(error), "reason": str(error)}
 

@@ -39,8 +39,8 @@ def explain(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = _with_recipe(find_config(config), backend, policy) if recipe else _plan(config, backend, policy)
-    told = [str(one.message) for one in caught if issubclass(one.category, AmpWarning)]
-    found["warnings"] = list(dict.fromkeys(told))
+    messages = [str(one.message) for one in caught if issubclass(one.category, AmpWarning)]
+    found["warnings"] = list(dict.fromkeys(messages))
     print_json(found) if json else _show(found)
 
 

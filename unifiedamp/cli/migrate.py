@@ -1,4 +1,4 @@
-"""``unifiedamp migrate``: code written for the frameworks' own AMP calls, and for Apex, in this package's calls."""
+"""``unifiedamp migrate``: rewrites code that uses the frameworks' own AMP, or Apex, to use this package."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class To(StrEnum):
 
 
 def migrate(
-    files: Annotated[list[Path], typer.Argument(help="Python files and notebooks; of a folder, all in it.")],
-    write: Annotated[bool, typer.Option("--write", help="Write the files; without it nothing is changed.")] = False,
+    files: Annotated[list[Path], typer.Argument(help="Python files, notebooks, or folders of them.")],
+    write: Annotated[bool, typer.Option("--write", help="Write the files instead of only showing the diff.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 if anything would change or was refused.")
     ] = False,
     to: Annotated[
-        To, typer.Option("--to", help="amp: the session's calls; compat: old calls, imported from unifiedamp.compat.")
+        To, typer.Option("--to", help="amp: rewrite to session calls; compat: old calls, from unifiedamp.compat.")
     ] = To.amp,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the diff.")] = False,
 ) -> None:
@@ -42,11 +42,11 @@ def migrate(
 
     Example: unifiedamp migrate train.py
 
-    What it does not understand is left as it is, and listed with its line and what to write by hand. The files of a
-    folder are written together, or none of them where one is refused.
+    Code that cannot be migrated is left unchanged and listed by line, with what to write by hand. In a folder, files
+    that share a session are written together, or not at all if one of them is refused.
 
-    Exit code 0: done, also where lines are left to you; 1: with --check, there is something to migrate or to do by
-    hand; 2: a file cannot be read, written, or is no Python (the others are done all the same).
+    Exit code 0: done, even if lines are left to you; 1: with --check, something would change or is left to you; 2: a
+    file cannot be read or written, or is not Python (the other files are still migrated).
     """
     if importlib.util.find_spec("libcst") is None:
         raise UnsupportedError("migrate needs libcst: pip install libcst")

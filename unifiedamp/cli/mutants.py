@@ -40,11 +40,11 @@ def _progress(total: int) -> Callable[[Outcome], None]:
     """Return what shows each outcome as it comes, on a terminal; without a thread, since processes are forked."""
     err, numbers = console(stderr=True), itertools.count(1)
 
-    def told(outcome: Outcome) -> None:
+    def show(outcome: Outcome) -> None:
         if err.is_terminal:
             say(err, f"{next(numbers)} of {total}: {outcome.name}: {outcome.state}", "dim")
 
-    return told
+    return show
 
 
 def _row(outcome: Outcome) -> tuple[str, str, str]:

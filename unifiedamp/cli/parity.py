@@ -46,7 +46,7 @@ def show_parity(
         for row in rows:
             say(out, sentence(row, steps))
         say(out, f"parity.json: {folder}", "dim")
-    if any(row.get("failed") or row.get("parted") for row in rows):
+    if any(row.get("failed") or row.get("diverged") for row in rows):
         raise typer.Exit(NOT_ALL_WELL)
 
 
@@ -55,7 +55,7 @@ def sentence(row: dict[str, Any], steps: int) -> str:
     head = f"{row['policy']} ({row['dtype']}), {' and '.join(row['backends'])}"
     if "failed" in row:
         return f"{head}: failed: {row['failed']}"
-    if row["parted"]:
-        return f"{head}: part at {Place(**row['parted'])}"
+    if row["diverged"]:
+        return f"{head}: diverge at {Place(**row['diverged'])}"
     nearest = f"; nearest to it: {Place(**row['closest'])}" if row["closest"] else ""
     return f"{head}: {steps} steps without parting{nearest}"

@@ -24,7 +24,7 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Write the pictures into this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of sentences.")] = False,
 ) -> None:
-    """Tell what precision did to each layer's numbers, and what to change.
+    """Explain what precision did to each layer's numbers, and what to change.
 
     Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
     """

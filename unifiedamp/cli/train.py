@@ -28,7 +28,7 @@ def train(
     record_every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
 ) -> None:
-    """Train the example recipe; options go before what the configuration says."""
+    """Train the example recipe; options override the configuration file."""
     recipe, report, run, settings = (recipe_module(name) for name in ("recipe", "report", "run", "settings"))
     chosen = settings.read_settings(
         find_config(config),

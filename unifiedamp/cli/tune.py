@@ -16,7 +16,7 @@ from ..output.terminal import plain
 from ..workloads.compare.rows import BASELINE
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.recipes import find_config, recipe_module
-from ..workloads.tune.run import Aim, Finding, Prober, choose, default_out
+from ..workloads.tune.run import Finding, Prober, TuneGoal, choose, default_out
 from ..workloads.tune.run import tune as tune_all
 from ..workloads.tune.write import as_evidence, tuned
 from ..workloads.workers import Worker
@@ -35,8 +35,8 @@ def tune(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="How much higher than float32's the loss may be, as a share of it.")
     ] = 0.02,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns in which speed is measured.")] = 5,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first so many samples only [all].")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which speed is measured.")] = 5,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N samples only [all].")] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
@@ -52,7 +52,7 @@ def tune(
 
     Each policy is trained for some steps from the recipe's first weights: with a loss scale, from the largest initial
     one that skips none of the first ten steps; where the loss is off, with as few layers in float32 as mend it. Those
-    that hold are timed in turns.
+    that hold are timed interleaved.
 
     Exit code 0: the file is written; 2: wrong arguments, or the recipe does not train in float32; 130: Ctrl-C.
     """
@@ -63,16 +63,16 @@ def tune(
     remove_folders()
     name = choices.one_backend(settings.amp["backend"])
     mode = str(settings.amp["compile"]) if settings.train.compile else "off"
-    aim = Aim(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
+    goal = TuneGoal(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
     options = Options(config, train, rounds, timeout=timeout)
     with console(stderr=True).status("") as status:
         begun = functools.partial(_begun, status)
         tried = choices.policies(policies) or _worth_trying(name, timeout)
-        findings = tune_all(tried, aim, options, begun)
+        findings = tune_all(tried, goal, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", config).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
-    scale = Prober(aim, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
+    scale = Prober(goal, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
     write_whole(target, tuned(config, name, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
@@ -90,7 +90,7 @@ def _target(config: Path, out: Path | None, write: bool) -> Path:
 
 
 def _worth_trying(backend: str, timeout: float) -> list[str]:
-    """Return the mixed policies that run and gain something on this machine; asked in a process of its own."""
+    """Return the mixed policies that run and gain something on this machine; asked in a separate process."""
     with Worker("unifiedamp.workloads.probe:make", plugins.load_plugin(backend).sharing) as worker:
         answers = worker.ask({"backend": backend, "measure": False}, timeout=timeout)["policies"]
     mixed = [name for name in answers if name.startswith("mixed_")]

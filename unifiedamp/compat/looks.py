@@ -1,4 +1,4 @@
-"""What a session does after each step of its own, for steps that a framework's own loop makes."""
+"""What a session does after each of its steps, for steps that a framework's own loop makes."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def after_step(amp: ua.Amp) -> None:
         LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
     """
     if amp.loss_scale_settings.enabled:
-        amp._watch.after_step()
+        amp.scale_monitor.after_step()

@@ -2,7 +2,7 @@
 
     from unifiedamp.compat import mxnet as amp
 
-Casts and scale are those of sessions of ours: nothing is patched for good, each Trainer has a session of its own, and
+Casts and scale are those of sessions of ours: nothing is patched permanently, each Trainer has its own session, and
 ``trainer.step(batch_size)`` skips on overflow, on every context.
 """
 

@@ -70,12 +70,14 @@ def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, A
     """Return what ``named`` says, then the environment, then the configuration.
 
     Args:
-        source: see :func:`read_config`.
+        source: see :func:`read_config`; ``Arguments`` read before are returned as they are.
         named: arguments that a caller or a command line named; None counts as not named.
 
     Raises:
         ConfigError: the configuration or a variable cannot be understood.
     """
+    if isinstance(source, Arguments) and not named:
+        return source
     named = {key: value for key, value in (named or {}).items() if value is not None}
     arguments = {**read_config(source), **named}
     origins = {}

@@ -1,7 +1,7 @@
 """Plugins: hook specifications, discovery by entry point, and what is installed.
 
 Backends register under the entry-point group ``unifiedamp.backends``; the object named is a module (or object) with
-the hook ``unifiedamp_backend``. Each is loaded by name, inside a try: a broken one harms nobody else.
+the hook ``unifiedamp_backend``. Each is loaded by name, and separately: a broken one affects no other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ObserverHooks:
 
     @hookspec
     def on_scale_changed(self, before: float, after: float, state: ScaleState) -> None:
-        """The loss scale moved."""
+        """The loss scale changed."""
 
     @hookspec
     def on_scale_exhausted(self, state: ScaleState, report: NonFiniteReport) -> None:
@@ -110,7 +110,7 @@ class ObserverRelay:
 
 
 class _Marked:
-    """An observer's hooks, marked for pluggy, so that observers themselves need not know of it."""
+    """An observer's hooks, marked for pluggy, so that observers need not import it."""
 
     def __init__(self, observer: object, names: list[str]) -> None:
         for name in names:
@@ -221,7 +221,7 @@ def load_plugin(name: str) -> BackendPlugin:
             plugin = _call_hook(points[name].load(), name)
     except (Exception, SystemExit) as error:
         raise BackendUnavailableError(
-            f"the plugin of backend {name!r} ({points[name].value}) is broken: {_told(error)}"
+            f"the plugin of backend {name!r} ({points[name].value}) is broken: {_one_line(error)}"
         ) from error
     if not isinstance(plugin, BackendPlugin) or not isinstance(plugin.framework, str) or not plugin.framework:
         raise BackendUnavailableError(
@@ -238,8 +238,8 @@ def _call_hook(module: object, name: str) -> Any:
     return manager.hook.unifiedamp_backend()
 
 
-def _told(error: BaseException) -> str:
-    """Return an error on one line; pluggy tells of a hook with other arguments than the specification's on several."""
+def _one_line(error: BaseException) -> str:
+    """Return an error on one line; pluggy's errors about a hook's arguments have several."""
     said = " ".join(str(error).split())
     return f"it ended the program (exit code {said or 0})" if isinstance(error, SystemExit) else said
 
@@ -297,7 +297,7 @@ def _import_hint(plugin: BackendPlugin, error: BaseException) -> str:
 
 
 def is_installed(framework: str) -> bool:
-    """Tell whether a framework can be imported, without doing so; a mere directory of its name does not count."""
+    """Return whether a framework can be imported, without doing so; a mere directory of its name does not count."""
     try:
         spec = importlib.util.find_spec(framework)
     except (ImportError, ValueError):  # a part of a package that is not there

@@ -121,7 +121,7 @@ def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
 
 
 def _given_policy(policy: str | Policy | None, origins: dict[str, str]) -> Policy | None:
-    """Return the policy that somebody named: the argument, or the variable."""
+    """Return the policy named by the argument or the environment variable."""
     if policy is not None and not isinstance(policy, (str, Policy)):
         raise PolicyError(f"policy must be a Policy or its name, got {policy!r}")
     origins["policy"] = "argument"

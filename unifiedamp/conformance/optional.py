@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from ..loss_scale import LossScale
+from ..policy import Policy
 
 Array = npt.NDArray[Any]
 
@@ -44,6 +45,10 @@ class OptionalHarness:
         """Return a model like ``probe``'s whose parameters ``w1``, ``w3``, … are float64."""
         self._lacks("parameters of two dtypes under one optimizer")
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Return a native tensor in the dtype named, by an operation that gradients go through."""
+        self._lacks("casts")
+
     def layer_norm(self, size: int) -> Any:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
         self._lacks("layer normalization")
@@ -74,6 +79,27 @@ class OptionalHarness:
             For each device, the two parameters afterwards.
         """
         self._lacks("a clipped step on two devices")
+
+    def device_steps(
+        self,
+        policy: str | Policy,
+        gradients: Sequence[Sequence[float | None]],
+        loss_scale: LossScale,
+        clip_value: float | None = None,
+    ) -> list[tuple[float, float]]:
+        """Do steps on two devices that sum gradients, with SGD of learning rate 2**-13.
+
+        Args:
+            policy: the session's; under one that keeps parameters in 16 bits, with ``master_weights=True``.
+            gradients: for each step, the true gradient of a parameter of value 1 on each of the two devices; None for
+                a device that gets no batch in that step.
+            loss_scale: the session's.
+            clip_value: for ``clip_grad_value`` before each step; None leaves gradients as they are.
+
+        Returns:
+            For each device, the parameter afterwards, and what was trained: its master, or itself.
+        """
+        self._lacks("steps on two devices that sum gradients")
 
     def attached(self, obj: Any) -> Any:
         """Return something comparable that tells what a session attached to a model or an optimizer: hooks, replaced

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from unifiedamp.backend import this_processor
 from unifiedamp.config import plugins
 
 from .harness import load_harness
@@ -76,7 +77,7 @@ class Reporter:
             "schema": "unifiedamp-conformance",
             "version": 1,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "hardware": {"machine": platform.machine(), "system": platform.system(), "cpu": _cpu_name()},
+            "hardware": {"machine": platform.machine(), "system": platform.system(), "cpu": this_processor().name},
             "versions": {
                 "python": sys.version.split()[0],
                 "unifiedamp": _version("unifiedamp"),
@@ -107,11 +108,3 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

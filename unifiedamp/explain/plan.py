@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..backend import Backend, PlanRow
-from ..backend.tuning import Tuning, tuning_rows
+from ..backend import Backend, PlanRow, Tuning
 from ..loss_scale import LossScale
 from ..policy import Policy
+from .tuning import tuning_rows
 
 COLUMNS = ("setting", "value", "native", "effect", "note")
 

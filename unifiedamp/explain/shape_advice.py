@@ -41,7 +41,7 @@ def advise(
 
     Args:
         backend: the session's (``amp.backend``).
-        models: native models, prepared or not; sizes that only the first batch tells are left out.
+        models: native models, prepared or not; sizes known only from the first batch are left out.
         compute_dtype: what the policy computes in: "float16", "bfloat16", "float8". "float32" gives no advice.
         batch_size: samples per step; None leaves it out.
 

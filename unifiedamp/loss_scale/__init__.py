@@ -1,16 +1,8 @@
 """Loss scaling: the settings, the state and the reference transition; readers of other systems' scaler states."""
 
-from .settings import (
-    FLOAT32_MAX,
-    KINDS,
-    DynamicLossScale,
-    LossScale,
-    NoLossScale,
-    ScaleState,
-    StaticLossScale,
-    float32,
-    parse_loss_scale,
-)
+from .settings import KINDS, DynamicLossScale, LossScale, NoLossScale, StaticLossScale
+from .state import FLOAT32_MAX, ScaleState, float32
+from .text import parse_loss_scale
 
 __all__ = [
     "FLOAT32_MAX",

@@ -1,4 +1,4 @@
-"""Readers of the states that the frameworks' own scalers save, and a writer of torch's.
+"""Readers of the states that the frameworks' own scalers save.
 
 =====================================  ==============================================================================
 torch ``GradScaler.state_dict()``      scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; ``{}``
@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
-from .settings import FLOAT32_MAX, DynamicLossScale, LossScale, ScaleState, float32
+from .settings import DynamicLossScale, LossScale
+from .state import FLOAT32_MAX, ScaleState, float32
 
 MOST = 2**52
 """The largest count: the sum of two is exact in float64, in which some devices count."""
@@ -26,22 +27,22 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 80
 
 
-class NativeState(NamedTuple):
-    """What a native layout holds; ``state`` is None when its scaler was off."""
+class ForeignState(NamedTuple):
+    """What a foreign layout holds; ``state`` is None when its scaler was off."""
 
     state: ScaleState | None
     loss_scale: LossScale | None
     source: str
 
 
-def read_native(raw: Mapping[str, Any]) -> NativeState:
-    """Recognise a native layout by its keys and read it.
+def read_foreign(raw: Mapping[str, Any]) -> ForeignState:
+    """Recognise a foreign layout by its keys and read it.
 
     Raises:
         CheckpointError: no known layout, or a value in it is not usable.
     """
     if not raw:
-        return NativeState(None, None, "an empty mapping, as a disabled torch GradScaler saves")
+        return ForeignState(None, None, "an empty mapping, as a disabled torch GradScaler saves")
     for keys, reader in _READERS.items():
         if keys <= set(raw):
             return reader(raw)
@@ -49,39 +50,6 @@ def read_native(raw: Mapping[str, Any]) -> NativeState:
         f"this is no state of unifiedamp, nor of torch's GradScaler, Apex, Keras's LossScaleOptimizer or MXNet's "
         f"LossScaler; its keys are {', '.join(sorted(map(shortened, raw))[:8])}"
     )
-
-
-def to_grad_scaler_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``torch.amp.GradScaler.load_state_dict`` takes, from what ``Amp.state_dict`` returned.
-
-    The scale, the count of finite steps and the settings that torch has are carried over; bounds, hysteresis and counts
-    of steps have no place in torch's layout. Of a session without a loss scale this is ``{}``, which only a disabled
-    ``GradScaler`` loads. A static scale is one that never changes: both factors are 1.
-
-    Args:
-        state: a state of any backend's session, or any native layout that ``Amp.load_state_dict`` reads.
-
-    Raises:
-        CheckpointError: it is no such state.
-
-    Example:
-        scaler = torch.amp.GradScaler("cuda")
-        scaler.load_state_dict(to_grad_scaler_state(amp.state_dict()))
-    """
-    from ..checkpoint.session_state import read_saved
-
-    saved = read_saved(state)
-    if saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled):
-        return {}
-    settings = saved.loss_scale or DynamicLossScale()
-    dynamic = isinstance(settings, DynamicLossScale)
-    return {
-        "scale": float(saved.state.scale),
-        "growth_factor": settings.growth_factor if dynamic else 1.0,
-        "backoff_factor": settings.backoff_factor if dynamic else 1.0,
-        "growth_interval": settings.growth_interval if dynamic else 2**31 - 1,
-        "_growth_tracker": saved.state.good_steps,
-    }
 
 
 def checked_scale(value: Any, name: str) -> float:
@@ -137,7 +105,7 @@ def shortened(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
-def _torch(raw: Mapping[str, Any]) -> NativeState:
+def _torch(raw: Mapping[str, Any]) -> ForeignState:
     state = _state(raw, "scale", "_growth_tracker")
     settings = None
     if {"growth_factor", "backoff_factor", "growth_interval"} <= set(raw):
@@ -152,28 +120,28 @@ def _torch(raw: Mapping[str, Any]) -> NativeState:
             )
         except ValueError as error:
             raise CheckpointError(f"torch GradScaler state: {error}") from error
-    return NativeState(state, settings, "torch GradScaler")
+    return ForeignState(state, settings, "torch GradScaler")
 
 
-def _apex(raw: Mapping[str, Any]) -> NativeState:
+def _apex(raw: Mapping[str, Any]) -> ForeignState:
     entry = raw["loss_scaler0"]
     if not isinstance(entry, Mapping) or not {"loss_scale", "unskipped"} <= set(entry):
         raise CheckpointError("Apex state: loss_scaler0 must hold loss_scale and unskipped")
-    return NativeState(_state(entry, "loss_scale", "unskipped"), None, "Apex amp")
+    return ForeignState(_state(entry, "loss_scale", "unskipped"), None, "Apex amp")
 
 
 def _state(raw: Mapping[str, Any], scale: str, good: str) -> ScaleState:
     return ScaleState(checked_scale(raw[scale], scale), checked_count(raw[good], good))
 
 
-def _pair(scale: str, good: str, source: str) -> Callable[[Mapping[str, Any]], NativeState]:
-    def read(raw: Mapping[str, Any]) -> NativeState:
-        return NativeState(_state(raw, scale, good), None, source)
+def _pair(scale: str, good: str, source: str) -> Callable[[Mapping[str, Any]], ForeignState]:
+    def read(raw: Mapping[str, Any]) -> ForeignState:
+        return ForeignState(_state(raw, scale, good), None, source)
 
     return read
 
 
-_READERS: dict[frozenset[str], Callable[[Mapping[str, Any]], NativeState]] = {
+_READERS: dict[frozenset[str], Callable[[Mapping[str, Any]], ForeignState]] = {
     frozenset({"scale", "_growth_tracker"}): _torch,
     frozenset({"loss_scaler0"}): _apex,
     frozenset({"dynamic_scale", "step_counter"}): _pair("dynamic_scale", "step_counter", "Keras 3 LossScaleOptimizer"),

@@ -1,14 +1,14 @@
-"""What was named on the command line, migrated together: one file, or all of a folder, of which none is half done."""
+"""What was named on the command line: one file, or a folder, in which files that share a session change together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import AmpError
-from . import files
+from . import files, together
 from .report import BY_HAND, MIGRATED, NOTHING, Migration
 
 
@@ -30,24 +30,32 @@ class Batch:
         self.done: list[Migration] = []
         self.errors: list[str] = []
         self._written: set[str] = set()
-        for each in files.in_folder(path) if self._folder else [path]:
+        paths = files.in_folder(path) if self._folder else [path]
+        shared = self._shared(paths) if self._folder and to == "amp" else {}
+        for each in paths:
             try:
-                self.done.append(files.migrate_file(each, to))
+                self.done.append(shared.get(str(each)) or files.migrate_file(each, to))
             except AmpError as error:
                 self._failed(error)
+        if self._folder:
+            self.done = together.hold_back(self.done)
 
-    @property
-    def held_back(self) -> list[str]:
-        """The files of a folder because of which none of it is written: refused, or not readable."""
-        if not self._folder:
-            return []
-        refused = [one.path for one in self.done if one.refused]
-        return refused if any(one.changed for one in self.done) else []
+    def _shared(self, paths: Sequence[Path]) -> dict[str, Migration]:
+        """Return path -> migration of the files that share a session with others."""
+        contents = dict(files.readable(paths))
+        done = [one for group in together.sharing(contents) for one in self._group(contents, group)]
+        return {one.path: one for one in done}
+
+    def _group(self, contents: Mapping[str, bytes], group: Sequence[str]) -> list[Migration]:
+        try:
+            return together.migrate_together({path: contents[path] for path in group})
+        except AmpError:
+            return []  # each file alone says why
 
     def write(self) -> None:
-        """Write what changed; of a folder, all of it or nothing."""
+        """Write what changed; nothing of a folder in which a file cannot be read or written."""
         changed = [one for one in self.done if one.changed]
-        if self.held_back or (self._folder and self.errors):
+        if self._folder and self.errors:
             return
         for place, one in enumerate(changed):
             try:
@@ -71,15 +79,13 @@ class Batch:
     # -- what is said of it --------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """Yield what a person is told, a line each; of a folder, nothing of files that there is nothing to do in."""
+        """Yield the lines to print; in a folder, none for files with nothing to migrate."""
         for one in self.done:
             if not self._folder or one.status != NOTHING:
                 yield from self._lines(one)
         if self._folder:
             yield self._totals()
-        if self.held_back:
-            yield f"{self._path}: nothing is written while files in it are refused: {_some(self.held_back)}"
-        elif self._folder and self.errors and any(one.changed for one in self.done):
+        if self._folder and self.errors and any(one.changed for one in self.done):
             yield f"{self._path}: nothing is written while files in it cannot be read or written"
         refused = [one.path for one in self.done if one.refused and self._compat_works(one)]
         if refused:
@@ -117,8 +123,3 @@ class Batch:
             for one in self.done
             if not self._folder or one.status != NOTHING
         ]
-
-
-def _some(paths: list[str], most: int = 5) -> str:
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
-    return ", ".join(paths[:most]) + more

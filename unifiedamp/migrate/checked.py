@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -17,23 +15,18 @@ Check = Callable[[Source, str], Sequence[tuple[int, str]]]
 WRITE = "the migrated file would go wrong there: change it by hand"
 
 
-def refusals(path: str, api: ModuleType, source: Source, edits: Edits, ua: str) -> list[Finding]:
-    """Return why an API's changes are refused: everything that its ``check`` module finds in the result.
-
-    ``check(result, path)`` of ``migrate/<api>/check.py`` is given the migrated file, with this API's changes and its
-    imports alone, and returns (line of the result, reason) for each thing that would go wrong. A package without such
-    a module checks nothing.
+def refusals(path: str, api: ModuleType, check: Check, source: Source, edits: Edits, ua: str) -> list[Finding]:
+    """Return why an API's changes are refused.
 
     Args:
         path: what messages call the file.
         api: the API's package.
+        check: returns (line, reason) for each thing that would go wrong in the migrated file, which has this API's
+            changes and imports alone.
         source: the file as it was.
         edits: the API's changes; imports are not among them yet.
         ua: what the migrated code calls this package.
     """
-    check = _check_of(api)
-    if check is None:
-        return []
     mine = Edits()
     mine.merge(edits)
     tidy(source, mine, api.OLD_IMPORTS, ua, getattr(api, "NEEDS", ()))
@@ -41,14 +34,6 @@ def refusals(path: str, api: ModuleType, source: Source, edits: Edits, ua: str) 
     found = check(Source(after), path)
     lines = old_lines(source.module.bytes, after) if found else {}
     return [Finding(lines.get(line, 1), reason, WRITE, blocks=True) for line, reason in dict.fromkeys(found)]
-
-
-def _check_of(api: ModuleType) -> Check | None:
-    name = f"{api.__name__}.check"
-    if not hasattr(api, "__path__") or importlib.util.find_spec(name) is None:
-        return None
-    check: Check = importlib.import_module(name).check
-    return check
 
 
 def old_lines(before: bytes, after: bytes) -> dict[int, int]:

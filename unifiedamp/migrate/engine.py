@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
 
@@ -13,9 +14,12 @@ import libcst as cst
 from ..errors import ConfigError
 from . import apex, facades, keras, mxnet, sessions_v1, torch_amp
 from .bounds import too_big
-from .checked import old_lines, refusals
+from .check import check as check_torch
+from .checked import Check, old_lines, refusals
 from .edits import Edits
 from .imports import tidy
+from .keras.check import check as check_keras
+from .mxnet.check import check as check_mxnet
 from .report import CannotMigrate, Finding, Migration
 from .source import Source
 from .training.merge import merge
@@ -23,10 +27,11 @@ from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
+CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
 
 _NESTED = 4  # flags, one under the other
-_UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
+UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
 def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
@@ -38,7 +43,7 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
         to: "amp" for the session's calls, "compat" for the old calls over ``unifiedamp.compat``.
 
     Raises:
-        ConfigError: it is no Python, or longer or nested deeper than migrate reads.
+        ConfigError: it is not Python, or longer or nested deeper than migrate reads.
     """
     uses = sum(1 for _ in _HINT.finditer(content))
     reason = too_big(content, uses)
@@ -57,26 +62,33 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
 def _migrate(path: str, content: bytes) -> Migration:
     source = _read(path, content)
     try:
-        folded = _without_flags(source)
+        folded, notes = _without_flags(source)
     except CannotMigrate as error:
         return Migration(path, content, content, (), error.findings)
     if folded != source.module.bytes:
         done = _migrate_as_read(path, folded, _read(path, folded))
-        lines = old_lines(source.module.bytes, folded)
-        findings = tuple(sorted(replace(each, line=lines.get(each.line, 1)) for each in done.findings))
-        return Migration(path, content, done.after if done.changed else content, done.apis, findings)
+        found = [*_as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
+        return Migration(path, content, done.after if done.changed else content, done.apis, tuple(sorted(set(found))))
     return _migrate_as_read(path, content, source)
 
 
-def _without_flags(source: Source) -> bytes:
-    """Return the text in which no flag chooses between AMP and none, where an API knows how."""
+def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
+    """Return the text in which no flag chooses between AMP and none, where an API knows how, and notes."""
+    before, found = source.module.bytes, []
     for api, fold in ((keras, keras.without_flags), (mxnet, mxnet.without_flags)):
         for _ in range(_NESTED):
-            folded = fold(source) if api.found(source) else source.module.bytes
+            folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
+            found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes
             if folded == source.module.bytes:
                 break
             source = Source(folded)
-    return source.module.bytes
+    return source.module.bytes, found
+
+
+def _as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list[Finding]:
+    """Return findings of a changed text with the lines of the text as it was."""
+    lines = old_lines(before, after)
+    return [replace(each, line=lines.get(each.line, 1)) for each in findings]
 
 
 def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
@@ -85,9 +97,9 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
     for api in APIS:
         if not api.found(source):
             continue
-        made, said = _plan(api, source)
-        if made:
-            refused = refusals(path, api, source, made, _ua(source))
+        made, said = plan(api, source)
+        if made and api.NAME in CHECKS:
+            refused = refusals(path, api, CHECKS[api.NAME], source, made, package_name(source))
             made, said = (Edits(), refused) if refused else (made, said)
         findings += said
         if made:
@@ -100,10 +112,10 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
         edits, apis = Edits(), []  # half of a training loop would not run
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
-    tidy(source, edits, old, _ua(source), needs)
+    tidy(source, edits, old, package_name(source), needs)
     module = edits.apply(source.module)
     after = (merge(module) if torch else module).bytes
-    _check_result(path, content, after)
+    check_result(path, content, after)
     return Migration(path, content, after, tuple(apis), tuple(sorted(findings)))
 
 
@@ -113,21 +125,21 @@ def _to_compat(path: str, content: bytes) -> Migration:
     if not edits:
         return Migration(path, content, content, (), tuple(sorted(findings)))
     after = edits.apply(source.module).bytes
-    _check_result(path, content, after)
+    check_result(path, content, after)
     return Migration(path, content, after, (facades.NAME,), tuple(sorted(findings)))
 
 
 def _read(path: str, content: bytes) -> Source:
     try:
         return Source(content)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _no_python(path, content, error) from None
 
 
 def _check(path: str, content: bytes) -> None:
     try:
         cst.parse_module(content)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _no_python(path, content, error) from None
 
 
@@ -137,7 +149,7 @@ def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
         _parse(content)
     except SyntaxError as own:
         if own.lineno:
-            return ConfigError(f"{path}:{own.lineno}: this is no Python: {own.msg}")
+            return ConfigError(f"{path}:{own.lineno}: not valid Python: {own.msg}")
         return ConfigError(f"{path}: cannot be read as Python: {own.msg}")
     except (ValueError, RecursionError, MemoryError) as own:
         return ConfigError(f"{path}: cannot be read as Python: {own}")
@@ -145,9 +157,9 @@ def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: cannot be read: {' '.join(said.split())}")
 
 
-def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
+def plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
     """Return an API's changes; ``amp`` is taken as the session's name where nothing else keeps it."""
-    ua = _ua(source)
+    ua = package_name(source)
     try:
         work = _worked_out(api, source, Names("amp", ua))
         kept = [use for use in source.uses("amp") if not work.edits.covers(source, use)]
@@ -160,11 +172,14 @@ def _plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
 
 def _worked_out(api: ModuleType, source: Source, names: Names) -> Work:
     work = Work(source, names)
-    api.plan(work)
+    with work.blocking():
+        api.plan(work)
+    work.decide()
     return work
 
 
-def _ua(source: Source) -> str:
+def package_name(source: Source) -> str:
+    """Return what migrated code calls this package."""
     for name, meaning in source.imports.items():
         if meaning == "unifiedamp":
             return name
@@ -185,7 +200,7 @@ def _parses(content: bytes) -> bool:
     return True
 
 
-def _check_result(path: str, before: bytes, after: bytes) -> None:
+def check_result(path: str, before: bytes, after: bytes) -> None:
     """Refuse a result that does not parse where the file did."""
     if _parses(before) and not _parses(after):
         raise ConfigError(f"{path}: the migrated text would not be Python (a fault of migrate's); nothing was changed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -29,6 +30,16 @@ def _is_own(folder: Path) -> bool:
     return not (folder.name.startswith(".") or known or (folder / "pyvenv.cfg").exists())
 
 
+def readable(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the Python files that can be read."""
+    for path in paths:
+        if path.suffix == ".py":
+            try:
+                yield str(path), path.read_bytes()
+            except OSError:
+                continue  # migrate_file says why
+
+
 def migrate_file(path: Path, to: str = "amp") -> Migration:
     """Return what would become of a file, or of a notebook.
 
@@ -37,7 +48,7 @@ def migrate_file(path: Path, to: str = "amp") -> Migration:
         to: "amp" or "compat"; see ``migrate``.
 
     Raises:
-        ConfigError: it cannot be read, or is no Python.
+        ConfigError: it cannot be read, or is not Python.
     """
     try:
         content = path.read_bytes()
@@ -47,7 +58,7 @@ def migrate_file(path: Path, to: str = "amp") -> Migration:
 
 
 def write(migration: Migration) -> None:
-    """Put a migrated text in its file's place; whoever is killed leaves the old text or the new one.
+    """Put a migrated text in its file's place; a crash leaves either the old text or the new one.
 
     Raises:
         ConfigError: the file has changed meanwhile, or cannot be written.

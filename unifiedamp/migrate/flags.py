@@ -47,8 +47,8 @@ class Old:
     value: Callable[[cst.Call], bool] = lambda _call: False
 
 
-def fold(source: Source, old: Old) -> bytes:
-    """Return the text without the branches that a flag chose.
+def fold(source: Source, old: Old) -> tuple[bytes, list[Finding]]:
+    """Return the text without the branches that a flag chose, and what to review.
 
     Raises:
         CannotMigrate: a branch without AMP does something else, or branches depend on different flags.
@@ -61,7 +61,8 @@ def fold(source: Source, old: Old) -> bytes:
     folding.check_flags()
     if folding.refused:
         raise CannotMigrate(*folding.refused)
-    return folding.edits.apply(source.module).bytes if folding.edits else source.module.bytes
+    after = folding.edits.apply(source.module).bytes if folding.edits else source.module.bytes
+    return after, folding.notes
 
 
 class _Folding:
@@ -69,6 +70,7 @@ class _Folding:
         self._source, self._old = source, old
         self.edits = Edits()
         self.refused: list[Finding] = []
+        self.notes: list[Finding] = []
         self._flags: dict[str, cst.CSTNode] = {}
         self._starts: dict[str, cst.CSTNode] = {}
 
@@ -223,7 +225,7 @@ class _Folding:
     # -- flags ---------------------------------------------------------------------------------------------------
 
     def check_flags(self) -> None:
-        """Refuse flags that cannot be one and the same."""
+        """Refuse flags that cannot be one and the same; note scaling behind a flag where AMP itself is always on."""
         if len(self._starts) > 1:
             second = list(self._starts.values())[1]
             what = f"AMP is turned on under different flags: {', '.join(self._starts)}"
@@ -233,6 +235,26 @@ class _Folding:
                 if not _same(flag, start):
                     what = f"this depends on {flag}, and AMP is turned on under {start}"
                     self._refuse(node, what, "let one flag decide, in the session's policy")
+
+        if not self._starts and any(self._always_on(call) for call in self._source.of(cst.Call)):
+            for flag, node in self._flags.items():
+                what = f"the loss is scaled only under {flag}, and mixed precision is always on"
+                write = "the migrated code always scales the loss: see that this is wanted"
+                self.notes.append(Finding(self._source.line(node), what, write))
+
+    def _always_on(self, call: cst.Call) -> bool:
+        if not self._old.start(call) or argument(call, WHEN) is not None:
+            return False
+        return not any(self._depends(arg.value) for arg in call.args)
+
+    def _depends(self, value: cst.BaseExpression, depth: int = 4) -> bool:
+        """Whether a value may be chosen when the program runs."""
+        if isinstance(value, cst.Name):
+            assigns = self._source.assigns(value.value)
+            return len(assigns) != 1 or not depth or self._depends(assigns[0].value, depth - 1)
+        if isinstance(value, cst.Call):
+            return any(not depth or self._depends(arg.value, depth - 1) for arg in value.args)
+        return any(isinstance(one, cst.IfExp | cst.Name) for one in walk(value))
 
     def _refuse(self, node: cst.CSTNode, what: str, write: str) -> None:
         self.refused.append(Finding(self._source.line(node), " ".join(what.split()), write, blocks=True))

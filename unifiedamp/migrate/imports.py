@@ -14,7 +14,9 @@ from .source import Source, Statement
 Import = cst.Import | cst.ImportFrom
 
 
-def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Sequence[str] = ()) -> None:
+def tidy(
+    source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Sequence[str] = (), package: bool = True
+) -> None:
     """Drop imports of ``old`` that only replaced code used, and import this package.
 
     Args:
@@ -23,6 +25,7 @@ def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Seque
         old: dotted names whose imports may go.
         ua: what the migrated code calls this package.
         needs: other imports that it needs.
+        package: whether it uses this package by name.
     """
     gone: list[Statement] = []
     imports: list[Import] = [*source.of(cst.Import), *source.of(cst.ImportFrom)]
@@ -34,7 +37,7 @@ def tidy(source: Source, edits: Edits, old: Sequence[str], ua: str, needs: Seque
             gone.append(statement)
         elif drop:
             edits.change(node, functools.partial(_without, node, drop))
-    there = "unifiedamp" in source.imports.values()
+    there = not package or "unifiedamp" in source.imports.values()
     lines = [] if there else ["import unifiedamp as ua" if ua == "ua" else "import unifiedamp"]
     if lines or needs:
         _add(source, edits, gone, "\n".join([*lines, *needs]))

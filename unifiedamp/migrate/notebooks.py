@@ -37,7 +37,7 @@ def migrate_notebook(path: str, content: bytes, to: str = "amp") -> Migration:
         to: see ``migrate``.
 
     Raises:
-        ConfigError: it is no notebook, its code is no Python, or a change would go across cells.
+        ConfigError: it is no notebook, its code is not Python, or a change would go across cells.
     """
     raw = _text(path, content)
     cells = [cell for cell in _cells(path, raw) if not cell.text.lstrip().startswith("%%")]

@@ -13,19 +13,21 @@ BY_HAND = "by hand"
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A line that needs a person.
+    """A line to review or to rewrite by hand.
 
     Attributes:
         line: where, from 1, in the file as it was.
         what: what was found there.
         write: what to write by hand, or to look at.
         blocks: the calls of its API were all left as they are because of it.
+        path: the file, where several are migrated together.
     """
 
     line: int
     what: str
     write: str
     blocks: bool = False
+    path: str = ""
 
 
 class CannotMigrate(Exception):
@@ -45,7 +47,7 @@ class Migration:
         before: its text.
         after: the migrated text, or the same.
         apis: the APIs that were rewritten.
-        findings: lines that need a person, in order.
+        findings: lines to review or to rewrite by hand, in order.
     """
 
     path: str

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import libcst as cst
 
+from .edits import Edits
 from .nodes import dotted, walk
 from .source import Source, Statement
 from .work import Names, Work
@@ -64,13 +65,17 @@ def _owner(name: str) -> str:
 def share(work: Work, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:
     """Let every function see a session made inside one: declare its name global there, if others use it."""
     scope = work.source.scope(made)
-    if not isinstance(scope, cst.FunctionDef) or all(work.source.inside(user, scope) for user in users):
+    path = work.source.path(made)
+    here = [user for user in users if work.source.path(user) == path]  # others are handed it
+    if not isinstance(scope, cst.FunctionDef) or all(work.source.inside(user, scope) for user in here):
         return
-    first = next(s for s in scope.body.body if isinstance(s, Statement))
-    if _is_docstring(first):
-        work.edits.after(first, f"global {work.names.amp}")
-    else:
-        work.edits.before(first, f"global {work.names.amp}")
+    declare_global(work.edits, scope, work.names.amp)
+
+
+def declare_global(edits: Edits, function: cst.FunctionDef, name: str) -> None:
+    """Declare a name global in a function."""
+    first = next(s for s in function.body.body if isinstance(s, Statement))
+    (edits.after if _is_docstring(first) else edits.before)(first, f"global {name}")
 
 
 def _is_docstring(statement: cst.CSTNode) -> bool:
@@ -78,3 +83,19 @@ def _is_docstring(statement: cst.CSTNode) -> bool:
         return False
     one = statement.body[0]
     return isinstance(one, cst.Expr) and isinstance(one.value, cst.SimpleString | cst.ConcatenatedString)
+
+
+def free_name(source: Source, wanted: str) -> str:
+    """Return ``wanted``, or ``amp_session`` where the file calls a flag, a parameter or an attribute so."""
+    return "amp_session" if wanted == "amp" and any(_takes(source, node) for node in source.nodes) else wanted
+
+
+def _takes(source: Source, node: cst.CSTNode) -> bool:
+    if isinstance(node, cst.Param):
+        return node.name.value == "amp"
+    if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.For | cst.NamedExpr):
+        if dotted(node.target) not in ("amp", "self.amp"):
+            return False
+        assign = source.parents.get(node)
+        return not (isinstance(assign, cst.Assign) and dotted(assign.value) == "None")
+    return isinstance(node, cst.Attribute) and dotted(node) == "self.amp"

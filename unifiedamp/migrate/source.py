@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Set
 from typing import TypeVar, cast
 
@@ -27,7 +28,7 @@ class Source:
         nodes: all nodes, in the order of the text.
 
     Raises:
-        libcst.ParserSyntaxError: it is no Python.
+        libcst.ParserSyntaxError: it is not Python.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -45,6 +46,50 @@ class Source:
         self._index = Index(self.nodes, self.parents, self._scopes)
         self.imports = dict(self._imported())
         self.imports |= dict(self._renamed())
+        self.files: dict[str, Source] = {}
+        self._links: Mapping[tuple[str, str], tuple[str, str]] = {}
+        self._starts: list[int] = []
+
+    @classmethod
+    def joined(cls, files: Mapping[str, Source], links: Mapping[tuple[str, str], tuple[str, str]]) -> Source:
+        """Return several files as one: each keeps its tree, its imports and its lines.
+
+        Args:
+            files: path → file.
+            links: (file, name in it) → (file, name) that an import makes of it; see ``program.links``.
+        """
+        parts, self = list(files.values()), cls(b"")
+        self.files, self._links, self.module, self.nodes = dict(files), links, parts[0].module, []
+        for part in parts:
+            self._starts.append(len(self.nodes))
+            self.nodes += part.nodes
+            self._lines |= part._lines
+            self.parents |= part.parents
+            self._scopes |= part._scopes
+            self.imports |= part.imports
+        self.order = {node: index for index, node in enumerate(self.nodes)}
+        self._index = Index(self.nodes, self.parents, self._scopes)
+        return self
+
+    # -- several files -------------------------------------------------------------------------------------------
+
+    def path(self, node: cst.CSTNode) -> str:
+        """Return the file that a node is in; ``""`` where there is but one."""
+        return list(self.files)[bisect_right(self._starts, self.order[node]) - 1] if self.files else ""
+
+    def root(self, node: cst.CSTNode) -> cst.Module:
+        """Return the module that a node is in."""
+        return self.files[self.path(node)].module if self.files else self.module
+
+    def link(self, node: cst.CSTNode, name: str) -> tuple[cst.Module, str] | None:
+        """Return the other file's module that a name means where ``node`` stands, and the name in it, if any."""
+        found = self._links.get((self.path(node), name)) if self.files else None
+        return (self.files[found[0]].module, found[1]) if found is not None else None
+
+    def linked(self) -> Iterator[tuple[cst.Module, str, cst.Module, str]]:
+        """Yield each name that a file imports from another one: module, name, the other module, the name in it."""
+        for (path, name), (other, its) in self._links.items():
+            yield self.files[path].module, name, self.files[other].module, its
 
     def _enter(self, root: cst.Module) -> None:
         waiting: list[cst.CSTNode] = [root]
@@ -106,9 +151,12 @@ class Source:
         """Return the dotted name of an expression with the imports' aliases resolved, or ``""``."""
         name = dotted(node)
         root, _, rest = name.partition(".")
-        if root not in self.imports:
+        imports = self.imports
+        if self.files and root in imports:
+            imports = self.files[self.path(node)].imports
+        if root not in imports:
             return name
-        return f"{self.imports[root]}.{rest}" if rest else self.imports[root]
+        return f"{imports[root]}.{rest}" if rest else imports[root]
 
     def calls(self, *meanings: str) -> list[cst.Call]:
         """Return the calls of functions that mean one of ``meanings``, in order."""
@@ -151,7 +199,7 @@ class Source:
         return line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
 
     def is_alone(self, call: cst.Call) -> bool:
-        """Whether a call is a statement of its own."""
+        """Whether a call is a statement by itself."""
         simple = self.simple(call)
         return isinstance(simple, cst.Expr) and simple.value is call
 

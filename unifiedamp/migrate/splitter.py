@@ -1,4 +1,4 @@
-"""Gives each statement of a migration's interest a line of its own, and keeps the lines that nodes had."""
+"""Gives each statement of a migration's interest a separate line, and keeps the lines that nodes had."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SPLIT = re.compile(r"\.(step|update|backward|scale\w*|unscale\w*|init\w*|autoca
 
 
 class Splitter(cst.CSTTransformer):
-    """Gives each statement of interest a line of its own.
+    """Gives each statement of interest a separate line.
 
     Attributes:
         lines: node of the new tree → its line in the old text.

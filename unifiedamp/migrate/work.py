@@ -29,7 +29,7 @@ class Work:
         source: the file.
         names: what the migrated code calls things.
         edits: the changes to the file.
-        findings: what is left to a person.
+        findings: what is left to the user.
         completed: ``if`` statements whose other branches make a session too by now.
         blockers: why the API's calls must stay as they are, all reasons that were found.
     """
@@ -42,12 +42,13 @@ class Work:
     completed: set[cst.CSTNode] = field(default_factory=set)
 
     def note(self, node: cst.CSTNode, what: str, write: str) -> None:
-        """Leave something at ``node`` to a person."""
-        self.findings.append(Finding(self.source.line(node), what, write))
+        """Leave something at ``node`` to the user."""
+        self.findings.append(Finding(self.source.line(node), what, write, path=self.source.path(node)))
 
     def stop(self, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
         """Return the error that leaves the API's calls as they are."""
-        return CannotMigrate(Finding(self.source.line(node), " ".join(what.split()), write, blocks=True))
+        line, path = self.source.line(node), self.source.path(node)
+        return CannotMigrate(Finding(line, " ".join(what.split()), write, blocks=True, path=path))
 
     def alone(self, call: cst.Call, write: str, what: str | None = None) -> Statement:
         """Return the statement that is this call and nothing else.

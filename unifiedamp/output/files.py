@@ -1,4 +1,4 @@
-"""Files and folders that a command writes: looked at before any work, and written whole or not at all.
+"""Files and folders that a command writes: checked before any work, and written whole or not at all.
 
 What is written lies beside its target first, under a name that holds this machine and process. The remains of a process
 that was killed outright are known by it, and removed at the next start.
@@ -81,7 +81,7 @@ def reason(error: OSError) -> str:
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Replace a file: whoever reads it, or is killed, finds the old content or the new one.
+    """Replace a file: a reader, also after a kill, finds the old content or the new one.
 
     Raises:
         ConfigError: it cannot be written; the old file is kept.
@@ -141,7 +141,7 @@ def remove_neighbours(target: Path) -> None:
 
 
 def _is_dead(name: str) -> bool:
-    """Tell whether a name holds a process of this machine that is gone; of other machines, nothing is known."""
+    """Return whether a name holds a process of this machine that is gone; of other machines, nothing is known."""
     found = re.search(rf"[.-]{_host()}-(\d+)[.-]", name)
     if found is None or os.name != "posix":  # elsewhere, signal 0 ends a process
         return False

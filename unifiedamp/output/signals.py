@@ -15,7 +15,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise :class:`Terminated` at a SIGTERM; the handler of before is put back at the end."""
+    """Raise :class:`Terminated` at a SIGTERM; the previous handler is restored at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread hears of signals
         return

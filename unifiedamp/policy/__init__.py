@@ -1,15 +1,7 @@
 """Precision policies: the value, its presets and text form, and globs over layer names."""
 
-from .policy import (
-    COMPUTE_DTYPES,
-    DTYPES,
-    OP_CHOICES,
-    OP_VOCABULARY,
-    PRESETS,
-    FrozenDict,
-    Policy,
-    canonical_dtype,
-)
+from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, FrozenDict, Policy
 
 __all__ = [
     "COMPUTE_DTYPES",

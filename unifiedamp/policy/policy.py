@@ -11,15 +11,9 @@ from typing import Any
 
 from ..errors import PolicyError, nearest
 from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
-
-DTYPES = {
-    "float32": "float32", "f32": "float32", "fp32": "float32",
-    "float16": "float16", "f16": "float16", "fp16": "float16",
-    "bfloat16": "bfloat16", "bf16": "bfloat16",
-}  # fmt: skip
-
-COMPUTE_DTYPES = DTYPES | {"float8": "float8", "f8": "float8", "fp8": "float8"}
-"""What ``compute_dtype`` may be: any dtype above, or float8, which linear layers alone compute in."""
+from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .presets import PRESET_FIELDS, preset_name
+from .text import parse_fields, policy_text
 
 OP_VOCABULARY = (
     "matmul", "linear", "conv", "conv_transpose", "attention", "embedding", "rnn",
@@ -28,7 +22,7 @@ OP_VOCABULARY = (
     "exp", "log", "pow", "rsqrt", "sum", "mean", "prod", "cumsum", "norm",
     "cross_entropy", "mse_loss", "l1_loss",
 )  # fmt: skip
-"""Operations that ``op_overrides`` can name, in words of no one framework."""
+"""Operations that ``op_overrides`` can name, in framework-neutral words."""
 
 OP_CHOICES = ("compute", "float32", "widest")
 """What an operation can be set to: the policy's compute dtype, float32, or the widest dtype among its inputs."""
@@ -67,7 +61,7 @@ class Policy:
         compute_dtype: dtype that matrix products, convolutions and the like run in. "float8" is for the products of
             linear layers, forward and backward; whatever else would be cast then runs in bfloat16.
         output_dtype: dtype of a prepared model's outputs, and so of what the loss is computed from.
-        loss_scale: a ``LossScale``, or None for the one that suits: dynamic where computations are float16 and
+        loss_scale: a ``LossScale``, or None for the default: dynamic where computations are float16 and
             parameters float32, none elsewhere. Numbers, names and mappings are read by ``parse_loss_scale``.
         op_overrides: operation of :data:`OP_VOCABULARY` → "compute", "float32" or "widest".
         layer_overrides: glob over layer paths (components joined by dots) → dtype the layer computes in.
@@ -105,9 +99,7 @@ class Policy:
         Raises:
             PolicyError: the name is unknown (with the nearest one) or ambiguous (with what it usually means).
         """
-        from .text import parse_policy
-
-        return parse_policy(text)
+        return cls(**parse_fields(text))
 
     @property
     def resolved_loss_scale(self) -> LossScale:
@@ -119,9 +111,8 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """The preset that has these dtypes, or ``""``; overrides are not looked at."""
-        triple = (self.param_dtype, self.compute_dtype, self.output_dtype)
-        return next((name for name, preset in PRESETS.items() if _triple(preset) == triple), "")
+        """The preset with these dtypes, or ``""``; overrides do not count."""
+        return preset_name(self.param_dtype, self.compute_dtype, self.output_dtype)
 
     @property
     def is_mixed(self) -> bool:
@@ -138,34 +129,7 @@ class Policy:
         return replace(self, **changes)
 
     def __str__(self) -> str:
-        from .text import policy_text
-
         return policy_text(self)
-
-
-def canonical_dtype(value: object, where: str = "dtype", known: Mapping[str, str] = DTYPES) -> str:
-    """Return the full name of a dtype that policies know.
-
-    Args:
-        value: what the user wrote.
-        where: what it is for, in the message.
-        known: spelling → name: :data:`DTYPES`, or :data:`COMPUTE_DTYPES` where float8 is one of them.
-
-    Raises:
-        PolicyError: not one of them.
-    """
-    key = value.strip().lower() if isinstance(value, str) else ""
-    if key in known:
-        return known[key]
-    *names, last = (repr(name) for name in dict.fromkeys(known.values()))
-    hint = nearest(str(value), known)
-    if COMPUTE_DTYPES.get(key) == "float8":
-        hint = "; float8 is a compute_dtype alone, see policy 'mixed_float8'"
-    raise PolicyError(f"{where} must be {', '.join(names)} or {last}, got {value!r}{hint}")
-
-
-def _triple(policy: Policy) -> tuple[str, str, str]:
-    return (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
 
 
 def _check_float8(policy: Policy) -> None:
@@ -197,12 +161,5 @@ def _checked_layers(overrides: Mapping[str, str]) -> FrozenDict:
     return FrozenDict({glob: canonical_dtype(dtype, f"layer_overrides[{glob!r}]") for glob, dtype in overrides.items()})
 
 
-PRESETS: dict[str, Policy] = {
-    "float32": Policy(),
-    "mixed_float16": Policy(compute_dtype="float16"),
-    "mixed_bfloat16": Policy(compute_dtype="bfloat16"),
-    "mixed_float8": Policy(compute_dtype="float8"),
-    "float16": Policy("float16", "float16", "float16", keep_norm_float32=False),
-    "bfloat16": Policy("bfloat16", "bfloat16", "bfloat16", keep_norm_float32=False),
-}
-"""The policies that have a name of their own."""
+PRESETS: dict[str, Policy] = {name: Policy(**settings) for name, settings in PRESET_FIELDS.items()}
+"""The named policies."""

@@ -8,38 +8,55 @@ Grammar: a base, then settings that differ from it, each behind a semicolon::
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from ..errors import PolicyError, nearest, shown
-from ..loss_scale import parse_loss_scale
-from .policy import COMPUTE_DTYPES, DTYPES, PRESETS, Policy, canonical_dtype
+from ..errors import PolicyError, nearest
+from ..loss_scale import LossScale, parse_loss_scale
+from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .presets import PRESET_FIELDS, preset_fields, preset_name
 
-ALIASES = {
-    "o0": "float32", "o1": "mixed_float16", "o2": "mixed_float16", "o3": "float16",  # Apex
-    "32-true": "float32", "16-mixed": "mixed_float16", "bf16-mixed": "mixed_bfloat16",  # Lightning
-    "16-true": "float16", "bf16-true": "bfloat16",
-    "no": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16", "fp8": "mixed_float8",  # Accelerate
-    "float8_from_mixed_bfloat16": "mixed_float8",  # Keras 3
-}  # fmt: skip
-"""Names from elsewhere → the preset that does there what the name does. Apex's O1 and O2 differ in how they cast, not
-in what trains: float32 master weights, float16 computations, float32 batch norm, dynamic loss scale."""
-
-AMBIGUOUS = {
-    "16": "mixed_float16", "half": "mixed_float16", "mixed": "mixed_float16", "amp": "mixed_float16",
-    "16bit": "mixed_float16", "mixed_precision": "mixed_float16", "mixed_half": "mixed_float16",
-    "8": "mixed_float8", "8bit": "mixed_float8", "float8": "mixed_float8", "8-mixed": "mixed_float8",
-    # Lightning's keep the parameters in bfloat16 or float16, and scale by the history of maxima.
-    "transformer-engine": "mixed_float8", "transformer-engine-float16": "mixed_float8",
-    "32": "float32", "full": "float32", "float": "float32",
-}  # fmt: skip
-"""Names that mean different things in different libraries → the likely meaning."""
+Fields = dict[str, Any]
+"""Arguments of ``Policy``."""
 
 _PARTS = {"p": "param_dtype", "params": "param_dtype", "c": "compute_dtype", "compute": "compute_dtype"}
 _PARTS |= {"o": "output_dtype", "output": "output_dtype"}
 
 
-def parse_policy(text: str) -> Policy:
-    """Read ``text``; see the module's grammar.
+class PolicyFields(Protocol):
+    """The fields of a ``Policy``."""
+
+    @property
+    def param_dtype(self) -> str:
+        """The dtype of the parameters."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of computations."""
+
+    @property
+    def output_dtype(self) -> str:
+        """The dtype of a model's outputs."""
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The loss scale, or None for the default."""
+
+    @property
+    def op_overrides(self) -> Mapping[str, str]:
+        """Operation → choice."""
+
+    @property
+    def layer_overrides(self) -> Mapping[str, str]:
+        """Glob → dtype."""
+
+    @property
+    def keep_norm_float32(self) -> bool:
+        """Whether normalization layers keep float32."""
+
+
+def parse_fields(text: str) -> Fields:
+    """Return the arguments of the ``Policy`` that ``text`` names; see the module's grammar.
 
     Raises:
         PolicyError: unknown, ambiguous or malformed.
@@ -47,32 +64,15 @@ def parse_policy(text: str) -> Policy:
     if not isinstance(text, str):
         raise PolicyError(f"a policy name must be text, got {text!r}")
     base, *settings = text.split(";")
-    policy = _parse_base(base.strip())
-    changes: dict[str, Any] = {}
+    name = base.strip()
+    policy = _parse_triple(name) if "=" in name else preset_fields(name)
     for setting in settings:
         key, _, value = setting.partition("=")
-        _read_setting(changes, key.strip(), value.strip(), text)
-    return policy.replace(**changes) if changes else policy
+        _read_setting(policy, key.strip(), value.strip(), text)
+    return policy
 
 
-def _parse_base(name: str) -> Policy:
-    if "=" in name:
-        return _parse_triple(name)
-    key = name.lower()
-    key = ALIASES.get(key, key)
-    if key in PRESETS:
-        return PRESETS[key]
-    if key in AMBIGUOUS:
-        raise PolicyError(
-            f"policy {name!r} is ambiguous (it means different things in different libraries): "
-            f"write {AMBIGUOUS[key]!r} if that is what you mean, or one of {', '.join(PRESETS)}"
-        )
-    raise PolicyError(
-        f"unknown policy {shown(name)}{nearest(key, [*PRESETS, *ALIASES])} (presets: {', '.join(PRESETS)})"
-    )
-
-
-def _parse_triple(text: str) -> Policy:
+def _parse_triple(text: str) -> Fields:
     parts: dict[str, str] = {}
     for item in text.split(","):
         key, _, value = item.partition("=")
@@ -85,10 +85,10 @@ def _parse_triple(text: str) -> Policy:
         if part not in parts:
             raise PolicyError(f"policy {text!r} says nothing about {part}; write p=…,c=…,o=…")
     # jmp: the output dtype follows the parameters' when left out.
-    return Policy(parts["param_dtype"], parts["compute_dtype"], parts.get("output_dtype", parts["param_dtype"]))
+    return {"output_dtype": parts["param_dtype"], **parts}
 
 
-def _read_setting(changes: dict[str, Any], key: str, value: str, whole: str) -> None:
+def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
     if key == "loss_scale":
         changes["loss_scale"] = parse_loss_scale(value)
     elif key == "ops":
@@ -112,19 +112,16 @@ def _read_pairs(text: str, whole: str) -> dict[str, str]:
     return pairs
 
 
-def policy_text(policy: Policy) -> str:
-    """Return the canonical text of ``policy``: the inverse of :func:`parse_policy`."""
-    base = PRESETS.get(policy.name)
-    text = policy.name
-    if base is None:
-        text = f"p={policy.param_dtype},c={policy.compute_dtype},o={policy.output_dtype}"
-        base = Policy(policy.param_dtype, policy.compute_dtype, policy.output_dtype)
-    settings = []
+def policy_text(policy: PolicyFields) -> str:
+    """Return the canonical text of ``policy``: the inverse of :func:`parse_fields`."""
+    dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
+    name = preset_name(*dtypes)
+    settings = [name or "p={},c={},o={}".format(*dtypes)]
     if policy.loss_scale is not None:
         settings.append(f"loss_scale={policy.loss_scale}")
     for key, pairs in (("ops", policy.op_overrides), ("layers", policy.layer_overrides)):
         if pairs:
             settings.append(f"{key}=" + ",".join(f"{name}:{value}" for name, value in pairs.items()))
-    if policy.keep_norm_float32 != base.keep_norm_float32:
+    if policy.keep_norm_float32 != PRESET_FIELDS.get(name, {}).get("keep_norm_float32", True):
         settings.append(f"keep_norm_float32={str(policy.keep_norm_float32).lower()}")
-    return ";".join([text, *settings])
+    return ";".join(settings)

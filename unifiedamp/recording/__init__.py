@@ -1,7 +1,7 @@
-"""The numerics recorder: what precision does to each layer's numbers, on the steps that are looked at.
+"""The numerics recorder: what precision does to each layer's numbers, on recorded steps.
 
 ``amp.record(...)`` starts it. The rooms: ``facts`` (what a backend hands over), ``counts`` (what counts mean),
-``recorder`` (when to look), ``blame`` (where inf or nan came from), ``sinks`` (where records go), ``reading``,
+``recorder`` (when to record), ``blame`` (where inf or nan came from), ``sinks`` (where records go), ``reading``,
 ``advice``, ``pictures`` and ``page`` (the report).
 """
 

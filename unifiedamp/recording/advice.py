@@ -106,7 +106,7 @@ def _blame_text(who: tuple[str, str], where: str, count: int, total: int) -> str
     kind, name = who
     steps = f"{count} of {total} skipped step{'s' if total > 1 else ''}"
     if kind == "input":
-        return f"the batch itself held inf or nan in {steps}: look at the data; no precision mends that."
+        return f"the batch itself held inf or nan in {steps}: check the data; no precision can fix that."
     if kind == "forward":
         return f"`{_shown(name)}` overflowed in {steps}: inf or nan first appeared {where}. {_keep(name)}"
     text = f"the gradient of `{name}` was the first that was not finite in {steps}."
@@ -137,8 +137,8 @@ def _large_activations(recording: Recording) -> Iterator[Finding]:
     }
     for layer, (value, row) in largest.items():
         if layer and value > FLOAT16_MAX and (layer, value) not in inside:
-            told = f"`{layer}` ({row['kind']}) reached {value:.4g} in its output, computed in {row['dtype']}"
-            yield Finding("activation", layer, f"{told}; float16 ends at 65504. {_keep(layer)}")
+            text = f"`{layer}` ({row['kind']}) reached {value:.4g} in its output, computed in {row['dtype']}"
+            yield Finding("activation", layer, f"{text}; float16 ends at 65504. {_keep(layer)}")
 
 
 def _around(layer: str) -> Iterator[str]:
@@ -158,13 +158,13 @@ def _flushed_gradients(recording: Recording) -> Iterator[Finding]:
         flushed = share.share(share.flushed)
         if flushed is None or flushed <= FLUSHED_TOO_MUCH:
             continue
-        told = f"gradient of `{name}`: {flushed:.0%} of its values are below 2**-24 at loss scale {scale:g}"
+        text = f"gradient of `{name}`: {flushed:.0%} of its values are below 2**-24 at loss scale {scale:g}"
         left = _flushed_at(true, exponent)
         if 2.0**exponent > scale and left < flushed / 2:
-            yield Finding("underflow", name, f"{told}: raise the initial scale to 2**{exponent} (then {left:.0%}).")
+            yield Finding("underflow", name, f"{text}: raise the initial scale to 2**{exponent} (then {left:.0%}).")
         else:
             why = f"2**{exponent}, the highest that overflows no other gradient, leaves {left:.0%}"
-            yield Finding("underflow", name, f"{told}; {why}. {_keep(layer_of(name))}")
+            yield Finding("underflow", name, f"{text}; {why}. {_keep(layer_of(name))}")
 
 
 def advised_exponent(true: dict[str, Distribution]) -> int:
@@ -181,13 +181,13 @@ def _lost_epsilons(recording: Recording) -> Iterator[Finding]:
     for row in recording.header["epsilons"]:
         layer, name, value, dtype = _shown(row["layer"]), row["attribute"], float(row["value"]), row["dtype"]
         smallest, normal = SMALLEST_OF.get(dtype, (0.0, 0.0))
-        told = f"{name} = {value:g} of `{layer}`"
+        text = f"{name} = {value:g} of `{layer}`"
         if value <= smallest / 2:
-            told += f" is 0 in {dtype}, which it is added in: use at least {normal:.2g}, or keep the layer in float32."
+            text += f" is 0 in {dtype}, which it is added in: use at least {normal:.2g}, or keep the layer in float32."
         elif value < normal:
-            told += f" is below {dtype}'s normal numbers ({normal:.2g}): it loses bits, or is flushed to 0."
+            text += f" is below {dtype}'s normal numbers ({normal:.2g}): it loses bits, or is flushed to 0."
         elif dtype == "bfloat16" and value <= SMALLEST_OF["float16"][0] / 2:
-            told += " would be 0 in float16; in bfloat16, which it is added in now, it is not."
+            text += " would be 0 in float16; in bfloat16, which it is added in now, it is not."
         else:
             continue
-        yield Finding("epsilon", row["layer"], told)
+        yield Finding("epsilon", row["layer"], text)

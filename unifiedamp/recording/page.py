@@ -98,11 +98,11 @@ def title(recording: Recording) -> str:
 
 def about(recording: Recording) -> str:
     """Return how much was recorded, in one line."""
-    told = f"{len(recording.steps)} steps recorded, every {recording.header['every']}; "
-    told += f"{_skipped(recording)} steps skipped."
+    text = f"{len(recording.steps)} steps recorded, every {recording.header['every']}; "
+    text += f"{_skipped(recording)} steps skipped."
     if recording.damaged:
-        told += f" {recording.damaged} lines could not be read (cut off by a kill?) and are left out."
-    return told
+        text += f" {recording.damaged} lines could not be read (cut off by a kill?) and are left out."
+    return text
 
 
 def _list(found: list[Finding]) -> str:

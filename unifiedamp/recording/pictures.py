@@ -140,7 +140,7 @@ def _flushed(gradient: dict[str, Any] | None) -> float:
 
 
 def activations(recording: Recording) -> Figure | None:
-    """Draw each layer's largest finite output over all recorded steps, and tell where it was inf or nan."""
+    """Draw each layer's largest finite output over all recorded steps, and mark where it was inf or nan."""
     largest: dict[str, float] = {}
     broken: Counter[str] = Counter()
     for step in recording.steps:

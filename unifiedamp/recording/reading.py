@@ -1,4 +1,4 @@
-"""Reading a recording back: whole lines count, a line cut off by a kill is left out and told.
+"""Reading a recording back: whole lines count; a line cut off by a kill is left out and reported.
 
 A file is checked wholly before anything is computed from it; its size, and that of each line, is bounded.
 """

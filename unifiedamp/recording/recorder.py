@@ -1,4 +1,4 @@
-"""``Recorder``: decides which steps are looked at, and makes records of what a backend saw."""
+"""``Recorder``: decides which steps are recorded, and makes records of what the backend returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..backend import Backend, NonFiniteReport
 from ..backend.recording import Activation, GradientCounts, RecordedStep
 from ..backend.result import NON_FINITE, StepResult
-from ..training.scale_monitor import Watch
+from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
 from .sinks import Record, Sink, number
@@ -21,11 +21,11 @@ class Recorder:
 
     Args:
         backend: the session's; it has begun to record.
-        watch: the session's; asked to find out the tensors of every skipped step where that is free.
+        monitor: the session's; asked for the gradients behind every skipped step where that is free.
         sinks: where records go.
         every: steps from one recorded step to the next.
         first_step: the number of the step that comes next.
-        activations: also look at what goes into layers and comes out of them.
+        activations: also record the inputs and outputs of layers.
         scaling: whether the session scales losses, and so skips steps.
         header: the first record.
 
@@ -36,20 +36,20 @@ class Recorder:
     """
 
     def __init__(
-        self, backend: Backend, watch: Watch, sinks: Sequence[Sink], every: int, first_step: int, activations: bool,
-        scaling: bool, header: Record,
+        self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int, first_step: int,
+        activations: bool, scaling: bool, header: Record,
     ) -> None:  # fmt: skip
-        self._backend, self._watch, self._sinks, self._every = backend, watch, sinks, every
+        self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling = activations, scaling
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, True, False
-        self._reason, self._look_again = "first", False
+        self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
         self._skips = 0
         self._last = backend.training.read_state()
-        self._looked = self.step
+        self._last_recorded = self.step
         self._write(header)
-        watch.curious = scaling
+        monitor.wants_skip_report = scaling
 
     def __enter__(self) -> Recorder:
         return self
@@ -58,10 +58,10 @@ class Recorder:
         self.stop()
 
     def stop(self) -> None:
-        """Record no more, and close the files; again is harmless."""
+        """Stop recording, and close the files. Idempotent."""
         if self.stopped:
             return
-        self.stopped, self._watch.curious = True, False
+        self.stopped, self._monitor.wants_skip_report = True, False
         if self.armed:
             self.armed = False
             self._backend.recorder.end()
@@ -82,14 +82,14 @@ class Recorder:
             self._skips += 1
 
     def after_steps(self, count: int = 1) -> None:
-        """So many iterations have ended."""
+        """``count`` iterations have ended."""
         if self.stopped or not count:
             return
         self.step += count
         if self.armed:
             self._record()
         elif self._skips:
-            self._look_again = True
+            self._record_next = True
             self._write(self._skip(self._skips, exact=True, report=self._backend.training.nonfinite_report()))
         self._skips = 0
         self._arm_next()
@@ -109,9 +109,9 @@ class Recorder:
         if self.stopped:
             return
         self.discarded()
-        self._last, self._skips, self._look_again = self._backend.training.read_state(), 0, False
+        self._last, self._skips, self._record_next = self._backend.training.read_state(), 0, False
         attempted = self._last.applied_steps + self._last.skipped_steps
-        self.step = self._looked = attempted // max(1, optimizers)
+        self.step = self._last_recorded = attempted // max(1, optimizers)
         if not self.armed:
             self._arm("first")
 
@@ -120,11 +120,11 @@ class Recorder:
     def _arm_next(self) -> None:
         if (self.step + 1) % self._every == 0:
             self._arm("every")
-        elif self._look_again:
+        elif self._record_next:
             self._arm("after a skip")
 
     def _arm(self, reason: str) -> None:
-        self.armed, self._reason, self._look_again = True, reason, False
+        self.armed, self._reason, self._record_next = True, reason, False
         self._backend.recorder.begin(self._activations)
 
     def _record(self) -> None:
@@ -135,16 +135,16 @@ class Recorder:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
-            self._look_again = bool(skipped)
-            self._tell_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
+            self._record_next = bool(skipped)
+            self._report_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
             self._write(self._step_record(seen, state, bad, skipped))
             self.recorded += 1
-        self._last, self._looked = state, self.step
+        self._last, self._last_recorded = state, self.step
 
-    def _tell_missed(self, missed: int, bad: Sequence[str]) -> None:
-        """Skips between the last look and this step, which nobody saw: have the next step looked at as well."""
+    def _report_missed(self, missed: int, bad: Sequence[str]) -> None:
+        """Report skips since the last recorded step, and record the next step as well."""
         if missed > 0 and not self._backend.device.reads_without_sync:
-            self._look_again = True
+            self._record_next = True
             # What the backend reports is of the last skipped step, which may be this one.
             report = NonFiniteReport() if bad else self._backend.training.nonfinite_report()
             self._write(self._skip(missed, exact=False, report=report))
@@ -188,7 +188,7 @@ class Recorder:
         return {
             "kind": "skip",
             "step": self.step,
-            "since": self.step - 1 if exact else self._looked,
+            "since": self.step - 1 if exact else self._last_recorded,
             "count": count,
             "exact": exact,
             "next_scale": state.scale,

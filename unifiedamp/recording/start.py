@@ -5,71 +5,77 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from typing import Any
 
+from ..backend import Backend
 from ..config import plugins
 from ..errors import ConfigError, StepOrderError, UnsupportedError
+from ..training.step_loop import StepLoop
 from .reading import FORMAT, VERSION
 from .recorder import Recorder
-from .sinks import open_sink
-
-if TYPE_CHECKING:
-    from ..session import Amp
+from .sinks import Record, open_sink
 
 
 def start_recording(
-    amp: Amp, present: Recorder | None, targets: Sequence[Any], every: int, activations: bool
+    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int, activations: bool
 ) -> Recorder:
-    """Return a recorder that is at work; see ``Amp.record``."""
-    _check(amp, present, targets, every)
-    state = amp.backend.training.read_state()
-    optimizers = max(1, len(amp._window.slots))
-    first = (state.applied_steps + state.skipped_steps) // optimizers + 1
-    header = _header(amp, every, first)
-    amp.backend.recorder.begin(activations)
+    """Return a recorder that has begun to record; see ``Amp.record``.
+
+    Args:
+        backend: the session's.
+        loop: its steps.
+        present: the recorder that was started before, stopped or not.
+        targets: where records go.
+        every: steps from one recorded step to the next.
+        activations: also record the outputs of layers.
+    """
+    _check(backend, loop, present, targets, every)
+    state = backend.training.read_state()
+    first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
+    header = _header(backend, loop.order.accumulate_steps, every, first)
+    backend.recorder.begin(activations)
     try:
         sinks = [open_sink(target) for target in targets]
     except BaseException:
-        amp.backend.recorder.end()
+        backend.recorder.end()
         raise
-    scaling = amp.loss_scale_settings.enabled
-    return Recorder(amp.backend, amp._watch, sinks, every, first, activations, scaling, header)
+    return Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
 
 
-def _check(amp: Amp, present: Recorder | None, targets: Sequence[Any], every: int) -> None:
-    support = amp.capabilities.feature("recording")
+def _check(backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int) -> None:
+    support = backend.capabilities().feature("recording")
     if not support:
-        raise UnsupportedError(f"amp.record: backend {amp.backend.name!r} cannot record: {support.reason}")
+        raise UnsupportedError(f"amp.record: backend {backend.name!r} cannot record: {support.reason}")
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"amp.record: every must be a whole number of at least 1, got {every!r}")
     if not targets:
         raise ConfigError("amp.record: where to? Give a path ('run.jsonl'), a sink or a function")
     if present is not None and not present.stopped:
         raise StepOrderError("amp.record: this session records already; stop() that recorder first")
-    if not amp._window.slots:
-        raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to look at yet")
+    if not loop.order.slots:
+        raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to record yet")
 
 
-def _header(amp: Amp, every: int, first_step: int) -> dict[str, Any]:
-    from .. import __version__
-
-    plugin = plugins.load_plugin(amp.backend.name)
+def _header(backend: Backend, accumulate_steps: int, every: int, first_step: int) -> Record:
+    plugin = plugins.load_plugin(backend.name)
+    policy = backend.spec.policy
     return {
         "kind": "header",
         "format": FORMAT,
         "version": VERSION,
         "time": time.time(),
-        "unifiedamp": __version__,
-        "backend": amp.backend.name,
+        "unifiedamp": version("unifiedamp"),
+        "backend": backend.name,
         "framework": plugin.framework,
         "framework_version": plugins.installed_version(plugin),
-        "device": amp.capabilities.device,
-        "policy": str(amp.policy),
-        "compute_dtype": amp.policy.compute_dtype,
-        "loss_scale": str(amp.loss_scale_settings),
-        "scale": amp.backend.training.read_state().scale,
-        "accumulate_steps": amp._window.accumulate_steps,
+        "device": backend.capabilities().device,
+        "policy": str(policy),
+        "compute_dtype": policy.compute_dtype,
+        "loss_scale": str(backend.spec.loss_scale),
+        "scale": backend.training.read_state().scale,
+        "accumulate_steps": accumulate_steps,
         "every": every,
         "first_step": first_step,
-        "epsilons": [asdict(each) for each in amp.backend.recorder.epsilons()],
+        "epsilons": [asdict(each) for each in backend.recorder.epsilons()],
     }

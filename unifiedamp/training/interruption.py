@@ -1,4 +1,4 @@
-"""What becomes of an accumulation window when an exception leaves one of its calls.
+"""Discards an accumulation window when an exception leaves one of its calls.
 
 No gradient may be applied that is not the mean true gradient of whole micro-batches. A call that an error or a signal
 interrupts can leave half a micro-batch in the gradients, or true gradients where scaled ones are expected. So its
@@ -8,7 +8,6 @@ cannot be restored: the session refuses to go on until the user has decided what
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from ..backend import Backend, ScaledLoss
 from ..errors import LossError, StepOrderError, UnsupportedError
-from .step_order import ReplicaWindows, Slot, Window
+from .step_order import ReplicaStepOrders, Slot, StepOrder
 
 REFUSALS = (LossError, UnsupportedError)
 """What ``unscale`` and the clipping calls raise before anything is done, so that nothing is to be discarded."""
@@ -29,15 +28,18 @@ class Interruptions:
 
     Args:
         backend: the session's.
-        window: the order of calls.
+        order: the order of calls.
         discarded: called after windows were discarded.
+
+    Attributes:
+        pending: the windows that an interrupted :meth:`discard` has still to discard.
     """
 
-    def __init__(self, backend: Backend, window: Window | ReplicaWindows, discarded: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, order: StepOrder | ReplicaStepOrders, discarded: Callable[[], None]) -> None:
         self._backend = backend
-        self._window = window
+        self._order = order
         self._discarded = discarded
-        self._pending: tuple[Sequence[Slot], str, BaseException] | None = None
+        self.pending: tuple[Sequence[Slot], str, BaseException] | None = None
 
     def run(
         self, slots: Sequence[Slot], call: str, method: Callable[..., T], *args: Any, refusals: Any = LossError
@@ -53,21 +55,21 @@ class Interruptions:
 
     def discard(self, slots: Sequence[Slot], call: str, error: BaseException) -> None:
         """Discard the windows of ``slots``, whose ``call`` was left by ``error``."""
-        self._pending = (slots, call, error)
+        self.pending = (slots, call, error)
         self.finish()
 
     def finish(self) -> None:
         """Finish a :meth:`discard` that was itself interrupted, if there is one."""
-        if self._pending is None:
+        if self.pending is None:
             return
-        slots, call, error = self._pending
+        slots, call, error = self.pending
         partly_updated = self._backend.training.rollback([slot.optimizer for slot in slots])
-        if self._window.abandon(slots) and not (self._backend.compiler and self._backend.compiler.tracing()):
+        if self._order.abandon(slots) and not (self._backend.compiler and self._backend.compiler.tracing()):
             self._backend.training.update_scale()
         if partly_updated:
             for slot in slots:
                 slot.refusal = _refusal(slot, call, error)
-        self._pending = None
+        self.pending = None
         self._discarded()
 
     def check(self) -> None:
@@ -77,13 +79,13 @@ class Interruptions:
             StepOrderError: see :meth:`Slot.check`.
         """
         self.finish()
-        for slot in self._window.slots.values():
+        for slot in self._order.slots.values():
             slot.check()
 
     def forgive(self) -> None:
         """Let every optimizer go on: a state was loaded."""
         self.finish()
-        for slot in self._window.slots.values():
+        for slot in self._order.slots.values():
             slot.refusal = ""
 
 
@@ -128,7 +130,9 @@ class GuardedLoss:
     @property
     def value(self) -> Any:
         """The scaled loss, native, in float32."""
-        return self._entered().value
+        if self._loss is None:
+            raise _not_entered()
+        return self._loss.value
 
     def backward(self, **options: Any) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.
@@ -136,12 +140,19 @@ class GuardedLoss:
         Args:
             **options: the framework's, such as torch's ``retain_graph``.
         """
-        self._interruptions.run(self._slots, "scale_loss", functools.partial(self._entered().backward, **options))
+        loss = self._loss
+        if loss is None:
+            raise _not_entered()
+        try:
+            loss.backward(**options)
+        except LossError:
+            raise
+        except BaseException as error:
+            self._interruptions.discard(self._slots, "scale_loss", error)
+            raise
 
-    def _entered(self) -> Any:
-        if self._loss is None:
-            raise StepOrderError(
-                "amp.scale_loss is a context: 'with amp.scale_loss(loss, optimizer) as scaled_loss: "
-                "scaled_loss.backward()'"
-            )
-        return self._loss
+
+def _not_entered() -> StepOrderError:
+    return StepOrderError(
+        "amp.scale_loss is a context: 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()'"
+    )

@@ -1,4 +1,4 @@
-"""Looks at the loss scale between steps: stops a hopeless run, and tells observers what moved."""
+"""Polls the loss scale between steps: stops a run that only skips, and notifies observers of changes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..backend import Backend
 from ..errors import LossScaleExhausted, first_names
 from ..loss_scale import LossScale, ScaleState
 
-LOOK_EVERY = 24
-"""Steps between two looks where a look waits for the device, or sees what was there at the look before: exhaustion is
-noticed within 50."""
+POLL_INTERVAL = 24
+"""Steps between two polls where reading the state would synchronize, or returns the values of the poll before:
+exhaustion is noticed within 50 steps."""
 
 
-class Watch:
-    """Reads the scale state after steps, as seldom as it may.
+class ScaleMonitor:
+    """Polls the scale state after steps, as rarely as possible.
 
     Args:
         backend: whose state is read.
@@ -27,19 +27,19 @@ class Watch:
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
         self._training = backend.training
         self._free = backend.device.reads_without_sync
-        self._diagnosing = False
         self._limit = loss_scale.max_consecutive_skips
-        self._left = 0
         self.steps = 0
         self._last: ScaleState | None = None
-        self._near = self._curious = False
         self._hooks: Any = None
+        self._wants_skip_report = False
         self.expect(None)
 
     def expect(self, state: ScaleState | None) -> None:
-        """Take ``state`` as what was last seen (after loading a checkpoint)."""
+        """Take ``state`` as the last one seen (after loading a checkpoint)."""
         self._last = state
-        self._come_near((0 if state is None else state.bad_steps) >= self._limit - 1)
+        self._near_limit = (0 if state is None else state.bad_steps) >= self._limit - 1
+        self._configure()
+        self._left = self._interval
 
     @property
     def hooks(self) -> Any:
@@ -49,31 +49,28 @@ class Watch:
     @hooks.setter
     def hooks(self, hooks: Any) -> None:
         self._hooks = hooks
-        self._tell_backend()
+        self._configure()
 
     @property
-    def curious(self) -> bool:
-        """Whether somebody wants to know the tensors of every skipped step."""
-        return self._curious
+    def wants_skip_report(self) -> bool:
+        """Whether the gradients behind every skipped step are to be reported."""
+        return self._wants_skip_report
 
-    @curious.setter
-    def curious(self, wanted: bool) -> None:
-        self._curious = wanted
-        self._tell_backend()
+    @wants_skip_report.setter
+    def wants_skip_report(self, wanted: bool) -> None:
+        self._wants_skip_report = wanted
+        self._configure()
 
-    def _tell_backend(self) -> None:
-        asked = self._curious or self._hooks is not None
-        self._diagnosing = self._near or (asked and self._free)
-        self._training.collect_nonfinite_report(self._diagnosing)
-        self._training.keep_skip_report(asked)
-
-    def _come_near(self, near: bool) -> None:
-        self._near = near
-        self._tell_backend()
-        self._left = self._interval()
+    def _configure(self) -> None:
+        wanted = self._wants_skip_report or self._hooks is not None
+        self._collecting = self._near_limit or (wanted and self._free)
+        self._training.collect_nonfinite_report(self._collecting)
+        self._training.keep_skip_report(wanted)
+        self._must_read = self._collecting or self._hooks is not None
+        self._interval = 1 if self._free or self._must_read else POLL_INTERVAL
 
     def after_step(self) -> None:
-        """Count a step; look when it is time.
+        """Count a step; poll the scale when it is due.
 
         Raises:
             LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
@@ -81,31 +78,28 @@ class Watch:
         self.steps += 1
         self._left -= 1
         if self._left <= 0:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
-        """Look now.
+    def poll(self) -> None:
+        """Poll the scale now.
 
         Raises:
             LossScaleExhausted: see :meth:`after_step`.
         """
-        must_know = self._hooks is not None or self._diagnosing
-        state = self._training.read_state() if must_know else self._training.poll_state()
-        if state is None:
-            self._left = self._interval()
-            return
-        if self._hooks is not None:
-            self._tell(state)
-        if state.bad_steps >= self._limit and self._diagnosing:
-            self._stop(state)
-        # One step more is needed to learn which tensors are to blame.
-        self._come_near(state.bad_steps >= self._limit - 1)
+        state = self._training.read_state() if self._must_read else self._training.poll_state()
+        if state is not None:
+            if self._hooks is not None:
+                self._notify(state)
+            if state.bad_steps >= self._limit and self._collecting:
+                self._stop(state)
+            # The step after this one finds out which gradients are to blame.
+            near = state.bad_steps >= self._limit - 1
+            if near != self._near_limit:
+                self._near_limit = near
+                self._configure()
+        self._left = self._interval
 
-    def _interval(self) -> int:
-        every_step = self._free or self._diagnosing or self._hooks is not None
-        return 1 if every_step else LOOK_EVERY
-
-    def _tell(self, state: ScaleState) -> None:
+    def _notify(self, state: ScaleState) -> None:
         before, self._last = self._last, state
         if before is None:
             return

@@ -45,8 +45,8 @@ class Slot:
             raise StepOrderError(self.refusal)
 
 
-class Window:
-    """Tracks one session's iteration and says when the scale must move.
+class StepOrder:
+    """Tracks one session's iteration and says when the scale is updated.
 
     An iteration ends when every prepared optimizer has had its step, or when one that had it gets a new loss (so a GAN
     whose discriminator trains five times for each generator step has five iterations).
@@ -55,8 +55,11 @@ class Window:
         accumulate_steps: micro-batches per optimizer step.
 
     Attributes:
-        ended: how many iterations this window's Python has ended; no part of the snapshot.
+        ended: how many iterations this object has seen end; no part of the snapshot.
+        leads: whether what happens once for all replicas happens here.
     """
+
+    leads = True
 
     def __init__(self, accumulate_steps: int = 1) -> None:
         self.ended = 0
@@ -66,7 +69,7 @@ class Window:
         self.any_scaled = False
 
     def bind(self, optimizer: Any) -> None:
-        """Add a prepared optimizer; again is harmless."""
+        """Add a prepared optimizer. Idempotent."""
         if id(optimizer) not in self.slots:
             self.slots[id(optimizer)] = Slot(optimizer, len(self.slots))
 
@@ -84,13 +87,16 @@ class Window:
             )
         return slot
 
+    def slots_of(self, optimizers: Sequence[Any], call: str) -> list[Slot]:
+        """Return the slots of several optimizers; see :meth:`slot`."""
+        slots = []
+        for optimizer in optimizers:
+            slots.append(self.slots.get(id(optimizer)) or self.slot(optimizer, call))
+        return slots
+
     def enter_region(self) -> None:
         """Note that an autocast region was entered."""
         self.in_region = True
-
-    def leads(self) -> bool:
-        """Whether what happens once for all replicas is to happen here."""
-        return True
 
     def accumulating(self, slot: Slot) -> bool:
         """Whether the current micro-batch is not the last of its window."""
@@ -100,16 +106,18 @@ class Window:
         """Note that a loss is scaled for ``slots``; return whether the iteration before must be ended first.
 
         Raises:
-            StepOrderError: no autocast region was entered since the last step; an interrupted step was not dealt with.
+            StepOrderError: no autocast region was entered since the last step; an interrupted step is not resolved.
         """
         if not self.in_region:
             raise StepOrderError(
                 "amp.scale_loss: no loss was computed under the policy in this iteration; compute it inside "
                 "'with amp.autocast():' before scaling it"
             )
+        ends = False
         for slot in slots:
-            slot.check()
-        ends = any(slot.stepped for slot in slots)
+            if slot.refusal:
+                slot.check()
+            ends = ends or slot.stepped
         if ends:
             self.end_iteration()
             self.in_region = True
@@ -124,22 +132,20 @@ class Window:
         self.any_scaled = True
         return ends
 
-    def check_step(self, slot: Slot, call: str) -> None:
-        """Refuse a ``step`` or ``unscale`` that no scaled loss went before.
+    def begin_step(self, optimizer: Any, call: str) -> Slot:
+        """Return the slot of an optimizer for a ``step``, ``unscale`` or clipping call.
 
         Raises:
+            WrongObjectError: it was never prepared.
             StepOrderError: no loss went through ``scale_loss`` in this iteration, for any optimizer; an interrupted
-                step was not dealt with.
+                step is not resolved.
         """
-        slot.check()
-        if slot.scaled or (self.any_scaled and not slot.stepped):
-            return
-        name = type(slot.optimizer).__name__
-        done = "it has already had its step in this iteration; " if slot.stepped else ""
-        raise StepOrderError(
-            f"amp.{call}({name}): no loss went through amp.scale_loss() for it since its last step; {done}"
-            "run 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()' first"
-        )
+        slot = self.slots.get(id(optimizer)) or self.slot(optimizer, call)
+        if slot.refusal:
+            slot.check()
+        if not (slot.scaled or (self.any_scaled and not slot.stepped)):
+            raise _no_loss(slot, call)
+        return slot
 
     def end_micro_batch(self, slot: Slot) -> None:
         """Note a micro-batch that is not its window's last."""
@@ -200,65 +206,75 @@ class Window:
             slot.scaled, slot.unscaled, slot.stepped, slot.micro = values
 
 
-class ReplicaWindows:
-    """A window for each replica of a step that one process runs in turns; calls go to the one of the replica calling.
+def _no_loss(slot: Slot, call: str) -> StepOrderError:
+    name = type(slot.optimizer).__name__
+    done = "it has already had its step in this iteration; " if slot.stepped else ""
+    return StepOrderError(
+        f"amp.{call}({name}): no loss went through amp.scale_loss() for it since its last step; {done}"
+        "run 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()' first"
+    )
+
+
+class ReplicaStepOrders:
+    """One :class:`StepOrder` for each replica that this process runs; calls go to that of the calling replica.
 
     Args:
         accumulate_steps: micro-batches per optimizer step.
-        replica: returns the index of the replica that calls; 0 outside and where there is one.
+        replica: returns the index of the calling replica; 0 outside replicas.
     """
 
     def __init__(self, accumulate_steps: int, replica: Callable[[], int]) -> None:
         self._accumulate_steps = accumulate_steps
         self._replica = replica
-        self._windows = {0: Window(accumulate_steps)}
+        self._orders = {0: StepOrder(accumulate_steps)}
 
-    def _here(self) -> Window:
+    def _here(self) -> StepOrder:
         replica = self._replica()
-        if replica not in self._windows:
-            window = self._windows[replica] = Window(self._accumulate_steps)
-            for slot in self._windows[0].slots.values():
-                window.bind(slot.optimizer)
-        return self._windows[replica]
+        if replica not in self._orders:
+            order = self._orders[replica] = StepOrder(self._accumulate_steps)
+            for slot in self._orders[0].slots.values():
+                order.bind(slot.optimizer)
+        return self._orders[replica]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._here(), name)
 
     def bind(self, optimizer: Any) -> None:
-        """See :class:`Window`."""
-        for window in self._windows.values():
-            window.bind(optimizer)
+        """See :class:`StepOrder`."""
+        for order in self._orders.values():
+            order.bind(optimizer)
 
     def abandon(self, slots: Sequence[Slot]) -> bool:
-        """See :class:`Window`; the windows of all replicas are discarded."""
+        """See :class:`StepOrder`; those of all replicas."""
         ends = False
-        for window in self._windows.values():
-            ends = window.abandon([window.slots[id(slot.optimizer)] for slot in slots])
+        for order in self._orders.values():
+            ends = order.abandon([order.slots[id(slot.optimizer)] for slot in slots])
         return ends
 
+    @property
     def leads(self) -> bool:
-        """See :class:`Window`."""
+        """See :class:`StepOrder`."""
         return self._replica() == 0
 
     def pending(self) -> list[Any]:
-        """See :class:`Window`; of all replicas."""
-        every = [optimizer for window in self._windows.values() for optimizer in window.pending()]
+        """See :class:`StepOrder`; of all replicas."""
+        every = [optimizer for order in self._orders.values() for optimizer in order.pending()]
         return list({id(optimizer): optimizer for optimizer in every}.values())
 
     def reset(self) -> None:
-        """See :class:`Window`; on all replicas."""
-        for window in self._windows.values():
-            window.reset()
+        """See :class:`StepOrder`; on all replicas."""
+        for order in self._orders.values():
+            order.reset()
 
     def snapshot(self) -> tuple[Any, ...]:
-        """See :class:`Window`; replicas that stand between two iterations are left out."""
-        return tuple([(replica, window.snapshot()) for replica, window in self._windows.items() if not window.idle()])
+        """See :class:`StepOrder`; replicas that stand between two iterations are left out."""
+        return tuple([(replica, order.snapshot()) for replica, order in self._orders.items() if not order.idle()])
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """See :class:`Window`."""
+        """See :class:`StepOrder`."""
         busy = dict(snapshot)
-        for replica, window in self._windows.items():
+        for replica, order in self._orders.items():
             if replica in busy:
-                window.restore(busy[replica])
-            elif not window.idle():
-                window.reset()
+                order.restore(busy[replica])
+            elif not order.idle():
+                order.reset()

@@ -1,7 +1,9 @@
-"""Measuring several things in turns, so that whatever slows the machine down for a while hits all of them alike."""
+"""Timing several runs interleaved, so that a slowdown of the machine affects all of them alike."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +12,7 @@ from typing import TypeVar
 from ..errors import AmpError
 
 K = TypeVar("K", bound=Hashable)
+LEAST_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -31,25 +34,43 @@ class Ratio:
         return self.low > 1 or self.high < 1
 
 
-def in_turns(
-    turns: Mapping[K, Callable[[], float]], rounds: int, failed: Callable[[K, AmpError], None]
+def interleave(
+    runs: Mapping[K, Callable[[], float]],
+    rounds: int,
+    failed: Callable[[K, AmpError], None] | None = None,
+    seconds: float = math.inf,
+    rotated: bool = False,
 ) -> dict[K, list[float]]:
-    """Run each turn once per round, every other round backwards, and return what they gave.
+    """Run each run once per round, in changing order, and return their results.
 
     Args:
-        turns: what to run, by key; each returns a rate (samples or steps per second).
-        rounds: how often.
-        failed: told of a turn that raised an ``AmpError``; it is left out from then on, and from the answer.
+        runs: by key; each returns a rate or a time.
+        rounds: how many, at most.
+        failed: called with a run that raised an ``AmpError``, which is then left out; None raises the error.
+        seconds: no further round begins after this time, once there are ``LEAST_ROUNDS``.
+        rotated: rotate the order by one from round to round, instead of reversing it.
     """
-    found: dict[K, list[float]] = {key: [] for key in turns}
+    found: dict[K, list[float]] = {key: [] for key in runs}
+    begun = time.perf_counter()
     for number in range(rounds):
-        for key in list(found) if number % 2 == 0 else list(reversed(found)):
+        if number >= LEAST_ROUNDS and time.perf_counter() - begun > seconds:
+            break
+        for key in _order(list(found), number, rotated):
             try:
-                found[key].append(turns[key]())
+                found[key].append(runs[key]())
             except AmpError as error:
+                if failed is None:
+                    raise
                 del found[key]
                 failed(key, error)
     return found
+
+
+def _order(keys: list[K], number: int, rotated: bool) -> list[K]:
+    if rotated:
+        first = number % len(keys) if keys else 0
+        return keys[first:] + keys[:first]
+    return keys if number % 2 == 0 else keys[::-1]
 
 
 def ratio(rates: Sequence[float], baseline: Sequence[float]) -> Ratio:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CPU_UNITS = {
-    "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16", "avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16",
-    "amx_tile": "AMX", "avx_ne_convert": "AVX-NE-CONVERT", "bf16": "Arm BF16", "asimdhp": "Arm FP16",
-}  # fmt: skip
-"""Feature flag of Linux → the unit that computes in 16 bits, as people call it."""
+from ..backend.processor import read_processor
 
 WIDE = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "Neon"}
 """Feature flag of Linux → vector units for float32."""
@@ -33,7 +28,7 @@ class Cpu:
 
     Attributes:
         name: as the system calls it.
-        units: its 16-bit units, by the names of :data:`CPU_UNITS`; empty where it has none, or Linux does not say.
+        units: its 16-bit units; empty where it has none, or Linux does not say.
         vectors: its widest float32 vector units.
     """
 
@@ -44,7 +39,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU, as the driver tells it.
+    """One NVIDIA GPU, as the driver reports it.
 
     Attributes:
         name: as the driver calls it.
@@ -69,20 +64,9 @@ def tensor_core_dtypes(capability: tuple[int, int]) -> tuple[str, ...]:
 
 def cpu() -> Cpu:
     """Return the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    lines = dict(reversed([_pair(line) for line in text.splitlines() if ":" in line]))
-    flags = (lines.get("flags") or lines.get("Features") or "").split()
-    units = tuple(label for flag, label in CPU_UNITS.items() if flag in flags)
-    vectors = next((label for flag, label in WIDE.items() if flag in flags), "")
-    return Cpu(lines.get("model name") or platform.processor() or platform.machine(), units, vectors)
-
-
-def _pair(line: str) -> tuple[str, str]:
-    key, _, value = line.partition(":")
-    return key.strip(), value.strip()
+    found = read_processor()
+    vectors = next((label for flag, label in WIDE.items() if flag in found.flags), "")
+    return Cpu(found.name, found.units(), vectors)
 
 
 def gpus(driver: Any = None) -> tuple[Gpu, ...]:

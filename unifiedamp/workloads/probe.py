@@ -1,4 +1,4 @@
-"""What one backend says of this machine, asked in a process of its own (see ``workers.py``), and how fast it is."""
+"""What one backend supports on this machine, asked in a separate process (see ``workers.py``), and how fast it is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..backend import Capabilities, Support
 from ..config import plugins
 from ..errors import AmpError, AmpWarning
 from ..session import Amp
-from .interleaved import in_turns, ratio
-from .workers import Handle, Tell
+from .interleaved import interleave, ratio
+from .workers import Handle, ReportProgress
 
 TURN_SECONDS = 0.3
 ROUNDS = 5
@@ -23,13 +23,13 @@ SIZES = {True: (256, 1024), False: (4096, 4096)}
 """On the CPU? → (batch, width) of the three dense layers that are trained: so large that only their products count."""
 
 
-def make(tell: Tell) -> Handle:
+def make(report_progress: ReportProgress) -> Handle:
     """Return the handler of ``{"backend": name, "measure": bool}``, and of ``{"describe": name}``."""
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         if "describe" in request:
             return describe(request["describe"])
-        return probe(request["backend"], request["measure"], tell)
+        return probe(request["backend"], request["measure"], report_progress)
 
     return handle
 
@@ -49,18 +49,18 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def probe(name: str, measured: bool, tell: Tell) -> dict[str, Any]:
+def probe(name: str, measured: bool, report_progress: ReportProgress) -> dict[str, Any]:
     """Return a backend's answers as plain values; ``speed`` holds what was measured, by policy.
 
     Args:
         name: a backend whose framework is installed.
-        measured: train three dense layers under each policy that runs, in turns.
-        tell: told each policy that is about to be made.
+        measured: train three dense layers under each policy that runs, interleaved.
+        report_progress: called with each policy before it is measured.
     """
     warnings.simplefilter("ignore", AmpWarning)  # what they say is in the answers
     backend_class = plugins.load_backend(name)
     capabilities = plugins.backend_info(name).capabilities
-    speed = measure(name, capabilities, tell) if measured else {}
+    speed = measure(name, capabilities, report_progress) if measured else {}
     declared, reason = backend_class.default_policy(None)
     best, why = recommended(declared, reason, speed)
     return {
@@ -74,7 +74,7 @@ def probe(name: str, measured: bool, tell: Tell) -> dict[str, Any]:
 
 
 def recommended(declared: str, why: str, speed: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the policy to use and the reason; what was measured goes before what the device is said to do best.
+    """Return the policy to use and the reason; measurements override the recommendation for the device.
 
     Args:
         declared: the backend's default policy.
@@ -93,20 +93,20 @@ def recommended(declared: str, why: str, speed: Mapping[str, Any]) -> tuple[str,
     return chosen, f"measured {faster[chosen]:.2f}x the speed of float32" + (f"; {why}" if chosen == declared else "")
 
 
-def measure(name: str, capabilities: Capabilities, tell: Tell) -> dict[str, Any]:
+def measure(name: str, capabilities: Capabilities, report_progress: ReportProgress) -> dict[str, Any]:
     """Return policy → milliseconds per step and ratio to float32 (above 1: faster), or why it failed."""
     on_cpu = capabilities.device.lower().startswith("cpu")
     found: dict[str, Any] = {}
-    turns: dict[str, Callable[[], float]] = {}
+    runs: dict[str, Callable[[], float]] = {}
     for policy, answer in capabilities.policies.items():
         if not answer:
             continue
-        tell(policy)
+        report_progress(policy)
         try:
-            turns[policy] = _turn(_training(name, policy, *SIZES[on_cpu]))
+            runs[policy] = _turn(_training(name, policy, *SIZES[on_cpu]))
         except Exception as error:
             found[policy] = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    rates = in_turns(turns, ROUNDS, lambda policy, error: found.update({policy: {"failed": str(error)}}))
+    rates = interleave(runs, ROUNDS, lambda policy, error: found.update({policy: {"failed": str(error)}}))
     return {**found, **speeds(rates)}
 
 

@@ -1,14 +1,13 @@
-"""Work done in a process of its own, so that a crash or a lack of memory costs that work alone.
+"""Work done in a separate process, so that a crash or a lack of memory affects that work only.
 
-The parent asks, the worker answers; both write one JSON value per line. ``Worker("package.module:make")`` starts a
-process that imports ``package.module``, calls ``make(tell)`` for a function ``handle(request)``, and hands it each
-request. ``tell(value)`` reports progress meanwhile. What the worker's libraries print goes to its standard error, which
-is shown only when it dies.
+The parent asks, the worker answers (``worker_process.py``); both write one JSON value per line.
+``Worker("package.module:make")`` starts a process that imports ``package.module``, calls ``make(report_progress)`` for
+a function ``handle(request)``, and passes it each request. ``report_progress(value)`` may be called meanwhile. What the
+worker's libraries print goes to its standard error, of which the end is shown when the process dies.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -17,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,7 +29,7 @@ LONGEST = 2**28
 """Bytes of the longest line that is read."""
 
 Handle = Callable[[dict[str, Any]], Any]
-Tell = Callable[[Any], None]
+ReportProgress = Callable[[Any], None]
 
 
 class WorkerError(AmpError):
@@ -51,7 +49,7 @@ class WorkerError(AmpError):
 
 
 class OutOfMemory(Exception):
-    """Raised by a handler that ran out of memory, so that the parent can tell; the process is still good."""
+    """Raised by a handler that ran out of memory, so that the parent knows; the process goes on."""
 
 
 class Worker:
@@ -65,7 +63,7 @@ class Worker:
     def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "unifiedamp.workloads.workers", target],
+            [sys.executable, "-m", "unifiedamp.workloads.worker_process", target],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -74,13 +72,15 @@ class Worker:
         )
         self._lines = _Lines(self._process)
 
-    def ask(self, request: Mapping[str, Any], told: Tell | None = None, timeout: float | None = None) -> Any:
+    def ask(
+        self, request: Mapping[str, Any], on_progress: ReportProgress | None = None, timeout: float | None = None
+    ) -> Any:
         """Return the answer to a request.
 
         Args:
             request: plain JSON values.
-            told: called with what the handler tells meanwhile.
-            timeout: seconds without anything new to hear after which the process is ended; None waits for ever.
+            on_progress: called with what the handler reports meanwhile.
+            timeout: seconds without new progress after which the process is ended; None waits forever.
 
         Raises:
             WorkerError: it failed, or the process is gone.
@@ -90,12 +90,12 @@ class Worker:
         deadline = _deadline(timeout)
         while True:
             message = self._read(deadline, timeout)
-            if "told" not in message:
+            if "progress" not in message:
                 break
-            if message["told"] != last:  # who says the same again and again has not come any further
-                last, deadline = message["told"], _deadline(timeout)
-            if told is not None:
-                told(message["told"])
+            if message["progress"] != last:  # the same report again is no progress
+                last, deadline = message["progress"], _deadline(timeout)
+            if on_progress is not None:
+                on_progress(message["progress"])
         if "answer" in message:
             return message["answer"]
         try:
@@ -141,10 +141,10 @@ class Worker:
         return WorkerError(f"its process {_ending(code)}{self._said()}", "crash", _signal(code))
 
     def _said(self) -> str:
-        said = self.last_words()
+        said = self.stderr_tail()
         return f": {said}" if said else ""
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """Return the last line that the process wrote to its standard error."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4000))
@@ -152,7 +152,7 @@ class Worker:
         return lines[-1][:300] if lines else ""
 
     def close(self) -> None:
-        """End the process; closing it again is harmless."""
+        """End the process. Idempotent."""
         self._end()
         assert self._process.stdout
         self._process.stdout.close()
@@ -230,56 +230,3 @@ def _ending(code: int) -> str:
         return f"ended with exit code {code}"
     name = _signal(code) or f"signal {-code}"
     return f"was killed by {name}{' (which the system sends when memory runs out)' if name == 'SIGKILL' else ''}"
-
-
-def serve(target: str) -> None:
-    """Be the worker: answer requests until the parent is gone."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    # The pipe to the parent is kept aside; whatever prints to file descriptor 1 writes to the standard error.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def send(message: dict[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
-
-    handle: Handle | None = None
-    process = os.getpid()
-    for line in sys.stdin:
-        try:
-            handle = handle or _make(target, lambda value: send({"told": value}))
-            message = {"answer": handle(json.loads(line))}
-        except Exception as error:
-            message = _failure(error)
-        if os.getpid() != process:  # a library has forked, and this is the copy: one answers
-            os._exit(0)
-        send(message)
-
-
-def _end_with(parent: int) -> None:
-    """End this process, whatever it does, once its parent is gone: killed outright, a parent closes nothing."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _make(target: str, tell: Tell) -> Handle:
-    module, _, name = target.partition(":")
-    made: Handle = getattr(importlib.import_module(module), name)(tell)
-    return made
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    said = " ".join(str(error).split()) or "no message"
-    name = type(error).__name__
-    if isinstance(error, AmpError):
-        return {"failed": said, "kind": "refused", "error": name}
-    if isinstance(error, OutOfMemory):
-        return {"failed": said, "kind": "memory", "error": name}
-    return {"failed": f"{name}: {said}"[:600], "kind": "error", "error": name}
-
-
-if __name__ == "__main__":
-    from unifiedamp.workloads import workers  # the module of that name, whose classes handlers raise
-
-    workers.serve(sys.argv[1])

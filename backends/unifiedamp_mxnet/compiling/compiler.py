@@ -15,8 +15,8 @@ from ..mxnet_api import gluon, mx
 from ..options import BULK, hybridize_flags
 
 
-class MXNetCompiler(Compiler):
-    """Hybridizes models; mode "max" also runs the step in bulk.
+class Hybridizer:
+    """Hybridizes the session's models, once a step is compiled.
 
     Args:
         spec: for the options, and to warn through.
@@ -28,26 +28,22 @@ class MXNetCompiler(Compiler):
         self._flags = hybridize_flags(spec.options, spec.compile_mode)
         self._active = False
 
-    @in_numpy_semantics
-    def compile(self, fn: Any, order: StepOrderState, mode: str) -> Callable[..., Any]:
-        """Hybridize ``fn`` itself when it is a block, else the prepared models; return what to call."""
+    def set_mode(self, mode: str) -> None:
+        """Set the mode of ``amp.compile``, for the blocks that are hybridized from now on."""
         self._flags = hybridize_flags(self._spec.options, mode)
-        if isinstance(fn, gluon.Block):
-            self._hybridize(fn)
-            return fn  # type: ignore[no-any-return]  # a block is callable
-        if not callable(fn):
-            raise errors.WrongObjectError(f"amp.compile takes a function or a gluon.Block, got {type(fn).__name__}")
+
+    def hybridize_all(self) -> None:
+        """Hybridize the prepared models, and those that will be prepared."""
         self._active = True
         for model in self._models:
-            self._hybridize(model)
-        return _in_bulk(fn) if mode == "max" else fn
+            self.hybridize(model)
 
     def on_model(self, model: Block) -> None:
         """Hybridize a model that is prepared after a step was compiled."""
         if self._active:
-            self._hybridize(model)
+            self.hybridize(model)
 
-    def _hybridize(self, model: Block) -> None:
+    def hybridize(self, model: Block) -> None:
         """Hybridize a model; blocks that the user hybridized keep their own settings and graphs."""
         plain = [path or type(model).__name__ for path, block in walk(model) if not is_hybrid(block)]
         if plain:
@@ -59,6 +55,29 @@ class MXNetCompiler(Compiler):
         for block in _topmost_hybrid(model):
             if not block._active:
                 block.hybridize(True, **self._flags)
+
+
+class MXNetCompiler(Compiler):
+    """Hybridizes models; mode "max" also runs the step in bulk.
+
+    Args:
+        hybridizer: the session's.
+    """
+
+    def __init__(self, hybridizer: Hybridizer) -> None:
+        self._hybridizer = hybridizer
+
+    @in_numpy_semantics
+    def compile(self, fn: Any, order: StepOrderState, mode: str) -> Callable[..., Any]:
+        """Hybridize ``fn`` itself when it is a block, else the prepared models; return what to call."""
+        self._hybridizer.set_mode(mode)
+        if isinstance(fn, gluon.Block):
+            self._hybridizer.hybridize(fn)
+            return fn  # type: ignore[no-any-return]  # a block is callable
+        if not callable(fn):
+            raise errors.WrongObjectError(f"amp.compile takes a function or a gluon.Block, got {type(fn).__name__}")
+        self._hybridizer.hybridize_all()
+        return _in_bulk(fn) if mode == "max" else fn
 
 
 def _in_bulk(step: Callable[..., Any]) -> Callable[..., Any]:

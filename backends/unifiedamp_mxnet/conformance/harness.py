@@ -15,7 +15,7 @@ from unifiedamp.conformance.harness import Array, Harness
 from .._types import Array as NativeArray
 from .._types import Block, Trainer
 from ..layer_paths import named_parameters, walk
-from ..mxnet_api import NUMPY_API, autograd, current_context, dtype_name, gluon, mx, nd_register, symbol_register
+from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.policies import PRODUCTS
 from . import contexts
 from .models import Picked, Probe, Ratio, dense, initialized, named, native
@@ -164,6 +164,10 @@ class MXNetHarness(Harness):
     def wide_probe(self, values: Sequence[float]) -> Any:
         return initialized(Probe(values, wide=True))
 
+    def cast(self, tensor: NativeArray, dtype: str) -> Any:
+        # MXNet 2's bfloat16 has no arrays without dimensions (oneDNN).
+        return cast(tensor if tensor.shape else tensor.reshape((1,)), dtype)
+
     def layer_norm(self, size: int) -> Any:
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
         return named({name: initialized(layer) for name, layer in layers.items()})
@@ -178,11 +182,26 @@ class MXNetHarness(Harness):
     ) -> list[list[float]]:
         return contexts.step(lambda: Probe([1.0, 1.0]), gradients, loss_scale, max_norm)[0]
 
+    def device_steps(
+        self,
+        policy: str | Policy,
+        gradients: Sequence[Sequence[float | None]],
+        loss_scale: LossScale,
+        clip_value: float | None = None,
+    ) -> list[tuple[float, float]]:
+        policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        return contexts.steps(lambda: Probe([1.0]), policy, gradients, loss_scale, clip_value)
+
     def attached(self, obj: Any) -> Any:
         if not isinstance(obj, gluon.Block):
             names = [name for name in vars(obj) if "amp" in name]
-            return names, [param.grad_req for param in obj._params], sorted(vars(obj._optimizer))
-        return [(path, type(block), sorted(vars(block))) for path, block in walk(obj)]
+            own = obj._optimizer
+            return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad
+        return [(path, type(block), sorted(vars(block)), _hooks(block)) for path, block in walk(obj)]
+
+
+def _hooks(block: Any) -> list[int]:
+    return [len(getattr(block, name)) for name in ("_forward_hooks", "_forward_pre_hooks")]
 
 
 harness = MXNetHarness()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from unifiedamp.backend import Ahead, convert_batch
+from unifiedamp.backend import Prefetcher, convert_batch
 
 from .._types import Array, Context
 from ..mxnet_api import context_of, mx
 from .arrays import to_native
 
 
-def prefetch(batches: Iterable[Any], size: int, context: Context) -> Ahead:
+def prefetch(batches: Iterable[Any], size: int, context: Context) -> Prefetcher:
     """Return ``batches`` on ``context``, ``size`` of them ready ahead, as arrays of the kind in use here."""
     as_numpy, as_shape = mx.util.is_np_array(), mx.util.is_np_shape()
 
@@ -27,4 +27,4 @@ def prefetch(batches: Iterable[Any], size: int, context: Context) -> Ahead:
         with mx.util.np_shape(as_shape), mx.util.np_array(as_numpy):
             work()
 
-    return Ahead(batches, size, lambda batch: convert_batch(batch, moved), around=around)
+    return Prefetcher(batches, size, lambda batch: convert_batch(batch, moved), around=around)

@@ -30,29 +30,22 @@ COSTS = {
 """MXNet's debugging modes → what they cost."""
 
 
-class MXNetTuner(Tuner):
-    """Tunes Trainers and graphs; the rest of ``Tuning`` is MXNet's own default or not available.
+class TuningState:
+    """Tunes graphs and Trainers as the session asks, and notes what could not be.
 
     Args:
         spec: the session's.
-        context: the session's.
-        models: the prepared models; the list may grow.
-        compile_call: the native calls of ``amp.compile(mode="max")``.
+
+    Attributes:
+        optimize_layout: graphs are built with the layout pass.
+        unfused: why Trainers were not fused.
     """
 
-    def __init__(self, spec: SessionSpec, context: Context, models: Sequence[Block], compile_call: str) -> None:
-        self._spec, self._context, self._models, self._compile_call = spec, context, models, compile_call
-        self._unfused: list[str] = []
-
-    @property
-    def optimize_layout(self) -> bool:
-        """Whether graphs are built with the layout pass."""
-        return bool(self._spec.options.get("layout_optimization")) or (
-            bool(self._spec.tuning.channels_last) and NUMPY_API
-        )
-
-    def support(self) -> Mapping[str, Support]:
-        return tuning_support(self._context)
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        layout = spec.tuning.channels_last and NUMPY_API
+        self.optimize_layout = bool(layout or spec.options.get("layout_optimization"))
+        self.unfused: list[str] = []
 
     def fuse(self, trainer: Trainer) -> Iterator[Undo]:
         """Fuse a Trainer's updates, if asked for and possible; yield the undo."""
@@ -62,9 +55,30 @@ class MXNetTuner(Tuner):
             yield aggregate_updates(trainer, AGGREGATED)
             return
         why = f"{type(trainer._optimizer).__name__} updates one parameter at a time"
-        self._unfused.append(why)
+        self.unfused.append(why)
         if not self._spec.tuning.best_effort:
             self._spec.warn(f"tuning.fused_optimizer has no effect here: {why}", errors.TuningWarning)
+
+
+class MXNetTuner(Tuner):
+    """Reports on Trainers and graphs that are tuned; the rest of ``Tuning`` is MXNet's own default or not available.
+
+    Args:
+        spec: the session's.
+        context: the session's.
+        models: the prepared models; the list may grow.
+        state: what was tuned.
+        compile_call: the native calls of ``amp.compile(mode="max")``.
+    """
+
+    def __init__(
+        self, spec: SessionSpec, context: Context, models: Sequence[Block], state: TuningState, compile_call: str
+    ) -> None:
+        self._spec, self._context, self._models = spec, context, models
+        self._state, self._compile_call = state, compile_call
+
+    def support(self) -> Mapping[str, Support]:
+        return tuning_support(self._context)
 
     def rows(self) -> list[PlanRow]:
         notes = {
@@ -79,8 +93,8 @@ class MXNetTuner(Tuner):
         return item_rows(self._spec.tuning, items, notes) + bias_rows(biases, "use_bias=False", "the blocks'")
 
     def _fused_note(self) -> tuple[str, str]:
-        if self._unfused:
-            return "no effect", f"no effect here: {'; '.join(self._unfused)}"
+        if self._state.unfused:
+            return "no effect", f"no effect here: {'; '.join(self._state.unfused)}"
         return "native", "from amp.prepare on"
 
     def _compile_note(self) -> tuple[str, str]:

@@ -71,11 +71,6 @@ class MXNetTraining(Training):
             self._optimizers.add(trainer, names)
         return list(models), list(optimizers)
 
-    def close(self) -> None:
-        """Give models and Trainers back as they were."""
-        self._optimizers.close()
-        self._models.close()
-
     # -- one step ------------------------------------------------------------------------------------------------
 
     @in_numpy_semantics

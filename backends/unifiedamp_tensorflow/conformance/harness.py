@@ -213,7 +213,7 @@ class TensorFlowHarness(Harness):
         """See ``Harness.device_run``."""
         from .replicas import run_on_replicas
 
-        return run_on_replicas(gradients, loss_scale)
+        return [(weight, skipped) for (weight,), skipped in run_on_replicas([(g,) for g in gradients], loss_scale)]
 
     def dtype_of(self, tensor: Any) -> str:
         """See ``Harness.dtype_of``."""
@@ -234,6 +234,10 @@ class TensorFlowHarness(Harness):
         """See ``Harness.wide_probe``."""
         return Probe(values, wide=True)
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """See ``Harness.cast``."""
+        return tf.cast(tensor, dtype)
+
     def layer_norm(self, size: int) -> Any:
         """See ``Harness.layer_norm``."""
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
@@ -248,6 +252,14 @@ class TensorFlowHarness(Harness):
             yield
         finally:
             keras.mixed_precision.set_global_policy(before)
+
+    def clipped_device_run(
+        self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
+    ) -> list[list[float]]:
+        """See ``Harness.clipped_device_run``; the gradients of two replicas are summed."""
+        from .replicas import run_on_replicas
+
+        return [weights for weights, _ in run_on_replicas(gradients, loss_scale, max_norm)]
 
     def attached(self, obj: Any) -> Any:
         """See ``Harness.attached``; a prepared optimizer is another object than the one given."""

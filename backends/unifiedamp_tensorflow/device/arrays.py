@@ -20,7 +20,9 @@ _BYTE_OFFSET = 40  # of DLTensor::byte_offset; DLTensor::data comes first
 def to_native(array: Any, dtype: str | None) -> Any:
     """Return a tensor; see ``Backend.to_native``."""
     if not isinstance(array, (tf.Tensor, tf.Variable)):
-        array = _tensor(array)
+        # TensorFlow makes float32 of Python's numbers.
+        plain = dtype == "float64" and not hasattr(array, "__dlpack__")
+        array = _tensor(np.asarray(array) if plain else array)
         if dtype is None and array.dtype.is_floating and array.dtype.size > 2:
             dtype = "float32"
     return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import Ahead, convert_batch
+from unifiedamp.backend import Prefetcher, convert_batch
 
 from . import arrays
 from .devices import Device
@@ -22,7 +22,9 @@ def ahead(batches: Iterable[Any], size: int, device: Device) -> Iterable[Any]:
         return batches.apply(tf.data.experimental.prefetch_to_device(device.tf_name, size))
     if isinstance(batches, tf.distribute.DistributedDataset):
         return batches  # tf.distribute prefetches to each replica by itself
-    return Ahead(batches, size, functools.partial(convert_batch, to_native=functools.partial(_moved, device=device)))
+    return Prefetcher(
+        batches, size, functools.partial(convert_batch, to_native=functools.partial(_moved, device=device))
+    )
 
 
 def _moved(value: Any, device: Device) -> Any:

@@ -95,9 +95,13 @@ class Gradients:
             StepOrderError: they were made in another compiled function.
         """
         home, accumulators = current_home(), self._bound.accumulators
-        if accumulators is not None and self._home is not home:
-            self.present = {name: accumulators[name].read_value() for name in self._seen}
-            self._home, self.lost = home, False
+        if accumulators is not None:
+            if self._home is not home:
+                self.present, self._home, self.lost = {}, home, False
+            # The last micro-batch may have reached fewer parameters than those before it, in another call.
+            for name in self._seen:
+                if name not in self.present:
+                    self.present[name] = accumulators[name].read_value()
         if self.lost or (self.present and self._home is not home):
             raise errors.StepOrderError(
                 f"amp.{call}: the gradients of this {type(self._bound.outer).__name__} were made in another compiled "

@@ -36,6 +36,7 @@ class Bound:
         trained: name → what the inner optimizer trains: a parameter, or its master.
         accumulators: name → variable, for windows of several micro-batches; None for others.
         fit_window: the window of ``model.fit``, where windows have several micro-batches; None for others.
+        number: its place among the session's.
         progress: whether an update was begun and not ended.
         bad: bool variable over the names: what was not finite at the last skipped step of a compiled function.
     """
@@ -47,7 +48,7 @@ class Bound:
         self.outer, self.inner, self.named = outer, inner, named
         self.names, self.variables = list(named), list(named.values())
         self.scaler, self.replicas, self.masters = scaler, replicas, masters
-        self._trainability = trainability
+        self._trainability, self.number = trainability, 0
         self.trained = named if masters is None else masters.trained
         self.accumulators = self._make_accumulators() if accumulate > 1 else None
         self.bad = tf.Variable(

@@ -56,6 +56,7 @@ class DeviceScaler:
             number (one of the two counts is always 0).
         applied, skipped: int64 variables, counters of ``ScaleState``.
         pending: int64 variable: what the steps since the last update found.
+        skipped_by: int64 variable: the number of the optimizer whose step was the last that was skipped.
         loss_finite: int64 variable: whether the loss of the last skipped step was finite, 1 or 0; UNKNOWN where it
             is not known.
     """
@@ -72,6 +73,7 @@ class DeviceScaler:
         self.applied = _variable(state.applied_steps, tf.int64, "applied_steps")
         self.skipped = _variable(state.skipped_steps, tf.int64, "skipped_steps")
         self.pending = _variable(PENDING_NONE, tf.int64, "pending")
+        self.skipped_by = _variable(0, tf.int64, "skipped_by")
         self.loss_finite = _variable(UNKNOWN, tf.int64, "loss_finite")
 
     def move(self, scope: AbstractContextManager[Any]) -> None:

@@ -121,6 +121,7 @@ class Steps:
 def _note_bad(scaler: DeviceScaler, bound: Bound, window: Gradients) -> None:
     """Keep on the device what the report of a skipped step says."""
     bound.note_bad(window.flags, list(window.present))
+    scaler.skipped_by.assign(bound.number)
     loss_finite = bound.loss_finite()
     scaler.loss_finite.assign(UNKNOWN if loss_finite is None else tf.cast(loss_finite, tf.int64))
 

@@ -248,6 +248,10 @@ class TorchHarness(Harness):
             param.data = param.data.double()
         return model
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """See ``Harness``."""
+        return tensor.to(getattr(torch, dtype))
+
     def layer_norm(self, size: int) -> nn.Module:
         """See ``Harness``."""
         model = nn.Sequential()

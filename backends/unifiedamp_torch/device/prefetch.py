@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Ahead, convert_batch
+from unifiedamp.backend import Prefetcher, convert_batch
 
 from . import arrays
 
 
-def ahead(batches: Iterable[Any], size: int, device: torch.device) -> Ahead:
+def ahead(batches: Iterable[Any], size: int, device: torch.device) -> Prefetcher:
     """Return ``batches`` on ``device``, ``size`` of them ready ahead."""
     if device.type != "cuda":
-        return Ahead(
+        return Prefetcher(
             batches, size, functools.partial(convert_batch, to_native=functools.partial(_moved, device=device))
         )
     copies = _Copies(device)
-    return Ahead(batches, size, copies.start, copies.finish, copies.around)
+    return Prefetcher(batches, size, copies.start, copies.finish, copies.around)
 
 
 def _moved(value: Any, device: torch.device) -> torch.Tensor:

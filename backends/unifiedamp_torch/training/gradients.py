@@ -130,9 +130,10 @@ def clip_value(optimizer: Optimizer, limit: float) -> None:
     for param in parameters(optimizer):
         if param.grad is not None and param.grad.is_complex():
             real_values(param).clamp_(-limit, limit)
-        else:
+        elif param.grad is not None:
             plain.append(param)
-    torch.nn.utils.clip_grad_value_(plain, limit)
+    if plain:  # of none, torch does not know the device
+        torch.nn.utils.clip_grad_value_(plain, limit)
 
 
 def _refuse_sparse(optimizer: Optimizer, call: str) -> None:

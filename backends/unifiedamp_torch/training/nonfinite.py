@@ -25,12 +25,12 @@ def non_finite(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None)
 
 @dataclass
 class Kept:
-    """What is on the device of one optimizer's last skipped step.
+    """What is on the device of one optimizer's step, where it was the last that was skipped.
 
     Attributes:
         names: of its gradients.
         has_loss: the last flag is the loss's.
-        flags: for each of them, true where it was not finite; all false before the first skip.
+        flags: for each of them, true where it was not finite; all false else.
     """
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Kept:
 
 
 class LastSkips:
-    """Keeps on the device, without a wait, which gradients were not finite in each optimizer's last skipped step.
+    """Keeps on the device, without a wait, which gradients were not finite in the last skipped step, of any optimizer.
 
     A captured step writes into the tensors that were there when it was captured.
     """
@@ -70,6 +70,9 @@ class LastSkips:
         with torch.no_grad():
             seen = _largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
             kept.copy_(torch.where(found > 0, ~torch.isfinite(seen), kept))
+            for other in self._kept.values():
+                if other.flags is not kept:
+                    other.flags.logical_and_(found == 0)
 
     def forget(self) -> None:
         """Forget what is kept; the tensors stay."""

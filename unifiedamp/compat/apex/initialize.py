@@ -50,7 +50,7 @@ def initialize(
         master_weights: at O2 and O3, whether the optimizer trains float32 copies.
         loss_scale: "dynamic", a number, or text of a number. None: dynamic at O1 and O2, 1.0 (off) at O0 and O3.
         cast_model_outputs: dtype of the models' outputs; None is float32.
-        num_losses: how many loss ids, each with a scale of its own.
+        num_losses: how many loss ids, each with its own scale.
         verbosity: 0 prints nothing.
         min_loss_scale: floor of a dynamic scale; None is 2**-14.
         max_loss_scale: ceiling of a dynamic scale.

@@ -1,4 +1,4 @@
-"""A loss scale of its own for each loss id: a session that scales and unscales, and steps nothing."""
+"""A separate loss scale for each loss id: a session that scales and unscales, and steps nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Named(torch.nn.Module):
 
 
 class LossScaler:
-    """The loss scale of one loss id: a session of its own over the float32 parameters that optimizers train.
+    """The loss scale of one loss id: a separate session over the float32 parameters that optimizers train.
 
     Args:
         loss_id: its index, for messages.

@@ -72,7 +72,7 @@ def _session_training(amp: ua.Amp, opt: Any, entered: ExitStack) -> Any:
     _v1.append(rewrite)
     if _policy() == "mixed_bfloat16":
         warnings.warn(
-            "enable_mixed_precision_graph_rewrite: on a CPU a session converts its graph when it is told to: "
+            "enable_mixed_precision_graph_rewrite: on a CPU a session converts its graph only on request: "
             "tf.compat.v1.Session(config=unifiedamp.compat.keras2.session_config())",
             ua.PolicyWarning,
             stacklevel=3,

@@ -90,10 +90,11 @@ def test_the_dtype_asked_for(harness, given, wanted):
     assert amp.to_numpy(native).astype(np.float64).tolist() == array.astype(np.float64).tolist()
 
 
-def test_float64_where_it_is_asked_for(harness):
+@pytest.mark.parametrize("given", [np.array([THIRD]), [THIRD]], ids=["array", "list"])
+def test_float64_where_it_is_asked_for(harness, given):
     amp = session(harness)
     try:
-        native = amp.to_native(np.array([THIRD]), dtype="float64")
+        native = amp.to_native(given, dtype="float64")
     except ua.UnsupportedError as error:
         pytest.skip(f"declared: {error}")
     assert harness.dtype_of(native) == "float64"

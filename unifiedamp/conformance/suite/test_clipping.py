@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 INF = math.inf
 
@@ -60,6 +60,23 @@ def test_a_sum_that_overflows_is_no_overflow(harness, form):
     run.feed(*(2.0**126,) * 8)
     assert (run.amp.applied_steps, run.amp.skipped_steps) == (1, 0)
     assert run.weights() == pytest.approx([-8.0] * 8, rel=1e-6)
+
+
+def test_a_sum_within_one_gradient_that_overflows_is_no_overflow(harness, form):
+    """Eight elements of 2**126, in one matrix."""
+    amp = session(harness, form, loss_scale=1.0)
+    model = harness.mlp([(np.zeros((8, 1), np.float32), np.zeros(1, np.float32))])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 2.0**-123))
+    x, y = (amp.to_native(np.full(shape, value, np.float32)) for shape, value in (((1, 8), 2.0**120), ((1, 1), -32.0)))
+
+    def step(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    compiled(amp, form, step)(x, y)
+    assert (amp.applied_steps, amp.skipped_steps) == (1, 0)
+    found = np.concatenate([np.ravel(value) for value in harness.parameters(model).values()])
+    assert sorted(found.tolist()) == pytest.approx([-8.0] * 8 + [0.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, math.nan])

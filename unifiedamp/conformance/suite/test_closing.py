@@ -1,5 +1,6 @@
 """``amp.close()`` leaves nothing: neither in the process, nor on models and optimizers, nor in what they compute."""
 
+import gc
 import itertools
 import threading
 
@@ -14,7 +15,16 @@ POLICIES = {
     "float32": {"policy": "float32"},
     "mixed": {"policy": MIXED, "loss_scale": 4.0},
     "accumulating": {"policy": MIXED, "loss_scale": "dynamic", "accumulate_steps": 2},
+    "overridden": {"policy": MIXED.replace(op_overrides={"linear": "float32"})},
 }
+
+
+@pytest.fixture(params=POLICIES)
+def options(request, harness):
+    """What the session is made with."""
+    if request.param == "overridden" and not harness.capabilities().feature("op_overrides"):
+        pytest.skip("the backend declares no op_overrides")
+    return POLICIES[request.param]
 
 
 def layers(sizes=(6, 5, 3)):
@@ -42,11 +52,11 @@ def trained(harness, amp, model, optimizer, steps=2):
         model(x)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_process_is_as_before(harness, name):
+def test_the_process_is_as_before(harness, options):
+    gc.collect()  # sessions that nobody closed
     threads = {thread.name for thread in threading.enumerate()}
     before = harness.global_state()
-    amp = session(harness, **POLICIES[name])
+    amp = session(harness, **options)
     with amp.scope():
         model = harness.mlp(layers())
         optimizer = harness.sgd([model], 0.01)
@@ -57,11 +67,10 @@ def test_the_process_is_as_before(harness, name):
     assert {thread.name for thread in threading.enumerate()} <= threads
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_models_and_optimizers_are_as_before(harness, name):
+def test_models_and_optimizers_are_as_before(harness, options):
     """What ``prepare`` attached to the objects given is gone, whether they were used or not."""
     for used in (False, True):
-        amp = session(harness, **POLICIES[name])
+        amp = session(harness, **options)
         with amp.scope():
             model = harness.mlp(layers())
             optimizer = harness.sgd([model], 0.01)
@@ -141,3 +150,28 @@ def test_a_model_is_prepared_anew(harness):
         assert amp.step(optimizer).applied
         assert harness.parameters(model).popitem()[1] == pytest.approx([expected], abs=1e-6)
         amp.close()
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_momentum_of_masters_outlives_the_session(harness, policy):
+    """Steps of 1, 1.5 and 1.75 times the learning rate, the last one under another session."""
+    options = {"policy": harness.pure_policies[policy], "master_weights": True, "loss_scale": 4.0}
+    amp = session(harness, **options)
+    with amp.scope():
+        model = harness.probe([1.0])
+        optimizer = harness.sgd([model], 0.125, 0.5)
+    for count in (2, 1):
+        try:
+            model, optimizer = amp.prepare(model, optimizer)
+        except ua.PrepareError as refusal:
+            if "belong to no prepared model" in str(refusal):
+                raise
+            pytest.skip(f"refused: {refusal}")
+        x = amp.to_native(np.float32([1.0]))
+        for _ in range(count):
+            amp.backward(lambda model=model, x=x: model(x), optimizer)
+            assert amp.step(optimizer).applied
+        amp.close()
+        amp = session(harness, **options)
+    assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]

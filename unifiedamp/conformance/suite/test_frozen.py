@@ -112,6 +112,28 @@ def test_a_frozen_layers_moments_rest_too(harness, form):
     assert after["layer1"] != before["layer1"]
 
 
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_frozen_layers_are_in_no_norm(harness, frozen):
+    """Nor among the gradients: what is clipped is what trains."""
+    net = Net(harness)
+    amp, (optimizer,) = prepare(harness, "eager", [net])
+    x, y = (amp.to_native(np.float32([[value]])) for value in (1.5, 0.0))
+    net.freeze((frozen,))
+    amp.backward(lambda: harness.mean_square(net.model(x), y), optimizer)
+    norm = float(np.ravel(amp.to_numpy(amp.clip_grad_norm(optimizer, 0.25)))[0])
+    assert all(frozen not in name for name in amp.gradients(optimizer))
+    assert len(amp.gradients(optimizer)) == 2
+    assert amp.step(optimizer).applied
+    before = {layer: list(values) for layer, values in net.values.items()}
+    net.train(1.5, 0.0)
+    moves = [b - a for name in before for a, b in zip(net.values[name], before[name], strict=True)]
+    assert norm == pytest.approx(np.linalg.norm(moves) / LR, rel=1e-5)
+    factor = 0.25 / norm
+    expected = {n: [b - factor * (b - a) for a, b in zip(net.values[n], before[n], strict=True)] for n in before}
+    for layer, values in net.read().items():
+        assert values == pytest.approx(expected[layer], rel=1e-5)
+
+
 @pytest.mark.needs("several_optimizers")
 def test_beside_other_optimizers(harness, form):
     nets = [Net(harness), Net(harness)]
@@ -158,3 +180,30 @@ def test_with_master_weights(harness, form):
         for layer in net.values:
             assert (after[layer] == before[layer]) == (layer in frozen)
         before = after
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_a_layer_that_was_frozen_before(harness, policy):
+    """Before ``amp.prepare``; once it is unfrozen, updates survive that 16 bits would lose."""
+    pure = harness.pure_policies[policy]
+    pure = replace(Policy.parse(pure) if isinstance(pure, str) else pure, output_dtype="float32")
+    amp = session(harness, policy=pure, master_weights=True, loss_scale=4.0)
+    with amp.scope():
+        net = Net(harness)
+        optimizer = harness.sgd([net.model], 2.0**-13)
+    net.freeze(("layer0",))
+    net.model, optimizer = amp.prepare(net.model, optimizer)
+    x, y = (amp.to_native(np.float32([[value]])) for value in (1.0, 0.0))
+    try:
+        for frozen in (("layer0",), (), ()):
+            net.freeze(frozen)
+            amp.backward(lambda: harness.mean_square(net.model(x), y), optimizer)
+            amp.step(optimizer)
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    found = {name: float(np.ravel(v)[0]) for name, v in amp.master_weights(net.model).items() if "layer0" in name}
+    assert len(found) == 2
+    for name, value in found.items():
+        begun = 0.5 if "bias" in name else 1.0
+        assert begun - 2.0**-9 < value < begun - 2.0**-13

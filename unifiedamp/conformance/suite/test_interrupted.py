@@ -216,6 +216,29 @@ def test_loading_a_state_ends_the_refusal(harness):
     check_changes(changes(run, FEEDS), FEEDS)
 
 
+@pytest.mark.parametrize("end", ["discarded", "loaded"])
+def test_what_was_forgiven_is_forgotten(harness, end):
+    """The next interruption changes no parameters, and nothing is refused after it."""
+    run = probe_run(harness, values=(10.0, 10.0), lr=LR, loss_scale=1024.0)
+    state = run.amp.state_dict()
+    context = harness.interrupted_update(run.optimizer, Interrupted())
+    if context is None:
+        pytest.skip("updates make new values, so none is ever applied in part")
+    with context, pytest.raises(Interrupted):
+        run.feed(*FEEDS[0])
+    if end == "discarded":
+        run.amp.discard_step(run.optimizer)
+    else:
+        run.amp.load_state_dict(state)
+
+    def loss():
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run.amp.backward(loss, run.optimizer)
+    check_changes(changes(run, FEEDS), FEEDS)
+
+
 class Timer:
     """A timer whose signal raises :class:`Interrupted` in the session's code: core's, or its backend's.
 

@@ -64,6 +64,27 @@ def test_masters_of_parameters_added_later(harness, policy):
     assert (values(amp, model), values(amp, late)) == ([1.0 - 3 * TINY], [1.0 - 2 * TINY])
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_clipping_sees_float32_gradients_of_parameters_added_later(harness, policy):
+    """In the first step that they take part in: (3, 3) has the norm 4.24 and is clipped to 2."""
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    with amp.scope():
+        model, late = harness.probe([1.0]), harness.probe([1.0])
+        optimizer = harness.sgd([model], TINY)
+    model, optimizer = amp.prepare(model, optimizer)
+    step(amp, [model], [optimizer])
+    late = amp.prepare(late)
+    harness.extend(optimizer, late)
+    x = amp.to_native(np.float32([3.0]))
+    amp.backward(lambda: model(x) + late(x), optimizer)
+    amp.unscale(optimizer)
+    assert [harness.dtype_of(gradient) for gradient in amp.gradients(optimizer).values()] == ["float32"] * 2
+    amp.clip_grad_norm(optimizer, 2.0)
+    assert amp.step(optimizer).applied
+    np.testing.assert_allclose(values(amp, late), [1.0 - TINY * math.sqrt(2.0)], rtol=2.0**-22)
+
+
 @pytest.mark.parametrize("scale", [4.0, "none"])
 def test_parameters_added_later(harness, scale):
     """They are scaled, checked, clipped and emptied with the others."""

@@ -1,5 +1,6 @@
 """A loaded state is the whole truth: what was pending is dropped; what cannot be a state changes nothing."""
 
+import contextlib
 import math
 import warnings
 
@@ -182,6 +183,42 @@ def test_findings_before_a_loaded_state_are_dropped(harness, form, gradient):
     first(one)
     second(one)
     assert amp.state_dict()["state"] == {**NUMBERS, "good_steps": 2, "applied_steps": 9}
+
+
+@pytest.mark.parametrize("end", ["discarded", "interrupted"])
+def test_a_window_dropped_after_a_loaded_state_changes_nothing(harness, form, end):
+    run = probe_run(harness, form, loss_scale=SCALE)
+    run.feed(1.0)
+    run.amp.load_state_dict(saved(run))
+    x = run.amp.to_native(np.float32([INF]))
+
+    def loss():
+        answer = run.model(x)
+        if end == "interrupted":
+            raise KeyError
+        return answer
+
+    with pytest.raises(KeyError) if end == "interrupted" else contextlib.nullcontext():
+        run.amp.backward(loss, run.optimizer)
+    if end == "discarded":
+        run.amp.discard_step(run.optimizer)
+    assert numbers(run) == NUMBERS
+    run.feed(1.0)
+    assert numbers(run) == {**NUMBERS, "good_steps": 2, "applied_steps": 8}
+
+
+@pytest.mark.needs("several_optimizers")
+def test_an_open_iteration_after_a_loaded_state(harness):
+    """Ended by the next loss of an optimizer that had its step: the scale goes on from the state that was loaded."""
+    amp = session(harness, loss_scale=SCALE)
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    prepared = amp.prepare(*models, *(harness.sgd([model], 0.1) for model in models))
+    x = amp.to_native(np.float32([1.0]))
+    amp.load_state_dict({**amp.state_dict(), "state": NUMBERS})
+    for _ in range(3):
+        amp.backward(lambda: prepared[0](x), prepared[2])
+        amp.step(prepared[2])
+    assert amp.state_dict()["state"] == {**NUMBERS, "good_steps": 0, "scale": 32.0, "applied_steps": 10}
 
 
 @pytest.mark.needs("recording")

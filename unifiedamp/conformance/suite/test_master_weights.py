@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 POLICIES = ["float16", "bfloat16"]
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
@@ -99,6 +99,24 @@ def test_saved_and_loaded_goes_on_bit_for_bit(harness, form, policy):
     assert masters(second) == masters(straight)
     assert second.weights() == straight.weights()
     assert second.amp.state_dict()["state"] == straight.amp.state_dict()["state"]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_masters_begin_from_the_float32_values_of_a_model(harness, policy):
+    """Of one made before the session, which 16 bits would round."""
+    amp = session(harness, policy=harness.pure_policies[policy], master_weights=True, loss_scale=SCALE)
+    fine = 1.0 + 2.0**-12
+    model = harness.probe([fine])
+    try:
+        model, optimizer = amp.prepare(model, harness.sgd([model], TINY))
+    except ua.PrepareError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    x = amp.to_native(np.float32([1.0]))
+    for taken in range(2):
+        assert [float(value[0]) for value in amp.master_weights(model).values()] == [fine - taken * TINY]
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
 
 
 def test_refused_where_parameters_are_their_own_masters(harness):

@@ -1,5 +1,6 @@
 """Several optimizers in one iteration: gradients reach those that are named, and each keeps what is its own."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -20,8 +21,10 @@ class Trio:
         scale = loss_scale or ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
         self.harness, self.form = harness, form
         self.amp = session(harness, form, loss_scale=scale, **options)
-        models = [harness.probe([1.0]) for _ in range(count)]
-        prepared = self.amp.prepare(*models, *[harness.sgd([model], lr) for model in models])
+        with self.amp.scope():
+            models = [harness.probe([1.0]) for _ in range(count)]
+            optimizers = [harness.sgd([model], lr) for model in models]
+        prepared = self.amp.prepare(*models, *optimizers)
         self.models, self.optimizers = prepared[:count], prepared[count:]
 
     def native(self, value):
@@ -135,6 +138,31 @@ def test_three_with_one_that_skips(harness, form, bad):
     assert trio.weights() == pytest.approx(expected, abs=1e-6)
 
 
+def test_names_are_those_of_the_optimizer_that_skipped(harness, form):
+    """Of each iteration by itself, whichever of them it was."""
+    trio, told = Trio(harness, form, loss_scale=ua.StaticLossScale(4.0)), []
+    x = trio.native(1.0)
+    trio.amp.backward(lambda: trio.loss(x, x), trio.optimizers)
+    (one,), (two,) = (list(trio.amp.gradients(each)) for each in trio.optimizers)
+    for optimizer in trio.optimizers:
+        trio.amp.discard_step(optimizer)
+
+    class Observer:
+        def on_step_skipped(self, report):
+            told.append(report.tensors)
+
+    def step(x, y):
+        trio.amp.backward(lambda: trio.loss(x, y), trio.optimizers)
+        for optimizer in trio.optimizers:
+            trio.amp.step(optimizer)
+
+    trio.amp.observe(Observer())
+    step = trio.compiled(step)
+    for x, y in ((INF, 1.0), (1.0, INF), (1.0, 1.0), (1.0, INF), (INF, 1.0)):
+        step(x, y)
+    assert told == [(one,), (two,), (two,), (one,)]
+
+
 def test_results_tell_of_each_and_the_scale_moves_at_the_end(harness):
     trio, told = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1)), []
     for first, second in ((1.0, 1.0), (INF, 1.0), (1.0, INF), (INF, INF)):
@@ -222,6 +250,41 @@ def test_windows_of_several_optimizers(harness, form):
         step(x, y)
     assert trio.weights() == pytest.approx([1.0 - 0.1 - 0.2, 1.0 - 0.2 - 0.1 - 0.2], abs=1e-5)
     assert (trio.amp.applied_steps, trio.amp.skipped_steps, trio.amp.loss_scale) == (5, 1, 2.0)
+
+
+@pytest.mark.parametrize("clips", ["clip_grad_norm", "clip_grad_value"])
+def test_a_clipped_step_without_gradients_leaves_nothing(harness, clips):
+    """What comes next is unscaled as ever, whether it is clipped or not."""
+    trio = Trio(harness, loss_scale=ua.StaticLossScale(16.0))
+    first, second = trio.optimizers
+    x = trio.native(2.0)
+    for reaches_both in (False, True, False, True):
+        if reaches_both:
+            trio.amp.backward(lambda: trio.loss(x, x), trio.optimizers)
+        else:
+            trio.amp.backward(lambda: trio.models[0](x), first)
+            getattr(trio.amp, clips)(second, 100.0)
+        trio.amp.step(first)
+        if reaches_both:
+            assert trio.amp.step(second).applied
+        else:
+            with pytest.warns(ua.StepWarning) if trio.amp.applied_steps == 1 else contextlib.nullcontext():
+                assert trio.amp.step(second).reason == "no_gradients"
+    assert trio.weights() == pytest.approx([0.2, 0.6], abs=1e-6)
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_masters_of_an_optimizer_that_was_not_named_rest(harness, policy):
+    options = {"policy": harness.pure_policies[policy], "master_weights": True}
+    trio = Trio(harness, loss_scale=ua.StaticLossScale(16.0), lr=2.0**-3, **options)
+    x, y = trio.native(1.0), trio.native(2.0)
+    for named, other in ((0, 1), (1, 0), (0, 1)):
+        trio.amp.backward(lambda: trio.loss(x, y), trio.optimizers[named])
+        assert trio.gradients(other) == []
+        assert trio.amp.step(trio.optimizers[named]).applied
+    masters = [float(np.ravel(v)[0]) for m in trio.models for v in trio.amp.master_weights(m).values()]
+    assert masters == trio.weights() == [1.0 - 2 * 2.0**-3, 1.0 - 2 * 2.0**-3]
 
 
 def test_an_optimizer_prepared_later_takes_part(harness, form):

@@ -65,6 +65,15 @@ def test_norms_follow_the_policy_when_told_so(harness, dtype):
     assert kept(harness, pure(harness, False, dtype), lambda: harness.layer_norm(8)) == {"norm": False, "other": False}
 
 
+@pytest.mark.needs("float32_weights", "layer_overrides")
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_that_is_named_has_the_dtype_named(harness, keep, dtype):
+    """Whatever ``keep_norm_float32`` says."""
+    policy = pure(harness, keep).replace(layer_overrides={"norm": dtype})
+    assert kept(harness, policy, lambda: harness.layer_norm(8)) == {"norm": dtype == "float32", "other": False}
+
+
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_mixed_policies_keep_all_parameters(harness, policy):

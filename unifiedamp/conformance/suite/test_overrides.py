@@ -80,14 +80,20 @@ def test_an_overridden_layer_in_a_low_dtype(harness, form):
 
 
 @pytest.mark.needs("layer_overrides")
-def test_a_layer_that_fails_leaves_nothing_behind(harness):
-    """The overridden layer raises in its forward pass; the next call is as the first one."""
-    net = Net(harness, MIXED.replace(layer_overrides={"layer1": "float32"}))
+@pytest.mark.parametrize("kept", ["layer0", "layer1"])
+def test_a_layer_that_fails_leaves_nothing_behind(harness, kept):
+    """The first layer raises in its forward pass, overridden or not; the next call is as the first one."""
+    net = Net(harness, MIXED.replace(layer_overrides={kept: "float32"}))
     first, before = net.evaluate(), harness.global_state()
     wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
-    with pytest.raises(Exception) as caught, net.amp.inference(net.model):
-        np.asarray(net.amp.to_numpy(net.model(wrong)))
-    assert caught.value is not None
+    with net.amp.inference(net.model):
+        inside = harness.global_state()
+        with pytest.raises(Exception) as caught:
+            np.asarray(net.amp.to_numpy(net.model(wrong)))
+        assert caught.value is not None
+        assert harness.global_state() == inside
+        assert harness.run_op(harness.low_precision_op) == "bfloat16"
+        np.testing.assert_array_equal(net.answer(), first)
     assert harness.global_state() == before
     np.testing.assert_array_equal(net.evaluate(), first)
     assert harness.run_op(harness.low_precision_op) == "float32"
@@ -142,6 +148,25 @@ def test_operations_after_an_exception(harness):
     amp.close()
     with plain.autocast():
         assert harness.run_op(harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("op_overrides")
+def test_operations_of_nested_regions(harness):
+    """Each region has the overrides of its own session, again when the one inside it was left."""
+    if not harness.overrides_reach_run_op:
+        pytest.skip("declared: op overrides act on the layers of prepared models alone")
+    kept = session(harness, policy=MIXED.replace(op_overrides={harness.low_precision_op: "float32"}))
+    plain, seen = session(harness, policy=MIXED), []
+    with plain.autocast():
+        with kept.autocast():
+            seen.append(harness.run_op(harness.low_precision_op))
+            with plain.autocast():
+                seen.append(harness.run_op(harness.low_precision_op))
+            seen.append(harness.run_op(harness.low_precision_op))
+        seen.append(harness.run_op(harness.low_precision_op))
+    for amp in (kept, plain):
+        amp.close()
+    assert seen == ["float32", "bfloat16", "float32", "bfloat16"]
 
 
 @pytest.mark.needs("op_overrides")

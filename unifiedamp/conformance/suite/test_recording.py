@@ -54,12 +54,15 @@ def test_nothing_is_left_behind(harness, form):
     before = harness.global_state()
     amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
     feed(batch())
-    kind, names = type(model), set(vars(model))
+    with amp.record(Kept()):
+        feed(batch())
+    kind, names, attached = type(model), set(vars(model)), harness.attached(model)
     with amp.record(Kept(), every=2):
         for _ in range(3):
             feed(batch())
     assert type(model) is kind
     assert set(vars(model)) == names
+    assert harness.attached(model) == attached
     feed(batch())
     amp.close()
     assert harness.global_state() == before

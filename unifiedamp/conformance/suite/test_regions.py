@@ -1,5 +1,7 @@
 """Regions inside regions, of one kind and of several; modes and gradients are put back; scopes find what they found."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,27 @@ def test_evaluating_first_in_a_region_in_low_precision(harness):
 
         amp.backward(loss, optimizer)
         amp.step(optimizer)
+        trained.append(harness.parameters(model))
+    for name, value in trained[0].items():
+        np.testing.assert_array_equal(trained[1][name], value)
+
+
+def test_steps_inside_one_region(harness):
+    """Each forward pass sees the weights of the step before, and no cast of older ones."""
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(6, 6)).astype(np.float32), np.zeros(6, np.float32)) for _ in range(2)]
+    trained = []
+    for around in (False, True):
+        amp = session(harness, policy=MIXED)
+        with amp.scope():
+            model = harness.mlp(layers)
+            optimizer = harness.sgd([model], 0.1)
+        model, optimizer = amp.prepare(model, optimizer)
+        x, y = (amp.to_native(np.full((4, 6), value, np.float32)) for value in (1.0, 0.0))
+        with amp.autocast() if around else contextlib.nullcontext():
+            for _ in range(3):
+                amp.backward(lambda model=model, x=x, y=y: harness.mean_square(model(x), y), optimizer)
+                assert amp.step(optimizer).applied
         trained.append(harness.parameters(model))
     for name, value in trained[0].items():
         np.testing.assert_array_equal(trained[1][name], value)

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 INF = math.inf
 
@@ -96,3 +97,58 @@ def test_counts_of_the_optimizer_are_those_of_applied_steps(harness, form):
         run.feed(gradient)
     assert harness.optimizer_steps(run.optimizer) == run.amp.applied_steps == 3
     assert run.amp.skipped_steps == 4
+
+
+class Pair:
+    """Two probes of value 1 under one optimizer with momentum."""
+
+    def __init__(self, harness, scale):
+        self.harness = harness
+        self.amp = session(harness, loss_scale=scale)
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        *self.models, self.optimizer = self.amp.prepare(*models, harness.sgd(models, 0.125, 0.5))
+
+    def backward(self, gradient, models, fails=False):
+        x = self.amp.to_native(np.float32([gradient]))
+
+        def loss():
+            answers = [model(x) for model in models]
+            if fails:
+                raise KeyError
+            return sum(answers[1:], answers[0])
+
+        self.amp.backward(loss, self.optimizer)
+
+    def end(self, how):
+        """Bring a window that has gradients to an end."""
+        if how == "discarded":
+            self.amp.discard_step(self.optimizer)
+        elif how == "interrupted":
+            with pytest.raises(KeyError):
+                self.backward(1.0, self.models, fails=True)
+        else:
+            self.amp.step(self.optimizer)
+
+    def weights(self):
+        return [float(self.harness.parameters(model).popitem()[1][0]) for model in self.models]
+
+
+@pytest.mark.parametrize(
+    ("how", "scale"),
+    [("skipped", 4.0), ("discarded", 4.0), ("interrupted", 4.0), ("discarded", "none"), ("interrupted", "none")],
+)
+@pytest.mark.parametrize("reached", [0, 1])
+def test_what_a_step_does_not_reach_rests(harness, how, scale, reached):
+    """Momentum moves no weights of a model that the loss is not computed from, whatever became of the step before."""
+    pair = Pair(harness, scale)
+    pair.backward(1.0, pair.models)
+    pair.end("applied")
+    pair.backward(INF if how == "skipped" else 1.0, pair.models)
+    pair.end(how)
+    assert pair.weights() == [0.875, 0.875]
+    pair.backward(1.0, [pair.models[reached]])
+    assert len(pair.amp.gradients(pair.optimizer)) == 1
+    pair.end("applied")
+    expected = [0.875, 0.875]
+    expected[reached] -= 0.125 * 1.5
+    assert pair.weights() == pytest.approx(expected, abs=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 from unifiedamp.conformance.recorded import Kept
 
 INF = math.inf
@@ -39,11 +39,11 @@ class Scheduler:
 
 
 class Loop:
-    """A probe under a session, stepped with a scheduler, watched by an observer."""
+    """A probe under a session, stepped with a scheduler, watched by an observer; uncompiled in every form."""
 
-    def __init__(self, harness, growth_interval=2, **options):
+    def __init__(self, harness, form, growth_interval=2, **options):
         scale = ua.DynamicLossScale(initial_scale=4.0, growth_interval=growth_interval)
-        self.amp = session(harness, **{"loss_scale": scale} | options)
+        self.amp = session(harness, form, **{"loss_scale": scale} | options)
         model = harness.probe([1.0, 1.0])
         self.model, self.optimizer = self.amp.prepare(model, harness.sgd([model], 0.1))
         self.observer, self.scheduler = Observer(), Scheduler()
@@ -58,8 +58,8 @@ class Loop:
         return self.amp.step(self.optimizer, self.scheduler)
 
 
-def test_of_applied_and_skipped_steps(harness):
-    loop = Loop(harness)
+def test_of_applied_and_skipped_steps(harness, form):
+    loop = Loop(harness, form)
     names = tuple(harness.parameters(loop.model))
     told = [
         tuple(loop.feed(*pair).values) for pair in ((1.0, 1.0), (1.0, 1.0), (INF, 1.0), (INF, math.nan), (1.0, 1.0))
@@ -80,22 +80,22 @@ def test_of_applied_and_skipped_steps(harness):
     assert [event[2] for event in heard if event[0] == "skipped"] == [names[:1], names]
 
 
-def test_of_results_that_are_looked_at_late(harness):
+def test_of_results_that_are_looked_at_late(harness, form):
     """A result tells of its own step whenever it is read."""
-    loop = Loop(harness)
+    loop = Loop(harness, form)
     results = []
     for pair in ((1.0, 1.0), (1.0, 1.0), (INF, 1.0), (1.0, 1.0)):
         loop.backward(*pair)
         results.append(loop.amp.step(loop.optimizer))
-    loop.amp.load_state_dict(Loop(harness).amp.state_dict())
+    loop.amp.load_state_dict(Loop(harness, form).amp.state_dict())
     assert [(each.reason, each.scale, each.next_scale) for each in results] == [
         ("applied", 4.0, 4.0), ("applied", 4.0, 8.0), ("non_finite", 8.0, 4.0), ("applied", 4.0, 4.0),
     ]  # fmt: skip
 
 
-def test_of_discarded_steps(harness):
+def test_of_discarded_steps(harness, form):
     """Nobody hears anything: no skip, no scale, no count, and the scheduler rests."""
-    loop = Loop(harness, growth_interval=1)
+    loop = Loop(harness, form, growth_interval=1)
     for gradient in (INF, 1.0):
         loop.backward(gradient, 1.0)
         loop.amp.unscale(loop.optimizer)
@@ -107,28 +107,29 @@ def test_of_discarded_steps(harness):
 
 
 @pytest.mark.needs("accumulation")
-def test_of_micro_batches(harness):
-    loop = Loop(harness, growth_interval=1, accumulate_steps=2)
+def test_of_micro_batches(harness, form):
+    loop = Loop(harness, form, growth_interval=1, accumulate_steps=2)
     for pair in ((INF, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)):
         loop.feed(*pair)
     assert [event[:2] for event in loop.observer.take()] == [("skipped", 1), ("scale", 4.0), ("scale", 2.0)]
     assert loop.scheduler.moves == 1
 
 
-def test_of_loaded_states(harness):
+def test_of_loaded_states(harness, form):
     """A loaded state is no news: not its scale, and not its skips."""
-    loop, other = Loop(harness), Loop(harness)
+    loop, other = Loop(harness, form), Loop(harness, form)
     for pair in ((INF, 1.0), (1.0, 1.0)):
         other.feed(*pair)
     loop.amp.load_state_dict(other.amp.state_dict())
     assert loop.observer.take() == []
-    loop.feed(1.0, 1.0)
+    result = loop.feed(1.0, 1.0)
     assert loop.observer.take() == [("scale", 2.0, 4.0)]
+    assert (result.scale, result.next_scale) == (2.0, 4.0)
     assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (2, 1)
 
 
-def test_of_a_session_without_a_scale(harness):
-    loop = Loop(harness, loss_scale="none")
+def test_of_a_session_without_a_scale(harness, form):
+    loop = Loop(harness, form, loss_scale="none")
     results = [tuple(loop.feed(gradient, 1.0).values) for gradient in (1.0, 2.0)]
     assert results == [(True, False, "applied", 1.0, 1.0)] * 2
     assert (loop.observer.take(), loop.scheduler.moves) == ([], 2)
@@ -167,10 +168,47 @@ def test_names_are_those_of_the_last_skipped_step(harness, form):
     assert caught.value.loss_was_finite is False  # 0 times inf is nan
 
 
+def test_names_where_not_every_parameter_has_a_gradient(harness, form):
+    """The loss is computed from the second of two models under one optimizer."""
+    amp = session(harness, form, loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))
+    models = [harness.probe([1.0]), harness.probe([1.0, 1.0])]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.1))
+
+    def step(x):
+        amp.backward(lambda: models[1](x), optimizer)
+        amp.step(optimizer)
+
+    step = compiled(amp, form, step)
+    amp.backward(lambda: models[1](amp.to_native(np.float32([1.0, 1.0]))), optimizer)
+    first, second = amp.gradients(optimizer)
+    amp.discard_step(optimizer)
+    for pair, bad in (((1.0, 2.0**127), second), ((2.0**127, 1.0), first)):
+        with pytest.raises(ua.LossScaleExhausted) as caught:
+            for _ in range(60):
+                step(amp.to_native(np.float32(pair)))
+        assert caught.value.tensors == (bad,)
+        step(amp.to_native(np.float32([0.0, 0.0])))
+
+
+def test_the_loss_told_is_that_of_the_last_skipped_step(harness, form):
+    """Not of a skipped one before, an applied one between, or a discarded one: here the backward pass overflows."""
+    run = probe_run(harness, form, values=(0.0,), loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))
+    for gradient in (INF, 1.0):
+        run.feed(gradient)
+    x = run.amp.to_native(np.float32([INF]))
+    run.amp.backward(lambda: run.model(x), run.optimizer)
+    run.amp.discard_step(run.optimizer)
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            run.feed(2.0**127)
+    assert caught.value.tensors == tuple(harness.parameters(run.model))
+    assert caught.value.loss_was_finite is True
+
+
 @pytest.mark.needs("recording")
-def test_the_recorder_of_discarded_steps(harness):
+def test_the_recorder_of_discarded_steps(harness, form):
     """A discarded step is none: it has no number and no record, and the next one is recorded in its place."""
-    loop, kept = Loop(harness), Kept()
+    loop, kept = Loop(harness, form), Kept()
     with loop.amp.record(kept, every=3) as recorder:
         loop.backward(INF, 1.0)
         loop.amp.unscale(loop.optimizer)
@@ -188,9 +226,9 @@ def test_the_recorder_of_discarded_steps(harness):
 
 
 @pytest.mark.needs("recording", "accumulation")
-def test_the_recorder_of_a_window_cut_short(harness):
+def test_the_recorder_of_a_window_cut_short(harness, form):
     """What was noted of a discarded window is not counted with the next one."""
-    loop, kept = Loop(harness, accumulate_steps=2), Kept()
+    loop, kept = Loop(harness, form, accumulate_steps=2), Kept()
     with loop.amp.record(kept, every=1):
         loop.feed(64.0, 1.0)
         loop.backward(64.0, 1.0)
@@ -203,9 +241,9 @@ def test_the_recorder_of_a_window_cut_short(harness):
 
 
 @pytest.mark.needs("recording")
-def test_the_recorder_of_a_loaded_state(harness):
+def test_the_recorder_of_a_loaded_state(harness, form):
     """Skips of the state that was loaded are no skips of this run."""
-    loop, other, kept = Loop(harness), Loop(harness), Kept()
+    loop, other, kept = Loop(harness, form), Loop(harness, form), Kept()
     other.feed(INF, 1.0)
     with loop.amp.record(kept, every=1):
         loop.feed(1.0, 1.0)

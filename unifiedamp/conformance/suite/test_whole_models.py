@@ -116,6 +116,26 @@ def test_a_copy_outlives_its_session_and_the_model_trains_on(harness):
     np.testing.assert_array_equal(np.asarray(amp.to_numpy(made(x))), first)
 
 
+@pytest.mark.needs("convert_model", "layer_overrides")
+@pytest.mark.parametrize("kept", ["none", "layer0", "layer*"])
+def test_a_copy_rests_while_the_model_trains(harness, kept):
+    """Also what it keeps in the model's own dtype; and the copy's answers train nothing."""
+    amp = session(harness, policy="mixed_bfloat16")
+    with amp.scope():
+        model = harness.mlp(layers())
+        optimizer = harness.sgd([model], 0.1)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, y = amp.to_native(batch()), amp.to_native(np.zeros((6, 4), np.float32))
+    overrides = {} if kept == "none" else {kept: "float32"}
+    made = amp.convert_model(model, x, policy=LOW.replace(layer_overrides=overrides))
+    first, before = np.asarray(amp.to_numpy(made(x))).copy(), harness.parameters(model)
+    for _ in range(2):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        assert amp.step(optimizer).applied
+    assert all(np.abs(array - before[name]).max() > 0 for name, array in harness.parameters(model).items())
+    np.testing.assert_array_equal(np.asarray(amp.to_numpy(made(x))), first)
+
+
 @pytest.mark.needs("convert_model")
 def test_a_copy_evaluates(harness):
     amp = session(harness, policy="mixed_bfloat16")

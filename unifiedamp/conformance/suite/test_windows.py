@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 pytestmark = pytest.mark.needs("accumulation")
 
@@ -144,3 +144,72 @@ def test_several_losses_in_one_micro_batch(harness):
         loop.backward(second)
         loop.amp.step(loop.optimizer)
     assert loop.weight() == pytest.approx(0.5, abs=1e-6)
+
+
+REACHED = [("both", "first"), ("first", "both"), ("second", "first"), ("both", "second")]
+"""Which models the losses of two micro-batches reach."""
+
+
+def two_models(harness, form, **options):
+    """Two probes of value 1 under one optimizer; return the session, the optimizer, a micro-batch and the weights."""
+    amp = session(harness, form, **options)
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        native = harness.sgd(models, 2.0**-3)
+    *models, optimizer = amp.prepare(*models, native)
+    losses = {
+        "first": lambda x: models[0](x),
+        "second": lambda x: models[1](x),
+        "both": lambda x: models[0](x) + models[1](x),
+    }
+
+    def backward(reaches, gradient):
+        x = amp.to_native(np.float32([gradient]))
+        return amp.backward(lambda: losses[reaches](x), optimizer)
+
+    def weights():
+        return [float(harness.parameters(model).popitem()[1][0]) for model in models]
+
+    return amp, optimizer, losses, backward, weights
+
+
+def moved(reached, gradients):
+    """Return the sum of gradients that each of the two models gets."""
+    pairs = list(zip(reached, gradients, strict=True))
+    return [sum(g for reaches, g in pairs if reaches in ("both", name)) for name in ("first", "second")]
+
+
+@pytest.mark.parametrize("reached", REACHED, ids="-".join)
+def test_what_a_micro_batch_does_not_reach_stays(harness, form, reached):
+    """Gradients of the micro-batch before are neither lost nor counted twice where the next one has none."""
+    amp, optimizer, losses, _, weights = two_models(harness, form, loss_scale=4.0, accumulate_steps=2)
+
+    def micro_batch(reaches):
+        def step(x):
+            amp.backward(lambda: losses[reaches](x), optimizer)
+            amp.step(optimizer)
+
+        return compiled(amp, form, step)
+
+    steps = {reaches: micro_batch(reaches) for reaches in set(reached)}
+    for _ in range(2):
+        for reaches, gradient in zip(reached, (2.0, 4.0), strict=True):
+            steps[reaches](amp.to_native(np.float32([gradient])))
+    expected = [1.0 - 2 * 2.0**-3 * total / 2 for total in moved(reached, (2.0, 4.0))]
+    assert weights() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("reached", REACHED, ids="-".join)
+@pytest.mark.parametrize("policy", ["float32", "float16", "bfloat16"])
+def test_what_a_second_loss_does_not_reach_stays(harness, policy, reached):
+    """The same of two losses in one step, with master weights where parameters have 16 bits."""
+    options = {"loss_scale": 4.0}
+    if policy != "float32":
+        options |= {"policy": harness.pure_policies[policy], "master_weights": True}
+        if not harness.capabilities().feature("master_weights"):
+            pytest.skip("the backend declares no master_weights")
+    amp, optimizer, _, backward, weights = two_models(harness, "eager", **options)
+    for reaches, gradient in zip(reached, (2.0, 1.0), strict=True):
+        backward(reaches, gradient)
+    assert amp.step(optimizer).applied
+    assert weights() == [1.0 - 2.0**-3 * total for total in moved(reached, (2.0, 1.0))]

@@ -7,15 +7,14 @@ from dataclasses import replace
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import share
+from ..sessions import free_name, share
 from ..source import Source
 from ..training.aliases import Aliases
-from ..training.names import free_name
 from ..work import Work
 from .available import answer
 from .initialize import Start, initialize
 from .loop import rewrite_loops
-from .words import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
+from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
 
 
 def found(source: Source) -> bool:

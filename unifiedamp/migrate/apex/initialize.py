@@ -46,7 +46,7 @@ def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call]) -> Start:
         _put(work, call, starts, [dotted(one) for one in optimizers], prepare)
         return Start(call, [*models, *given[: len(models)]], [*optimizers, *given[len(models) :]])
     if not isinstance(simple, cst.Return) or simple.value is not call:
-        raise work.stop(call, "amp.initialize inside an expression", "assign its result in a line of its own")
+        raise work.stop(call, "amp.initialize inside an expression", "assign its result on a separate line")
     _put(work, call, starts, [], f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})")
     return Start(call, models, optimizers)
 

@@ -8,10 +8,11 @@ import libcst as cst
 
 from ..nodes import argument, dotted, keywords, walk
 from ..training.aliases import Aliases
-from ..training.loops import Loops, Site, listed
+from ..training.clips import Site
+from ..training.loops import Loops, listed
 from ..work import Work
 from .initialize import Start
-from .words import calls_of
+from .settings import calls_of
 
 
 def rewrite_loops(work: Work, aliases: Aliases, starts: Sequence[Start]) -> None:
@@ -56,7 +57,7 @@ def _site(work: Work, loops: Loops, call: cst.Call) -> Site:
     named = [one.value for one in many] or [optimizers]
     for one in named:
         if loops.optimizers and not loops.is_optimizer(one):
-            work.block(call, f"{source.code(one)} cannot be told to be an optimizer that amp.initialize was given",
+            work.block(call, f"{source.code(one)} is not known to be an optimizer passed to amp.initialize",
                        "scale the loss for the optimizers that `amp.prepare` returned")  # fmt: skip
     codes = [source.code(one) for one in named]
     _close_early(work, loops, with_)
@@ -80,8 +81,8 @@ def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
 
 def _handle(work: Work, with_: cst.With, name: str) -> None:
     """The handle's one method is ``backward``; everything else wants the number."""
-    for use in work.source.uses(name):
-        if not work.source.inside(use, with_.body):
+    for use in walk(with_.body):
+        if not isinstance(use, cst.Name) or use.value != name or not work.source.is_reference(use):
             continue
         attribute = work.source.parents[use]
         if isinstance(attribute, cst.Attribute) and attribute.attr.value == "backward":

@@ -1,4 +1,4 @@
-"""What ``amp.initialize`` was told, as a session is told it."""
+"""What Apex calls things, and what ``amp.initialize`` was told."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import libcst as cst
 
 from ..nodes import argument, literal
 from ..sessions import dynamic
+from ..source import Source
 from ..work import Work
 
+NAME = "apex.amp"
+OLD_IMPORTS = ("apex.amp", "apex")
+SAME = ("state_dict", "load_state_dict")
+IN_LOOPS = ("scale_loss", "master_params", *SAME)
+HANDS = {
+    "half_function": "decorate the function with `ua.amp_function(cast_inputs=\"compute\")`",
+    "float_function": "decorate the function with `ua.amp_function(cast_inputs=\"float32\")`",
+    "promote_function": "decorate the function with `ua.amp_function`",
+    "disable_casts": "write `with amp.autocast(enabled=False):`",
+}  # fmt: skip
+CLIP = "torch.nn.utils.clip_grad_norm_"
 _NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
+
+
+def calls_of(source: Source, *names: str) -> list[cst.Call]:
+    """Return the calls of these functions of ``apex.amp``, function by function."""
+    return [call for name in names for call in source.calls(f"apex.amp.{name}")]
 
 
 def settings(work: Work, call: cst.Call) -> dict[str, str | None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..source import Source
-from .bound import unbound
+from .bound import unbound, unmade
 from .facts import Facts
-from .rules import RULES
+from .rules import RULES, Problem
 
 
 def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
@@ -15,11 +15,13 @@ def check(result: Source, path: str) -> list[tuple[int, str]]:  # noqa: ARG001
         result: the migrated file.
         path: what messages call it.
     """
+    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in problems(result)})
+
+
+def problems(result: Source) -> list[Problem]:
+    """Return the node, what is wrong and what to write for each thing that is wrong with migrated files."""
     facts = Facts(result)
-    if not facts.sessions:
-        return []
-    found = [one for rule in (*RULES, unbound) for one in rule(facts)]
-    return sorted({(result.line(node), f"{what}; write {write}") for node, what, write in found})
+    return [one for rule in (*RULES, unbound, unmade) for one in rule(facts)] if facts.sessions else []
 
 
-__all__ = ["check"]
+__all__ = ["check", "problems"]

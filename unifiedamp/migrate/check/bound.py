@@ -16,13 +16,35 @@ _LEAVE = ("sys.exit", "exit", "quit", "os._exit")
 def unbound(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
     """Yield the uses of a session that some path reaches without one."""
     names = {dotted(one) for one in facts.made if "." not in dotted(one)}
-    for scope in [facts.source.module, *(n for n in facts.source.nodes if isinstance(n, cst.FunctionDef))]:
+    modules = [each.module for each in facts.source.files.values()] or [facts.source.module]
+    for scope in [*modules, *(n for n in facts.source.nodes if isinstance(n, cst.FunctionDef))]:
         local = {name for name in names if _assigned(facts, scope, name)}
         if local:
             walker = _Paths(facts, local)
             walker.block(_body(scope), set(_parameters(scope)))
             for node in walker.found:
                 yield node, f"{facts.source.code(node)} may not exist here", _WRITE
+
+
+def unmade(facts: Facts) -> Iterator[tuple[cst.CSTNode, str, str]]:
+    """Yield what is prepared where some path has not made it yet."""
+    for call in facts.calls("prepare"):
+        scope = facts.source.scope(call)
+        given = {arg.value for arg in call.args if isinstance(arg.value, cst.Name)}
+        names = {one.value for one in given if _made_in(facts, one.value, scope)}
+        walker = _Paths(facts, names)
+        walker.block(_body(scope), set(_parameters(scope)))
+        for node in walker.found:
+            if node in given:
+                write = "name each model and optimizer, and prepare them where they are made"
+                yield node, f"{facts.source.code(node)} may not exist where it is prepared", write
+
+
+def _made_in(facts: Facts, name: str, scope: cst.CSTNode) -> bool:
+    """Whether lines of a function, or the turns of a loop, give a name its value."""
+    made: list[cst.CSTNode] = [*facts.source.assigns(name)]
+    made += [loop for loop in facts.source.of(cst.For) if dotted(loop.target) == name]
+    return any(facts.source.scope(one) is scope for one in made)
 
 
 def _assigned(facts: Facts, scope: cst.CSTNode, name: str) -> bool:
@@ -67,7 +89,8 @@ class _Paths:
             return _both(self.block(node.body.body, set(bound)), other)
         if isinstance(node, cst.For | cst.While):
             self._look(node.iter if isinstance(node, cst.For) else node.test, bound)
-            self.block(node.body.body, set(bound))
+            target = {dotted(one) for one in walk(node.target)} if isinstance(node, cst.For) else set[str]()
+            self.block(node.body.body, bound | target)
             return self._orelse(node.orelse, bound)
         if isinstance(node, cst.With):
             for item in node.items:

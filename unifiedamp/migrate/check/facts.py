@@ -57,10 +57,7 @@ class Facts:
     def is_handle(self, node: cst.BaseExpression) -> bool:
         """Whether an expression is the handle of a ``scale_loss`` around it."""
         text = dotted(node)
-        return any(
-            text == handle and any(above is with_ for above in self.source.above(node))
-            for with_, handle in self.handles
-        )
+        return any((above, text) in self.handles for above in self.source.above(node))
 
     def in_scope(self, calls: list[cst.Call], scope: cst.CSTNode) -> list[cst.Call]:
         """Return the calls of one function."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..nodes import dotted, walk
-from ..torch_amp.words import SCALERS
+from ..source import Source
+from ..torch_amp.arguments import SCALERS
 from ..training.clips import CLIPS
 from .facts import Facts, scaled_for
 
@@ -100,14 +101,36 @@ def prepared(facts: Facts) -> Iterator[Problem]:
             if facts.aliases.of(one) not in groups:
                 yield (
                     call,
-                    f"{code} cannot be told to be prepared",
+                    f"{code} is not known to be prepared",
                     "`model, optimizer = amp.prepare(model, optimizer)`",
                 )
             elif facts.aliases.of(one) not in stepped:
                 yield call, f"no step of {code} was found", "`amp.step(optimizer)` where its gradients are complete"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared)
+def unfinished(facts: Facts) -> Iterator[Problem]:
+    """Between unscaling an optimizer's gradients and scaling its next loss, it steps."""
+    order, source = facts.source.order, facts.source
+    for call in facts.calls("unscale", "clip_grad_norm", "clip_grad_value"):
+        code, block = [source.code(arg.value) for arg in call.args[:1]], source.block(source.statement(call))
+        later = [
+            one
+            for one in facts.in_scope(facts.calls("step", "scale_loss"), source.scope(call))
+            if order[one] > order[call] and source.in_block(one, block) is not None
+        ]
+        mine = [one for one in later if code[0] in _trained(source, one)] if code else []
+        first = min(mine, key=order.__getitem__, default=None)
+        if first is not None and dotted(first.func).endswith(".scale_loss"):
+            yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
+
+
+RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, unfinished)
+
+
+def _trained(source: Source, call: cst.Call) -> list[str]:
+    """Return the code of the optimizers that a call of ``step`` or ``scale_loss`` is for."""
+    named = scaled_for(call) if dotted(call.func).endswith(".scale_loss") else [arg.value for arg in call.args[:1]]
+    return [source.code(one) for one in named]
 
 
 def _fresh(facts: Facts, node: cst.BaseExpression) -> bool:

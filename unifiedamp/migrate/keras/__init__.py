@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from ..sessions import share
@@ -9,7 +11,7 @@ from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
 from .flags import without_flags
-from .loops import find_loops
+from .loops import Loop, find_loops
 from .makers import check_models
 from .scopes import Trained, scope_layers, scope_models
 from .start import Start, make_session
@@ -32,12 +34,20 @@ def plan(work: Work) -> None:
     Raises:
         CannotMigrate: the calls must stay as they are.
     """
-    start, trained = Start(work), Trained()
-    make_session(work, start)
-    for loop in find_loops(work):
-        rewrite_loop(work, start, trained, loop)
+    loops, trained = find_loops(work), Trained()
+    with work.blocking():
+        _with_session(work, Start(work), trained, loops)
+    work.decide()
+
+
+def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Loop]) -> None:
+    with work.blocking():
+        make_session(work, start)
+    for loop in loops:
+        with work.blocking():
+            rewrite_loop(work, start, trained, loop)
     rewrite_fits(work, start, trained)
-    if not trained.models:
+    if not trained.models and not work.blockers:
         raise work.stop(start.call, "no loop over a GradientTape and no model.compile in this file",
                         "make the session where the model is trained")  # fmt: skip
     if not start.rewrites:

@@ -74,7 +74,7 @@ class Chain:
         return call.args[0].value
 
     def check_uses(self, gradient: Statement) -> None:
-        """Refuse where something else looks at what is gone.
+        """Block where other code reads what is gone.
 
         Args:
             gradient: the statement that takes the gradients.
@@ -87,7 +87,8 @@ class Chain:
                 simple = source.simple(use)
                 taken = isinstance(simple, cst.Assign) and name in _first_names(simple)
                 if source.scope(use) is self.scope and statement not in kept and not taken:
-                    raise self.stop(statement, "read gradients from `amp.gradients(optimizer)`")
+                    code = self._source.code(statement)
+                    self._work.block(statement, code, "read gradients from `amp.gradients(optimizer)`")
 
     def _assigned(self, name: str, before: cst.CSTNode) -> cst.Assign:
         """Return the last assignment of a variable before a statement, tuples included."""

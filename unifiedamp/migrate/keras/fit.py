@@ -16,11 +16,7 @@ _TRAINS = ("fit", "fit_generator", "train_on_batch")
 
 
 def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
-    """Prepare each model that is compiled.
-
-    Raises:
-        CannotMigrate: one is compiled without an optimizer, or has no name.
-    """
+    """Prepare each model that is compiled; one without an optimizer or a name blocks."""
     source = work.source
     fitted = {dotted(call.func).rpartition(".")[0] for name in _TRAINS for call in source.methods(name)}
     for call in source.methods("compile"):
@@ -31,12 +27,14 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
             continue
         if model in ("", "self", "super"):
             what = f"{source.code(call.func)}() of a model without a name"
-            raise work.stop(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
-        _prepare(work, call, model)
+            work.block(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
+            continue
+        with work.blocking():
+            _prepare(work, call, model)
         trained.models[model] = call
         trained.users.append(call)
         if start.rewrites and not _in_scope(work, model):
-            raise work.stop(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
+            work.block(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
 
 
 def _prepare(work: Work, call: cst.Call, model: str) -> None:

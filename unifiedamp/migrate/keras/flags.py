@@ -8,13 +8,14 @@ import libcst as cst
 
 from ..flags import Old, fold, name_of
 from ..nodes import literal, targets, walk
+from ..report import Finding
 from ..source import Source
 from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
 _LOOP = ("get_scaled_loss", "get_unscaled_gradients")
 
 
-def without_flags(source: Source) -> bytes:
+def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text with one branch left where a flag chose between mixed precision and none.
 
     Raises:

@@ -42,13 +42,13 @@ class Loop:
 
 
 def find_loops(work: Work) -> list[Loop]:
-    """Return the loops of a file.
-
-    Raises:
-        CannotMigrate: one does more with the gradients than is understood.
-    """
-    calls = [*work.source.methods("apply_gradients"), *work.source.methods("apply")]
-    return [_read(work, call) for call in calls if _applies(work.source, call)]
+    """Return the loops of a file; one that does more with the gradients than is understood blocks."""
+    loops: list[Loop] = []
+    for call in (*work.source.methods("apply_gradients"), *work.source.methods("apply")):
+        if _applies(work.source, call):
+            with work.blocking():
+                loops.append(_read(work, call))
+    return loops
 
 
 def _applies(source: Source, call: cst.Call) -> bool:
@@ -71,7 +71,7 @@ def _read(work: Work, call: cst.Call) -> Loop:
     tape, with_ = _tape(source, chain, gradient)
     apply, statement = source.statement(call), source.statement(gradient)
     if statement is apply:
-        raise chain.stop(call, "take the gradients in a line of their own and run migrate again")
+        raise chain.stop(call, "take the gradients on a separate line and run migrate again")
     chain.removed = [each for each in chain.removed if each is not statement]
     unscaled = chain.loss(loss)
     chain.check_uses(statement)
@@ -109,4 +109,4 @@ def _check_tape(source: Source, chain: Chain, name: str, with_: cst.With, gradie
     others = [use for use in uses if not source.inside(use, gradient.func)]
     others = [use for use in others if not isinstance(source.parents[use], cst.AsName)]
     if others:
-        raise chain.stop(source.statement(others[0]), "amp.autocast() opens a tape of its own for one gradient")
+        raise chain.stop(source.statement(others[0]), "amp.autocast() opens a separate tape for one gradient")

@@ -43,10 +43,8 @@ def handed_in(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[str,
 
 
 def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> None:
-    """Refuse a model that has no variables when it is prepared; point at one of which this cannot be seen.
-
-    Raises:
-        CannotMigrate: a Sequential without an input shape, or a subclassed model, that nothing builds.
+    """Block on a model that has no variables when it is prepared: a Sequential without an input shape, or a subclassed
+    model, that nothing builds. Note a model of which this cannot be seen.
     """
     source = work.source
     if _built_later(source, model):
@@ -55,7 +53,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
     if any(_has_variables(source, each, model) is False for each in returned):
         what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
         write = f"give its first layer an input shape, or call {model}.build(...) before compile"
-        raise work.stop(assign, what, write)
+        work.block(assign, what, write)
     if not returned and source.meaning(value.func).rpartition(".")[2] not in source.functions():
         name = source.meaning(value.func)
         if "keras" not in name and not name.endswith(("Model", "load_model")):
@@ -64,11 +62,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
 
 
 def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:
-    """Refuse models without variables where nothing else is asked of how they are made.
-
-    Raises:
-        CannotMigrate: see :func:`check_built`.
-    """
+    """Block on models without variables where nothing else is asked of how they are made."""
     for model, use in models.items():
         for assign in makers_of(work.source, model, work.source.scope(use)):
             if isinstance(assign.value, cst.Call):
@@ -117,6 +111,8 @@ def _has_variables(source: Source, value: cst.Call, model: str) -> bool | None:
         first = _first_layer(source, value, model)
         return None if first is None else _has_shape(source, first)
     classes = [c for c in source.of(cst.ClassDef) if c.name.value == name]
+    if len(value.args) > 1 and name not in source.functions():
+        return True  # inputs and outputs, and no __init__ that takes them for something else
     return not (classes and any("Model" in dotted(base.value) for base in classes[0].bases))
 
 

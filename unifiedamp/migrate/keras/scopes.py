@@ -30,11 +30,7 @@ class Trained:
 
 
 def scope_models(work: Work, start: Start, trained: Trained) -> None:
-    """Make each model in the session's scope.
-
-    Raises:
-        CannotMigrate: one is made before the policy is set, outside this file, or without variables.
-    """
+    """Make each model in the session's scope; one made before the policy, elsewhere or without variables blocks."""
     waiting = [(model, work.source.scope(use), use) for model, use in trained.models.items()]
     seen: set[tuple[str, cst.CSTNode]] = set()
     while waiting:
@@ -46,7 +42,7 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
         elsewhere = handed_in(work.source, model, scope)
         if not makers and not elsewhere:
             what = f"{model} is made outside this file, where the policy would not reach it"
-            raise work.stop(use, what, "make it in `with amp.scope():`")
+            work.block(use, what, "make it in `with amp.scope():`")
         waiting += elsewhere
         for assign in makers:
             if isinstance(assign.value, cst.Name | cst.Attribute):
@@ -55,7 +51,7 @@ def scope_models(work: Work, start: Start, trained: Trained) -> None:
                 check_built(work, model, assign, assign.value)
                 _scope(work, start, trained, model, assign)
             else:
-                raise work.stop(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
+                work.block(assign, f"{model} comes out of an expression", "make it in `with amp.scope():`")
 
 
 def scope_layers(work: Work, start: Start) -> None:
@@ -89,7 +85,8 @@ def _scope(work: Work, start: Start, trained: Trained, model: str, assign: cst.A
     source = work.source
     early = source.order[assign] < source.order[start.call]
     if early and source.scope(assign) is source.scope(start.call):
-        raise work.stop(assign, f"{model} is made before the policy is set", "make the session first")
+        work.block(assign, f"{model} is made before the policy is set", "make the session first")
+        return
     statement = source.statement(assign)
     block = source.block(statement)
     if source.scope(assign) is source.scope(start.call) and not _in_reach(source, start.call, assign):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import libcst as cst
 
 from ..flags import WHEN
 from ..nodes import argument, dotted, literal
+from ..report import CannotMigrate
 from ..sessions import session_line
 from ..source import Statement
 from ..work import Work
@@ -26,15 +25,19 @@ class Start:
         rewrites: whether it is the graph rewrite's.
 
     Raises:
-        CannotMigrate: there is none in the file, or several.
+        CannotMigrate: there is none in the file; several block.
     """
 
     def __init__(self, work: Work) -> None:
         policies, rewrites = calls_of(work.source, POLICY), calls_of(work.source, REWRITE)
         mixed = [call for call in policies if not is_float32(work.source, call)]
         starts = (mixed or policies[:1]) + rewrites
-        if len(starts) != 1:
-            raise _no_single_start(work, starts)
+        if not starts:
+            raise _no_start(work)
+        if len(starts) > 1:
+            lines = ", ".join(str(work.source.line(call)) for call in starts)
+            work.block(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
+                       'make a session for each policy: `ua.Amp("tensorflow", policy=...)`')  # fmt: skip
         self.call, self.rewrites = starts[0], bool(rewrites)
 
 
@@ -44,8 +47,8 @@ def make_session(work: Work, start: Start) -> None:
     Raises:
         CannotMigrate: the policy or a scale is not understood.
     """
-    policy, scale = _rewrite(work, start.call) if start.rewrites else _policy(work, start.call)
     wrappers = _unwrap(work, start)
+    policy, scale = _rewrite(work, start.call) if start.rewrites else _policy(work, start.call)
     scale = wrappers if wrappers is not None else scale
     if scale is None and policy == '"mixed_float16"':
         scale = dynamic_scale(work.names)  # what Keras wraps an optimizer in by itself
@@ -91,11 +94,7 @@ def _behind_flag(work: Work, call: cst.Call, policy: str, scale: str | None) -> 
     return f'{policy} if {flag} else "float32"', None if scale is None else f'{scale} if {flag} else "none"'
 
 
-def _no_single_start(work: Work, starts: Sequence[cst.Call]) -> Exception:
-    if starts:
-        lines = ", ".join(str(work.source.line(call)) for call in starts)
-        return work.stop(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
-                         "make a session for each policy: `ua.Amp(\"tensorflow\", policy=...)`")  # fmt: skip
+def _no_start(work: Work) -> CannotMigrate:
     calls = [*calls_of(work.source, WRAPPER), *work.source.methods("get_scaled_loss")]
     return work.stop(calls[0], "loss scaling in a file that sets no policy",
                      "make the session where the policy is set, and hand it to this code")  # fmt: skip
@@ -165,7 +164,7 @@ def _rewrite(work: Work, call: cst.Call) -> tuple[str, str]:
 
 
 def _renamed(work: Work, call: cst.Call) -> list[str]:
-    """Return the line that keeps the name which the rewritten optimizer had, where it had one of its own."""
+    """Return the line that keeps the name which the rewritten optimizer had, where it had a different one."""
     inner, simple = argument(call, "opt", 0), work.source.simple(call)
     if inner is None or not isinstance(simple, cst.Assign):
         return []
@@ -182,11 +181,12 @@ def _unwrap(work: Work, start: Start) -> str | None:
     for call in calls_of(work.source, WRAPPER):
         inner = argument(call, "inner_optimizer", 0) or argument(call, "optimizer", 0) or argument(call, "opt", 0)
         if inner is None:
-            raise work.stop(call, work.source.code(call), "give ua.Amp its loss_scale")
+            work.block(call, work.source.code(call), "give ua.Amp its loss_scale")
+            continue
         scales.add(wrapper_scale(work.source, work.names, call))
         _replace(work, call, inner)
     if len(scales) > 1:
-        raise work.stop(start.call, "LossScaleOptimizers with different scales", "a session has one scale")
+        work.block(start.call, "LossScaleOptimizers with different scales", "a session has one scale")
     return next(iter(scales), None)
 
 

@@ -25,6 +25,9 @@ def rewrite_loop(work: Work, start: Start, trained: Trained, loop: Loop) -> None
     Raises:
         CannotMigrate: no one place makes its optimizer.
     """
+    if loop.model == "self":
+        raise work.stop(loop.apply, "a model that takes its own steps (train_step)",
+                        "compile it with the bare optimizer, and let fit take the steps")  # fmt: skip
     _tape(work, loop)
     trained.users.append(loop.apply)
     trained.models[loop.model] = loop.apply

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from ..sessions import share
@@ -33,15 +35,28 @@ def plan(work: Work) -> None:
         used = [*starts[1:], *scales, *prepared]
         if used:
             write = 'make one session, `amp = ua.Amp("mxnet", policy=...)`, and hand it to this code'
-            raise work.stop(used[0], f"amp.init is called {len(starts)} times in this file", write)
+            work.block(used[0], f"amp.init is called {len(starts)} times in this file", write)
+    elif not prepared:
+        work.block(starts[0], "amp.init without amp.init_trainer in this file", "call amp.prepare(net, trainer)")
+    if len(starts) != 1 and not work.blockers:
         return
-    make_session(work, starts[0])
-    trainers = [prepare(work, call) for call in prepared]
-    if not trainers:
-        raise work.stop(starts[0], "amp.init without amp.init_trainer in this file", "call amp.prepare(net, trainer)")
-    losses = [rewrite_loss(work, call) for call in scales]
+    _rewrite(work, starts, prepared, scales)
+    work.decide()
+    share(work, starts[0], [*prepared, *scales])
+
+
+def _rewrite(work: Work, starts: Sequence[cst.Call], prepared: Sequence[cst.Call], scales: Sequence[cst.Call]) -> None:
+    trainers: list[str] = []
+    for start in starts:
+        with work.blocking():
+            make_session(work, start)
+    for call in prepared:
+        with work.blocking():
+            trainers.append(prepare(work, call))
+    for call in scales:
+        with work.blocking():
+            rewrite_loss(work, call)
     rewrite_steps(work, trainers)
-    share(work, starts[0], [*prepared, *losses])
 
 
 def _refuse_unknown(work: Work) -> None:
@@ -51,7 +66,7 @@ def _refuse_unknown(work: Work) -> None:
         if root not in ROOTS or name in KNOWN:
             continue
         write = "see amp.convert_model and amp.inference" if name in CONVERT else "the session has no such call"
-        raise work.stop(node, f"amp.{name}", write)
+        work.block(node, f"amp.{name}", write)
 
 
 __all__ = ["NAME", "OLD_IMPORTS", "found", "plan", "without_flags"]

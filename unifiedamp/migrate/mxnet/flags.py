@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ..flags import Old, backward_only, fold
+from ..report import Finding
 from ..source import Source
 from .words import calls_of
 
 
-def without_flags(source: Source) -> bytes:
+def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     """Return the text with one branch left where a flag chose between AMP and none.
 
     Raises:

@@ -15,17 +15,18 @@ from .words import calls_of, steps_of
 def rewrite_steps(work: Work, trainers: Sequence[str]) -> None:
     """Rewrite the steps of all trainers whose losses are scaled, and each call of ``unscale``.
 
-    Raises:
-        CannotMigrate: a step's result is used, or something else than the trainer's gradients is clipped.
+    A step whose result is used blocks, and clipping of other gradients than the trainer's.
     """
     source, scaled = work.source, calls_of(work.source, "scale_loss")
     names = dict.fromkeys([*trainers, *(source.code(call.args[1].value) for call in scaled if len(call.args) > 1)])
     for name in names:
         for step in [step for call in scaled for step in steps_of(source, name, call)]:
             if source.statement(step) not in work.edits.lines:
-                work.edits.statement(work.alone(step, "`amp.step(trainer)`"), f"{work.names.amp}.step({name})")
+                with work.blocking():
+                    work.edits.statement(work.alone(step, "`amp.step(trainer)`"), f"{work.names.amp}.step({name})")
     for call in calls_of(source, "unscale"):
-        _unscale(work, call)
+        with work.blocking():
+            _unscale(work, call)
 
 
 def _unscale(work: Work, call: cst.Call) -> None:

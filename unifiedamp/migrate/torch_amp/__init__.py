@@ -7,18 +7,18 @@ from dataclasses import replace
 import libcst as cst
 
 from ..nodes import dotted
+from ..sessions import free_name
 from ..source import Source
 from ..training.aliases import Aliases
 from ..training.loops import Loops
-from ..training.names import free_name
 from ..work import Work
+from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .prepare import model_groups, prepare
 from .regions import entered, leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
 from .session import Session, common_flag
 from .uses import find_uses
-from .words import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 
 
 def found(source: Source) -> bool:
@@ -115,4 +115,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "found", "plan"]

@@ -6,10 +6,10 @@ import libcst as cst
 
 from ..training.loops import Loops
 from ..work import Work
+from .arguments import GETTERS
 from .scale import Scaled, find_scaled, rewrite_scale
 from .unscale import rewrite_unscale
 from .uses import Use, Uses, optimizer_of, statement_of
-from .words import GETTERS
 
 
 def rewrite_calls(work: Work, uses: Uses, loops: Loops) -> None:

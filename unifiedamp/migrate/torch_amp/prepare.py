@@ -9,7 +9,8 @@ import libcst as cst
 from ..nodes import dotted
 from ..sessions import LONGEST, behind, models_of, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import Aliases, Key, peeled
+from ..training.aliases import Aliases, Key
+from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session
@@ -63,7 +64,7 @@ def _in_scope(
     models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
     optimizers = list(dict.fromkeys(dotted(t.target) for assign in assigns for t in assign.targets if dotted(t.target)))
     if not models:
-        raise work.stop(assigns[0], f"which models {' and '.join(optimizers)} trains cannot be told",
+        raise work.stop(assigns[0], f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     home = source.scope(scaler.first.assign) is scope
     amp = scaler.session if home else scaler.seen_from(assigns[-1])
@@ -89,7 +90,7 @@ def _in_home(
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
     if not models:
-        raise work.stop(scaler.call, f"which models {' and '.join(optimizers)} trains cannot be told",
+        raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     _write(work, aliases, session.place, home, scaler.session, list(dict.fromkeys(models)), optimizers)
 

@@ -9,10 +9,9 @@ import libcst as cst
 from ..nodes import dotted
 from ..source import Source
 from ..work import Work
-from .arguments import enabled_of, policy_code, policy_of
+from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
 from .scaler import Scaler
 from .session import Session
-from .words import AUTOCAST
 
 _NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
 

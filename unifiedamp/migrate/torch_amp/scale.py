@@ -7,7 +7,8 @@ from typing import NamedTuple
 import libcst as cst
 
 from ..nodes import dotted, keywords, literal
-from ..training.loops import Loops, Site, listed
+from ..training.clips import Site
+from ..training.loops import Loops, listed
 from ..work import Work
 from .uses import Use
 

@@ -11,7 +11,7 @@ from ..nodes import dotted, parameters
 from ..source import Statement
 from ..training.aliases import Aliases, Key
 from ..work import Work
-from .words import SCALERS
+from .arguments import SCALERS
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,20 @@ class Scaler:
         """What the session is called where it is made."""
         return self.name(target_of(self.first.assign))
 
+    @property
+    def functions(self) -> set[cst.FunctionDef]:
+        """The functions that have a parameter for it."""
+        return {
+            scope for scope, name in self._names if isinstance(scope, cst.FunctionDef) and name in parameters(scope)
+        }
+
     def name(self, use: cst.BaseExpression) -> str:
         """Return what the session is called in place of a use of the scaler."""
         return self._renamed(dotted(use))
 
     def seen_from(self, node: cst.CSTNode) -> str | None:
         """Return what the session is called where ``node`` stands, or None."""
-        order, module = self._source.order, self._source.module
+        order, module = self._source.order, self._source.root(node)
         scopes: list[cst.CSTNode] = [one for one in self._source.above(node) if isinstance(one, cst.FunctionDef)]
         owners: list[cst.CSTNode] = [
             owner
@@ -95,6 +102,7 @@ class Scaler:
                 edits.expression(use, self.name(use))
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
         self._refuse_pairs(keys)
+        self._refuse_omitted(keys)
         for node in self._source.nodes:
             if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
                 edits.change(node, lambda new: new.with_changes(name=cst.Name(self._work.names.amp)))
@@ -109,6 +117,17 @@ class Scaler:
             if len(given) > 1:
                 self._work.block(function, f"{' and '.join(given)} are passed to one function",
                                  "a session has one scale for all its losses: pass one")  # fmt: skip
+
+    def _refuse_omitted(self, keys: set[Key]) -> None:
+        """Refuse calls that leave the scaler out: the session would be None there."""
+        for function, name in sorted(keys, key=lambda key: (self._source.order[key[0]], key[1])):
+            if name not in parameters(function):
+                continue
+            for call in self._aliases.calls(function):
+                given = {its for _, one, its in self._aliases.arguments(call) if one is function}
+                if name not in given and not any(arg.star for arg in call.args):
+                    self._work.block(call, f"{dotted(call.func)} is called without its {name}",
+                                     f"give it a session, which takes the place of {name}=None too")  # fmt: skip
 
     def _rename_keywords(self, call: cst.Call, keys: set[Key]) -> None:
         for arg, function, name in self._aliases.arguments(call):

@@ -12,9 +12,8 @@ from ..source import Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
-from .arguments import device_of, enabled_of, policy_code
+from .arguments import SETTINGS, device_of, enabled_of, policy_code
 from .scaler import Made, Scaler, statement_in, target_of
-from .words import SETTINGS
 
 
 class Session:
@@ -162,6 +161,6 @@ def common_flag(work: Work, scaler: Scaler, calls: list[cst.Call]) -> str | None
     for code in sorted(set.intersection(*flags)) if flags else ():
         root = code.partition(".")[0]
         scope = source.scope(scaler.first.assign)
-        if source.bound_in(root, scope) or (source.bound_in(root, source.module) and "." not in code):
+        if source.bound_in(root, scope) or (source.bound_in(root, source.root(scope)) and "." not in code):
             return code
     return None

@@ -9,8 +9,8 @@ from ..source import Statement
 from ..training.clips import Clips, parameters_of
 from ..training.loops import Loops
 from ..work import Work
+from .arguments import CLIPS
 from .uses import Use, Uses, optimizer_of, statement_of
-from .words import CLIPS
 
 
 def rewrite_unscale(work: Work, loops: Loops, uses: Uses, use: Use) -> None:

@@ -10,12 +10,9 @@ import libcst as cst
 
 from ..nodes import dotted, walk
 from ..source import Source
+from .values import bindings, elements, parts, peeled
 
 Key = tuple[Any, str]
-WRAPPERS = (
-    "DDP", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDP", "ApexDDP", "NativeDDP",
-    "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
-)  # fmt: skip
 _CONSTANTS = ("None", "True", "False")
 _EVERYWHERE = (
     "step",
@@ -32,7 +29,6 @@ _EVERYWHERE = (
     "to",
     "log",
 )
-_MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
 
 
 class Aliases:
@@ -49,6 +45,9 @@ class Aliases:
         self._bound: dict[cst.CSTNode, set[str]] = {}
         self._attributes: dict[str, list[Key]] = {}
         self._functions: dict[str, list[cst.FunctionDef]] = {}
+        self._classes: dict[str, list[cst.ClassDef]] = {}
+        for owner in source.of(cst.ClassDef):
+            self._classes.setdefault(owner.name.value, []).append(owner)
         self._find_scopes()
         self._join()
 
@@ -106,7 +105,12 @@ class Aliases:
         if not name:
             return []
         root, _, last = name.rpartition(".")
+        link = self._source.link(call, root or name)
+        if link is not None and not (root and link[1]):
+            return [f for f in self._functions.get(link[1] or last, ()) if self._is_open(f, link[0])]
         found = self._functions.get(last, [])
+        if not root and self._source.files:
+            found = [f for f in found if self._source.root(f) is self._source.root(call)]
         if not root and not found:
             return [f for f in self._functions.get("__call__", ()) if self.class_of(f) in self._classes_of(name)]
         if not root:
@@ -118,6 +122,11 @@ class Aliases:
             return []
         return [f for f in found if self.class_of(f) is not None]
 
+    def _is_open(self, function: cst.FunctionDef, module: cst.Module) -> bool:
+        """Whether a file's importers can name a function: its own functions, and classes by their ``__init__``."""
+        outside = self.class_of(function) is None or function.name.value == "__init__"
+        return outside and self._source.root(function) is module
+
     def _owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the class whose code a node is in."""
         return next((above for above in self._source.above(node) if isinstance(above, cst.ClassDef)), None)
@@ -125,7 +134,7 @@ class Aliases:
     def _classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
         made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
-        inits = [f for value in made for f in self._functions.get(dotted(value.func), ()) if f.name.value == "__init__"]
+        inits = [f for value in made for f in self.functions(value) if f.name.value == "__init__"]
         return [owner for owner in map(self.class_of, inits) if owner is not None]
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
@@ -150,7 +159,15 @@ class Aliases:
 
     def calls(self, function: cst.FunctionDef) -> list[cst.Call]:
         """Return the calls of this file that may reach a function."""
-        return [n for n in self._source.nodes if isinstance(n, cst.Call) and function in self.functions(n)]
+        return self._callers.get(function, [])
+
+    @functools.cached_property
+    def _callers(self) -> dict[cst.FunctionDef, list[cst.Call]]:
+        found: dict[cst.FunctionDef, list[cst.Call]] = {}
+        for call in self._source.of(cst.Call):
+            for function in dict.fromkeys(self.functions(call)):
+                found.setdefault(function, []).append(call)
+        return found
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the class that a method is one of."""
@@ -165,7 +182,7 @@ class Aliases:
 
     def scope(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the function around a node, or the module."""
-        return self._scopes.get(node, self._source.module)
+        return self._scopes.get(node) or self._source.root(node)
 
     def binds(self, scope: cst.CSTNode, name: str) -> bool:
         """Whether a function, or the module, gives a name its value."""
@@ -173,20 +190,21 @@ class Aliases:
 
     def _binding(self, node: cst.CSTNode, name: str) -> cst.CSTNode:
         scope = self.scope(node)
-        while scope is not self._source.module:
+        while not isinstance(scope, cst.Module):
             if name in self._bound.get(scope, ()):
                 return scope
             scope = self.scope(scope)
         return scope
 
     def _find_scopes(self) -> None:
-        module = self._source.module
         declared: dict[cst.CSTNode, set[str]] = {}
         for node in self._source.nodes:
             parent = self._source.parents.get(node)
-            if parent is not None:
+            if parent is None:
+                self._scopes[node] = node
+            else:
                 inside = isinstance(parent, cst.FunctionDef) and node is not parent.name
-                self._scopes[node] = parent if inside else self._scopes.get(parent, module)
+                self._scopes[node] = parent if inside else self._scopes[parent]
             scope = self.scope(node)
             if isinstance(node, cst.FunctionDef):
                 self._functions.setdefault(node.name.value, []).append(node)
@@ -198,13 +216,16 @@ class Aliases:
             elif isinstance(node, cst.Global | cst.Nonlocal):
                 declared.setdefault(scope, set()).update(item.name.value for item in node.names)
             else:
-                self._bound.setdefault(scope, set()).update(_bindings(node))
+                self._bound.setdefault(scope, set()).update(bindings(node))
         for scope, names in declared.items():
             self._bound[scope] -= names
 
     # -- who is the same -----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
+        for module, name, other, its in self._source.linked():
+            if its and its not in self._functions:
+                self._same((module, name), (other, its))
         for node in self._source.nodes:
             if isinstance(node, cst.Assign):
                 for target in node.targets:
@@ -222,7 +243,7 @@ class Aliases:
         if isinstance(target, cst.Tuple | cst.List):
             self._given_back(target, value)
             for place, one in enumerate(target.elements):
-                for given in _elements(value, len(target.elements), place):
+                for given in elements(value, len(target.elements), place):
                     self._assign(one.value, given)
                 if isinstance(value, cst.Call):
                     self._returned(value, one.value, place, len(target.elements))
@@ -234,9 +255,9 @@ class Aliases:
 
     def _given_back(self, target: cst.Tuple | cst.List, value: cst.BaseExpression) -> None:
         """``[a, b], c = amp.initialize([d, e], f)``: lists in lists."""
-        parts = _parts(value)
-        if len(parts) == len(target.elements):
-            for one, given in zip(target.elements, parts, strict=True):
+        values = parts(value)
+        if len(values) == len(target.elements):
+            for one, given in zip(target.elements, values, strict=True):
                 if isinstance(one.value, cst.Tuple | cst.List):
                     self._assign(one.value, given)
 
@@ -246,7 +267,7 @@ class Aliases:
                 continue
             for node in walk(function.body):
                 if isinstance(node, cst.Return) and node.value is not None and self.scope(node) is function:
-                    values = peeled(node.value) if place is None else _elements(node.value, many, place)
+                    values = peeled(node.value) if place is None else elements(node.value, many, place)
                     for value in values:
                         self._same(self.key(target), self.key(value))
 
@@ -260,63 +281,27 @@ class Aliases:
         known = self._attributes.setdefault(name, [])
         if root == "self" and key is not None and key not in known and isinstance(key[0], cst.ClassDef):
             known.append(key)
-        elif root != "self" and len(known) == 1 and root in self._bound.get(self._binding(node, root), ()):
+        elif root != "self" and self._is_one(known) and root in self._bound.get(self._binding(node, root), ()):
             self._same(key, known[0])
+        if root == "self" and key is not None and isinstance(key[0], cst.ClassDef):
+            for base in self._bases(key[0]):
+                self._same(key, (base, text))
+
+    def _is_one(self, keys: Sequence[Key]) -> bool:
+        return len({self.group(key) for key in keys}) == 1
+
+    def _bases(self, owner: cst.ClassDef) -> list[cst.ClassDef]:
+        """Return the classes of these files that a class inherits from, directly."""
+        found = []
+        for base in owner.bases:
+            name = dotted(base.value)
+            link = self._source.link(owner, name.rpartition(".")[0] or name)
+            module, wanted = link if link is not None else (self._source.root(owner), name)
+            wanted = wanted or name.rpartition(".")[2]
+            found += [one for one in self._classes.get(wanted, ()) if self._source.root(one) is module]
+        return found
 
     def _same(self, one: Key | None, other: Key | None) -> None:
         first, second = self.group(one), self.group(other)
         if first is not None and second is not None and first != second:
             self._root[first] = second
-
-
-def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return the expressions that a value is, without wrappers, moves to a device, and choices between them."""
-    if isinstance(value, cst.IfExp):
-        return [*peeled(value.body), *peeled(value.orelse)]
-    if isinstance(value, cst.Attribute) and value.attr.value == "module":
-        return peeled(value.value)
-    if isinstance(value, cst.Call):
-        if isinstance(value.func, cst.Attribute) and value.func.attr.value in _MOVES:
-            return peeled(value.func.value)
-        last = dotted(value.func).rpartition(".")[2]
-        if last in WRAPPERS and value.args:
-            return peeled(value.args[0].value)
-    return [value]
-
-
-def _elements(value: cst.BaseExpression, many: int, place: int) -> Sequence[cst.BaseExpression]:
-    parts = _parts(value)
-    return peeled(parts[place]) if len(parts) == many else ()
-
-
-def _parts(value: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return a tuple's elements, or the objects that ``initialize`` and ``prepare`` give back."""
-    if isinstance(value, cst.Tuple | cst.List):
-        return [element.value for element in value.elements]
-    if isinstance(value, cst.Call) and dotted(value.func).rpartition(".")[2] in ("initialize", "prepare"):
-        named = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
-        given = [arg.value for arg in value.args if arg.keyword is None]
-        given += [named[key] for key in ("models", "optimizers")[len(given) :] if key in named]
-        return given
-    return []
-
-
-def _bindings(node: cst.CSTNode) -> Iterator[str]:
-    """Yield the plain names that a node itself binds."""
-    goals: list[cst.CSTNode] = []
-    if isinstance(node, cst.AssignTarget | cst.AugAssign | cst.AnnAssign | cst.NamedExpr | cst.For):
-        goals = [node.target]
-    elif isinstance(node, cst.AsName):
-        goals = [node.name]
-    elif isinstance(node, cst.ImportAlias):
-        yield node.evaluated_alias or node.evaluated_name.partition(".")[0]
-    elif isinstance(node, cst.FunctionDef | cst.ClassDef):
-        yield node.name.value
-    while goals:
-        goal = goals.pop()
-        if isinstance(goal, cst.Name):
-            yield goal.value
-        elif isinstance(goal, cst.Tuple | cst.List):
-            goals += [element.value for element in goal.elements]
-        elif isinstance(goal, cst.StarredElement):
-            goals.append(goal.value)

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
 from ..source import Statement
+from ..work import Work
+from .aliases import Aliases, Key
 from .regions import enclosing
-
-if TYPE_CHECKING:
-    from .loops import Loops
 
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
 CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
 _MOVED = "gradients are clipped once, before the step, and no longer after each micro-batch"
 _EMPTIES = ("zero_", "detach_", "requires_grad_")
+
+
+@dataclass
+class Site:
+    """A backward pass.
+
+    Attributes:
+        call: the call that it is known by.
+        loss: the loss.
+        place: the statement that the loss is scaled in.
+        optimizers: the code of those that it trains.
+        handle: what the scaled loss is called.
+    """
+
+    call: cst.Call
+    loss: cst.BaseExpression
+    place: Statement
+    optimizers: list[str] = field(default_factory=list)
+    handle: str = "scaled_loss"
+
+
+class Steps(Protocol):
+    """What clipping asks of a file's training loops; see ``loops.Loops``."""
+
+    work: Work
+    aliases: Aliases
+    optimizers: dict[Key | None, str]
+    sites: list[Site]
+    steps: list[cst.Call]
+    plain: list[Site]
+    plain_steps: list[cst.Call]
+    unscales: bool
+
+    def session_at(self, node: cst.CSTNode) -> str:
+        """Return what the session is called at ``node``."""
+
+    def code_of_step(self, call: cst.Call) -> str:
+        """Return the code of the optimizer that a step is of."""
 
 
 class Clips:
@@ -26,7 +65,7 @@ class Clips:
         loops: the loops.
     """
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Steps) -> None:
         self._loops, self._work, self._source = loops, loops.work, loops.work.source
         self._aliases = loops.aliases
         self._unscaled: set[Statement] = set()
@@ -143,18 +182,24 @@ class Clips:
 
     def _gated_step(self, call: cst.CSTNode) -> Statement | None:
         """Return the step's statement where it is taken after several micro-batches and the clipping after each."""
-        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
-        for step in (*self._loops.steps, *self._loops.plain_steps):
-            statement = self._source.statement(step)
-            if self._source.scope(statement) is not self._source.scope(call):
-                continue
-            block = self._source.block(statement)
-            gate = enclosing(self._source, statement)
-            if isinstance(gate, cst.If) and self._source.in_block(call, block) is None and block not in places:
+        for statement, gate in self._gated.get(self._source.scope(call), ()):
+            if self._source.in_block(call, self._source.block(statement)) is None:
                 outer = self._source.in_block(call, self._source.block(gate))
-                if outer is not None and self._counts(gate.test) and not self._same_gate(outer, gate):
+                if outer is not None and not self._same_gate(outer, gate):
                     return statement
         return None
+
+    @functools.cached_property
+    def _gated(self) -> dict[cst.CSTNode, list[tuple[Statement, cst.If]]]:
+        """Return function -> its steps that are taken after several micro-batches, and the conditions for that."""
+        places = {self._source.block(site.place) for site in (*self._loops.sites, *self._loops.plain)}
+        found: dict[cst.CSTNode, list[tuple[Statement, cst.If]]] = {}
+        for step in (*self._loops.steps, *self._loops.plain_steps):
+            statement = self._source.statement(step)
+            gate = enclosing(self._source, statement)
+            if isinstance(gate, cst.If) and self._source.block(statement) not in places and self._counts(gate.test):
+                found.setdefault(self._source.scope(step), []).append((statement, gate))
+        return found
 
     def _counts(self, test: cst.BaseExpression) -> bool:
         """Whether a condition counts micro-batches."""

@@ -11,29 +11,10 @@ from ..nodes import dotted, keywords
 from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
-from .clips import Clips
+from .clips import Clips, Site
 from .regions import Regions, enclosing
 
 SCALED = "`with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()`"
-
-
-@dataclass
-class Site:
-    """A backward pass.
-
-    Attributes:
-        call: the call that it is known by.
-        loss: the loss.
-        place: the statement that the loss is scaled in.
-        optimizers: the code of those that it trains.
-        handle: what the scaled loss is called.
-    """
-
-    call: cst.Call
-    loss: cst.BaseExpression
-    place: Statement
-    optimizers: list[str] = field(default_factory=list)
-    handle: str = "scaled_loss"
 
 
 @dataclass
@@ -69,12 +50,13 @@ class Loops:
     def find_plain(self) -> None:
         """Find the backward passes and steps that pass the old API by: the branches without AMP."""
         known = {site.call for site in self.sites}
+        places = {site.place for site in self.sites}
         old_steps = set(self.steps)
         for call in self.work.source.methods("step"):
             if call not in old_steps and self.is_optimizer(_receiver(call)):
                 self.plain_steps.append(call)
         for call in self.work.source.methods("backward"):
-            if call not in known and self._is_plain(call):
+            if call not in known and self._is_plain(call, places):
                 self.plain.append(Site(call, _receiver(call), self.work.source.statement(call)))
 
     def is_optimizer(self, node: cst.CSTNode) -> bool:
@@ -126,13 +108,13 @@ class Loops:
 
     # -- what passes the old API by ------------------------------------------------------------------------------
 
-    def _is_plain(self, call: cst.Call) -> bool:
+    def _is_plain(self, call: cst.Call, places: set[Statement]) -> bool:
         """Whether this is ``loss.backward()`` of a tensor, and no handle's or method's of that name."""
         source = self.work.source
         receiver = _receiver(call)
         if dotted(receiver) == "self" or self.is_optimizer(receiver) or self.aliases.of(receiver) in self.models:
             return False
-        if any(source.inside(call, site.place) and call is not site.call for site in self.sites):
+        if any(above in places for above in source.above(call)):
             return False
         if source.meaning(call.func) == "torch.autograd.backward":
             return True
@@ -150,7 +132,7 @@ class Loops:
         if not site.optimizers:
             if self._other_steps(site.place):
                 return  # trains an optimizer that never was under AMP
-            raise self.work.stop(call, f"{source.code(call)}: which optimizers it trains cannot be told", SCALED)
+            raise self.work.stop(call, f"{source.code(call)}: it is not clear which optimizers it trains", SCALED)
         amp = self.session_at(call)
         if (
             not source.is_alone(call)
@@ -230,7 +212,9 @@ class Loops:
         ends += [source.statement(call) for call in (*self.steps, *self.plain_steps)]
         regions = Regions(self.work, self.aliases, self.models, ends, self.regions)
         for site in sorted((*self.sites, *self.plain), key=lambda site: source.order[site.place]):
-            header = region(site)
+            header = None
+            with self.work.blocking():
+                header = region(site)
             if header is None:
                 continue
             if regions.computes(site.loss):

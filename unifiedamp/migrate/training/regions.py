@@ -10,7 +10,8 @@ import libcst as cst
 from ..nodes import dotted, targets, walk
 from ..source import Block, Source, Statement
 from ..work import Work
-from .aliases import WRAPPERS, Aliases, Key
+from .aliases import Aliases, Key
+from .values import WRAPPERS
 
 _NO_FORWARD = (
     "train", "eval", "parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "no_sync", "to",
@@ -27,6 +28,25 @@ class Range(NamedTuple):
     first: int
     last: int
     header: str
+
+
+class _Dataflow(NamedTuple):
+    """The variables that a statement assigns, those that have no other value behind it, and those that it uses."""
+
+    targets: set[str]
+    replaced: set[str]
+    used: set[str]
+
+    @classmethod
+    def of(cls, source: Source, statement: Statement) -> _Dataflow:
+        small = statement.body[0] if isinstance(statement, cst.SimpleStatementLine) else None
+        if not isinstance(small, cst.Assign):
+            return cls(targets(statement), set(), names_in(source, statement))
+        parts: list[cst.BaseExpression] = [target.target for target in small.targets]
+        for part in parts:
+            if isinstance(part, cst.Tuple | cst.List):
+                parts += [element.value for element in part.elements]
+        return cls(targets(statement), {dotted(part) for part in parts} - {""}, names_in(source, small.value))
 
 
 class Regions:
@@ -52,7 +72,9 @@ class Regions:
         self._work, self._source, self._aliases = work, work.source, aliases
         self._models = models - {None}
         self._ending = _around(work.source, ends)
-        self._ranges: dict[Block, list[Range]] = {}
+        self._ranges: dict[Block, dict[Range, None]] = {}
+        self._facts: dict[Statement, _Dataflow] = {}
+        self._first: dict[Block, dict[str, int]] = {}
         self._computing: dict[cst.CSTNode, bool] = {}
 
     def cover(self, loss: cst.CSTNode, place: Statement, header: str, depth: int = 0) -> bool:
@@ -75,13 +97,12 @@ class Regions:
 
     def emit(self) -> None:
         """Put the regions in the file's edits; those that touch become one, and one inside another goes."""
-        whole = {
-            s for block, found in self._ranges.items() for r in found for s in statements(block)[r.first : r.last + 1]
-        }
+        bodies = {block: statements(block) for block in self._ranges}
+        whole = {s for block, found in self._ranges.items() for r in found for s in bodies[block][r.first : r.last + 1]}
         for block, found in self._ranges.items():
             if any(above in whole for above in self._source.above(block)):
                 continue
-            body = statements(block)
+            body = bodies[block]
             for first, last, header in self._joined(body, found):
                 self._work.edits.wrap(body[first], body[last], header)
 
@@ -123,15 +144,35 @@ class Regions:
         """Find, backwards from ``place``, what computes ``needed``, which grows; return whether a model is called."""
         found = False
         flagged: list[int] = []
+        first = self._first_targets(block, body)
         for index in range(place - 1, -1, -1):
+            if not any(first.get(name, place) <= index for name in needed):
+                break
             if body[index] in self._ending:
                 # An earlier step may have computed what this loss uses too, such as a GAN's generated batch.
                 found = self._keep(block, body, flagged, header) or found
                 flagged = []
-            elif targets(body[index]) & needed and not isinstance(body[index], cst.FunctionDef | cst.ClassDef):
+                continue
+            flow = self._dataflow(body[index])
+            if flow.targets & needed and not isinstance(body[index], cst.FunctionDef | cst.ClassDef):
                 flagged.append(index)
-                needed |= names_in(self._source, body[index])
+                needed -= flow.replaced
+                needed |= flow.used
         return self._keep(block, body, flagged, header) or found
+
+    def _dataflow(self, statement: Statement) -> _Dataflow:
+        if statement not in self._facts:
+            self._facts[statement] = _Dataflow.of(self._source, statement)
+        return self._facts[statement]
+
+    def _first_targets(self, block: Block, body: list[Statement]) -> dict[str, int]:
+        """Return name -> the place of the first statement of a block that assigns it."""
+        if block not in self._first:
+            first = self._first[block] = {}
+            for place, statement in enumerate(body):
+                for name in self._dataflow(statement).targets:
+                    first.setdefault(name, place)
+        return self._first[block]
 
     def _keep(self, block: Block, body: list[Statement], flagged: list[int], header: str) -> bool:
         calling = [index for index in flagged if self.computes(body[index])]
@@ -139,7 +180,7 @@ class Regions:
             return False
         if all(self._held(body[index]) for index in calling):
             return True
-        self._ranges.setdefault(block, []).append(Range(min(calling), max(flagged), header))
+        self._ranges.setdefault(block, {})[Range(min(calling), max(flagged), header)] = None
         return True
 
     def _attributes(self, needed: set[str], scope: cst.CSTNode, header: str) -> bool:
@@ -180,9 +221,9 @@ class Regions:
         self._work.edits.expression(arg.value, "loss_to_scale")
         return True
 
-    def _joined(self, body: list[Statement], found: list[Range]) -> Iterator[Range]:
+    def _joined(self, body: list[Statement], found: Iterable[Range]) -> Iterator[Range]:
         made: list[Range] = []
-        for one in sorted(set(found)):
+        for one in sorted(found):
             if made and one.header == made[-1].header and self._touch(body, made[-1], one):
                 made[-1] = Range(made[-1].first, max(made[-1].last, one.last), one.header)
             else:

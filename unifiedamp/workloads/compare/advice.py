@@ -66,14 +66,14 @@ def _verdict(row: Row, baseline: Row) -> str:
 
 def _figures(row: Row, baseline: Row) -> str:
     speed = row.ratio or 0.0
-    told = f"{speed:.1f}x faster" if speed >= WORTH_IT else f"{speed:.2f}x the speed"
+    speed_text = f"{speed:.1f}x faster" if speed >= WORTH_IT else f"{speed:.2f}x the speed"
     if row.accuracy is None or baseline.accuracy is None:
-        return f"{row.task.policy} is {told}"
+        return f"{row.task.policy} is {speed_text}"
     points = round(100 * (row.accuracy - baseline.accuracy), 1) + 0.0
     return (
-        f"{row.task.policy}: {told} than float32, accuracy {points:+.1f} points"
+        f"{row.task.policy}: {speed_text} than float32, accuracy {points:+.1f} points"
         if speed >= WORTH_IT
-        else (f"{row.task.policy}: {told} of float32, accuracy {points:+.1f} points")
+        else (f"{row.task.policy}: {speed_text} of float32, accuracy {points:+.1f} points")
     )
 
 

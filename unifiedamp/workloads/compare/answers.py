@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..workers import Tell, Worker
+from ..workers import ReportProgress, Worker
 
 A = TypeVar("A")
 Count = Annotated[int, Field(ge=0)]
@@ -70,19 +70,23 @@ class Probe(Answer):
 
 
 def ask(
-    worker: Worker, answer: type[A], request: Mapping[str, Any], timeout: float | None, told: Tell | None = None
+    worker: Worker,
+    answer: type[A],
+    request: Mapping[str, Any],
+    timeout: float | None,
+    on_progress: ReportProgress | None = None,
 ) -> A:
     """Return a job's answer.
 
     Args:
         worker: its process.
         answer: what it must be.
-        request, told, timeout: as for ``Worker.ask``.
+        request, on_progress, timeout: as for ``Worker.ask``.
 
     Raises:
         WorkerError: it failed, hung, or answered something else.
     """
-    found = worker.ask(request, told, timeout)
+    found = worker.ask(request, on_progress, timeout)
     try:
         return TypeAdapter(answer).validate_python(found)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""One run of a recipe, in a process of its own: the worker's side of a comparison (see ``workers.py``).
+"""One run of a recipe, in a separate process: the worker's side of a comparison (see ``workers.py``).
 
 Requests are ``{"do": name, …}``, with a method of :class:`Job` for each name.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from ...errors import AmpWarning, LossScaleExhausted
 from .. import machine
 from ..recipes import recipe_module
-from ..workers import Handle, OutOfMemory, Tell
+from ..workers import Handle, OutOfMemory, ReportProgress
 from .scores import scores
 
 WARM_UP = 3
@@ -27,9 +27,9 @@ TRIED = 3
 """Windows that a batch size must survive: the optimizer makes its state in the first, memory is laid out anew later."""
 
 
-def make(tell: Tell) -> Handle:
+def make(report_progress: ReportProgress) -> Handle:
     """Return the handler of a new job."""
-    job = Job(tell)
+    job = Job(report_progress)
 
     def handle(request: dict[str, Any]) -> Any:
         arguments = {key: value for key, value in request.items() if key != "do"}
@@ -47,11 +47,11 @@ class Job:
     """A recipe under one configuration.
 
     Args:
-        tell: takes the progress of a training, as [batches so far, batches in all].
+        report_progress: called with the progress of a training: [batches so far, batches in all].
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, report_progress: ReportProgress) -> None:
+        self._report_progress = report_progress
         self._run: Any = None
 
     def begin(self, config: str, out: str, amp: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Job:
         Args:
             config: the recipe's configuration file.
             out: an empty folder, for the recipe's checkpoints.
-            amp, train: settings that go before the file's.
+            amp, train: settings that override the file's.
         """
         self._recipe = recipe_module("recipe")
         self._settings = recipe_module("settings").read_settings(Path(config), Path(out), amp=amp, train=train)
@@ -80,7 +80,7 @@ class Job:
     def train(self) -> dict[str, Any]:
         """Train as the configuration says and return how well."""
         run, data = self._run, self._data
-        self._recipe.fit(run, self._step, data, _Telling(self._tell, run.settings.train.epochs))
+        self._recipe.fit(run, self._step, data, _Reporting(self._report_progress, run.settings.train.epochs))
         predicted = self._recipe.predict(run.amp, run.kit, run.model, data)
         state = run.amp.state_dict()["state"]
         return {
@@ -102,7 +102,7 @@ class Job:
         return {"seconds": seconds, "samples": batches * self._run.settings.train.batch_size}
 
     def fits(self, batch_size: int, memory: int | None = None) -> bool:
-        """Tell whether steps of this batch size can be trained; lack of memory is an answer, other errors are raised.
+        """Return whether steps of this batch size can be trained; lack of memory is an answer, other errors are raised.
 
         Args:
             batch_size: samples per batch.
@@ -137,11 +137,11 @@ class Job:
         return {"kernels": backend.profiler.kernel_times(lambda: self._advance(windows * self._run.window))}
 
     def probe(self, steps: int, clean: int | None = None) -> dict[str, Any]:
-        """Train from where the model stands, on the first batches, and look after every step.
+        """Train from where the model stands, on the first batches, and check after every step.
 
         Args:
             steps: optimizer steps at most.
-            clean: stop after so many applied steps in a row; None goes on.
+            clean: stop after this many applied steps in a row; None goes on.
 
         Returns:
             ``losses`` (of each step, None where not finite), ``skipped`` (steps skipped until then, after each step),
@@ -179,7 +179,7 @@ class Job:
         return int(recipe_module("trace").write_trace(run, step, self._data, steps, Path(path)))
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether an exception says that memory ran out."""
+        """Return whether an exception says that memory ran out."""
         if self._run is None:
             return isinstance(error, MemoryError)
         return bool(self._run.amp.backend.device.out_of_memory(error))
@@ -214,25 +214,25 @@ def _repeated(data: Any, kit: Any, size: int) -> tuple[Any, Any]:
 
 
 def _clean(skipped: Sequence[int], clean: int | None) -> bool:
-    """Tell whether the last ``clean`` steps were applied, given the steps skipped until each."""
+    """Return whether the last ``clean`` steps were applied, given the steps skipped until each."""
     if clean is None or len(skipped) < clean:
         return False
     return skipped[-1] == (skipped[-clean - 1] if len(skipped) > clean else 0)
 
 
-class _Telling:
-    """Stands in for the recipe's report: tells how far a training is, and prints nothing."""
+class _Reporting:
+    """Stands in for the recipe's report: reports progress, and prints nothing."""
 
-    def __init__(self, tell: Tell, epochs: int) -> None:
-        self._tell, self._epochs, self._last = tell, epochs, 0.0
+    def __init__(self, report_progress: ReportProgress, epochs: int) -> None:
+        self._report_progress, self._epochs, self._last = report_progress, epochs, 0.0
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Ignore an epoch's row."""
 
     def follow(self, batches: Iterable[Any], run: Any, count: int) -> Iterator[Any]:
-        """Yield ``batches`` and tell the place, ten times a second at most."""
+        """Yield ``batches``; report the progress at most ten times a second."""
         for batch in batches:
             yield batch
             if time.monotonic() - self._last > 0.1:
                 self._last = time.monotonic()
-                self._tell([run.epoch * count + run.batch, self._epochs * count])
+                self._report_progress([run.epoch * count + run.batch, self._epochs * count])

@@ -1,4 +1,4 @@
-"""Which GPU kernels multiply matrices, and which of those do it in Tensor Cores, told by their names.
+"""Which GPU kernels multiply matrices, and which of those do it in Tensor Cores, recognized by their names.
 
 The names are those of NVIDIA's libraries: cuBLAS and cuDNN say what instruction a kernel is built on (``h884``,
 ``s16816``, ``tensor16x8x16``, ``warpgroupsize`` for Hopper's), CUTLASS says ``tensorop``, ``simt`` or ``wmma``.

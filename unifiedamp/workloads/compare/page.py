@@ -79,6 +79,6 @@ def _pictures(rows: Sequence[Row]) -> str:
 
 
 def _picture(title: str, svg: str) -> str:
-    # As an image of its own, so that the ids of one drawing do not meet those of another.
+    # As a separate image, so that the ids of two drawings do not collide.
     data = b64encode(svg.encode()).decode()
     return f'<h2>{html_text(title)}</h2><img alt="{html_text(title)}" src="data:image/svg+xml;base64,{data}">'

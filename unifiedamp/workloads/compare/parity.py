@@ -76,11 +76,11 @@ class Verdict:
     """What two traces say.
 
     Attributes:
-        parted: the first place where they are further from each other than rounding explains; None when there is none.
+        diverged: the first place where they differ by more than rounding explains; None when there is none.
         closest: the place where they come nearest to that limit, up to the first parting.
     """
 
-    parted: Place | None
+    diverged: Place | None
     closest: Place | None
 
 
@@ -150,10 +150,10 @@ def parity(
         size: samples per batch.
         steps: optimizer steps.
         options: the recipe.
-        begun: told what begins.
+        begun: called with what begins.
 
     Returns:
-        For each policy and pair ``{"policy", "dtype", "backends", "parted", "closest"}``, where a trace could be made;
+        For each policy and pair ``{"policy", "dtype", "backends", "diverged", "closest"}``, where a trace was possible;
         else ``{"policy", "dtype", "backends": [name], "failed": why}``.
     """  # fmt: skip
     found: list[dict[str, Any]] = []

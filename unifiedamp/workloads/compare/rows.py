@@ -86,7 +86,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What tells this row from others, in few words."""
+        """What identifies this row, in few words."""
         size = self.batch_size or self.task.batch_size
         return f"{self.task.backend} {self.task.policy} {self.task.compile} {size or 'largest'}"
 

@@ -1,4 +1,4 @@
-"""Runs a comparison: each run in its own process, a group of runs timed in turns."""
+"""Runs a comparison: each run in its own process, a group of runs timed interleaved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...config import plugins
 from ...errors import AmpError
 from ...output.files import temporary_folder
 from .. import machine
-from ..interleaved import in_turns
+from ..interleaved import interleave
 from ..workers import Worker, WorkerError
 from .answers import Begun, Profile, Trained, Turn, ask
 from .kernels import tensor_core_share
@@ -30,7 +30,7 @@ SMALLER = 4
 GRAIN = 8
 """How close to the largest batch size that fits is close enough; Tensor Cores like multiples of it."""
 MEMORY_SHARE = 0.7
-"""Of the memory that is available, what one process may take while a batch size is looked for on a CPU."""
+"""Of the memory that is available, what one process may take while a batch size is searched for on a CPU."""
 PROFILED = 5
 """Optimizer steps under the profiler."""
 
@@ -58,10 +58,10 @@ class Options:
 
     Attributes:
         config: the recipe's configuration file.
-        train: settings of ``[train]`` that go before the file's (epochs, samples, data).
-        rounds: turns of each run.
+        train: settings of ``[train]`` that override the file's (epochs, samples, data).
+        rounds: of timing each run.
         max_batch_size: the largest that ``--find-batch-size`` tries; None for as many as there are samples.
-        profile: look at the device's kernels too.
+        profile: profile the device's kernels too.
         timeout: seconds without progress after which a run counts as hung.
     """
 
@@ -103,7 +103,7 @@ class _Group:
         self._windows: dict[int, int] = {}
 
     def run(self) -> None:
-        """Train each, then time all in turns."""
+        """Train each, then time all interleaved."""
         for index, row in enumerate(self._rows):
             self._train(index, row)
             self._save(False)
@@ -126,7 +126,7 @@ class _Group:
             self._fail(row, error, "refused" if error.kind == "refused" and index not in self._workers else "failed")
 
     def _train_as_large(self, index: int, row: Row) -> None:
-        """Train; where the largest batch size was looked for, and a whole training needs more memory, try smaller ones.
+        """Train; where the largest batch size was sought, and a whole training needs more memory, try smaller ones.
 
         Raises:
             WorkerError: it failed.
@@ -136,7 +136,7 @@ class _Group:
             worker = self._start(row.task, row.batch_size, row)
             self._workers[index] = worker
             try:
-                found = ask(worker, Trained, {"do": "train"}, self._options.timeout, self._told)
+                found = ask(worker, Trained, {"do": "train"}, self._options.timeout, self._on_progress)
             except WorkerError as error:
                 if error.kind not in ("memory", "crash") or not left:
                     raise
@@ -148,7 +148,7 @@ class _Group:
             row.state = "trained"
             return
 
-    def _told(self, place: Any) -> None:
+    def _on_progress(self, place: Any) -> None:
         with suppress(TypeError, ValueError):  # what is no place shows no progress
             done, total = map(int, place)
             self._progress.at(done, total)
@@ -176,7 +176,7 @@ class _Group:
     def _time(self) -> None:
         alive = {index: row for index, row in enumerate(self._rows) if row.state == "trained"}
         if alive:
-            self._progress.begin(f"timing {len(alive)} in turns, {self._options.rounds} rounds")
+            self._progress.begin(f"timing {len(alive)} interleaved, {self._options.rounds} rounds")
 
         def lost(index: int, error: AmpError) -> None:
             self._fail(self._rows[index], error)
@@ -187,8 +187,8 @@ class _Group:
             except WorkerError as error:
                 lost(index, error)
                 del alive[index]
-        turns = {index: (lambda index=index: self._rate(index, self._windows[index])) for index in alive}
-        for index, rates in in_turns(turns, self._options.rounds, lost).items():
+        runs = {index: (lambda index=index: self._rate(index, self._windows[index])) for index in alive}
+        for index, rates in interleave(runs, self._options.rounds, lost).items():
             self._rows[index].rates = rates
             self._rows[index].samples_per_second = median(rates) if rates else None
 

@@ -12,7 +12,7 @@ class Scores:
     """Each from 0 to 1.
 
     Attributes:
-        accuracy: the share of samples that were told right.
+        accuracy: the share of samples classified correctly.
         precision, recall, f1: the mean over the classes that occur (macro average), each class counting alike. What a
             class has none of (no sample predicted as it: no precision) counts as 0.
     """

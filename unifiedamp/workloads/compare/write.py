@@ -98,7 +98,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         found += [f"{row.task.backend}, {row.task.policy}: {note}" for note in row.notes]
         reason = (row.tensor_cores or {}).get("reason")
         if reason:
-            found.append(f"Tensor Cores of {row.task.backend}: none to look at, {reason}")
+            found.append(f"Tensor Cores of {row.task.backend}: not measured, {reason}")
     return list(dict.fromkeys(found))
 
 

@@ -18,9 +18,9 @@ from ...policy import Policy
 from ..compare.answers import Begun, Probe, Turn, ask
 from ..compare.rows import BASELINE, Task
 from ..compare.run import TURN_SECONDS, Options, begin, start_job
-from ..interleaved import in_turns, ratio
+from ..interleaved import interleave, ratio
 from ..workers import Worker, WorkerError
-from .search import fewest, largest_clean
+from .search import largest_clean, minimize_subset
 
 FIRST = 10
 """Steps at the beginning, none of which a good initial scale skips."""
@@ -31,7 +31,7 @@ WORTH_IT = 1.05
 
 
 @dataclass(frozen=True)
-class Aim:
+class TuneGoal:
     """What a tuning is for.
 
     Attributes:
@@ -39,7 +39,7 @@ class Aim:
         compile: the mode of ``amp.compile`` that speed is measured in.
         steps: optimizer steps of each probe.
         tolerance: how much higher than float32's the loss may be, as a share of it.
-        rounds: turns in which speed is measured.
+        rounds: in which speed is measured.
         loss_scale: the recipe's own; None takes each policy's.
     """
 
@@ -85,24 +85,24 @@ class Finding:
         return not self.reason
 
 
-def tune(policies: Sequence[str], aim: Aim, options: Options, begun: Callable[[str], None]) -> list[Finding]:
+def tune(policies: Sequence[str], goal: TuneGoal, options: Options, begun: Callable[[str], None]) -> list[Finding]:
     """Return what was found of float32, first, and of each policy.
 
     Args:
         policies: by name; float32 is added.
-        aim: what is asked for.
+        goal: what to search for.
         options: the recipe.
-        begun: told what begins.
+        begun: called with what begins.
 
     Raises:
         ConfigError: float32 itself does not train here.
     """
-    prober = Prober(aim, options, begun)
+    prober = Prober(goal, options, begun)
     baseline = prober.find(BASELINE, None)
     if not baseline.usable:
-        raise ConfigError(f"the recipe does not train in float32 on {aim.backend}: {baseline.reason}")
+        raise ConfigError(f"the recipe does not train in float32 on {goal.backend}: {baseline.reason}")
     findings = [baseline, *(prober.find(policy, baseline.loss) for policy in policies if policy != BASELINE)]
-    _time([one for one in findings if one.usable], prober, aim, begun)
+    _time([one for one in findings if one.usable], prober, goal, begun)
     return findings
 
 
@@ -121,8 +121,8 @@ def choose(findings: Sequence[Finding]) -> tuple[Finding, str]:
 class Prober:
     """Trains a recipe for some steps from its first weights, each time anew."""
 
-    def __init__(self, aim: Aim, options: Options, begun: Callable[[str], None]) -> None:
-        self._aim, self._options, self._begun = aim, options, begun
+    def __init__(self, goal: TuneGoal, options: Options, begun: Callable[[str], None]) -> None:
+        self._goal, self._options, self._begun = goal, options, begun
 
     def find(self, policy: str, baseline: float | None) -> Finding:
         """Return what can be found of one policy without a clock.
@@ -146,7 +146,7 @@ class Prober:
             if found.usable or baseline is None:
                 return
             rejected, found.reason = found.reason, ""
-            layers = fewest(first["layers"], lambda some: self._good(worker, found, some, baseline))
+            layers = minimize_subset(first["layers"], lambda some: self._good(worker, found, some, baseline))
             if layers is None:
                 found.reason = f"{rejected}, with every layer in float32 too"
                 return
@@ -162,13 +162,13 @@ class Prober:
         return trial.usable
 
     def _judge(self, found: Finding, probe: dict[str, Any], baseline: float | None) -> None:
-        losses = probe["losses"][-max(1, self._aim.steps // 5) :]
+        losses = probe["losses"][-max(1, self._goal.steps // 5) :]
         good = not probe["stopped"] and losses and None not in losses
         found.loss = mean(losses) if good else None
         found.skipped = probe["skipped"][-1] if probe["skipped"] else 0
         if found.loss is None:
             found.reason = probe["stopped"] or "the loss is not finite"
-        elif baseline is not None and found.loss > baseline * (1 + self._aim.tolerance):
+        elif baseline is not None and found.loss > baseline * (1 + self._goal.tolerance):
             found.reason = f"loss {found.loss:.4f} against float32's {baseline:.4f}"
 
     def _initial_scale(self, worker: Worker, found: Finding) -> float | None:
@@ -188,16 +188,16 @@ class Prober:
         return largest_clean(skips, float(seen["scale"]))
 
     def _scaler(self, policy: str) -> Any:
-        own = self._aim.loss_scale
+        own = self._goal.loss_scale
         return Policy.parse(policy).resolved_loss_scale if own is None else parse_loss_scale(own)
 
     def _probe(self, worker: Worker, found: Finding, layers: list[str]) -> dict[str, Any]:
-        return self._ask(worker, found, layers, self.scale_setting(found), self._aim.steps, None)
+        return self._ask(worker, found, layers, self.scale_setting(found), self._goal.steps, None)
 
     def scale_setting(self, found: Finding) -> Any:
         """Return the loss scale to run a finding with, as a configuration holds it; None for the recipe's own."""
         if found.initial_scale is None:
-            return self._aim.loss_scale
+            return self._goal.loss_scale
         scaler = replace(self._scaler(found.policy), initial_scale=found.initial_scale)
         return scaler.to_dict()
 
@@ -205,7 +205,7 @@ class Prober:
         self, worker: Worker, found: Finding, layers: list[str], scale: Any, steps: int, clean: int | None
     ) -> dict[str, Any]:
         found.probes += 1
-        self._begun(f"{self._aim.backend}, {found.policy}: probe {found.probes}")
+        self._begun(f"{self._goal.backend}, {found.policy}: probe {found.probes}")
         self.begin(worker, self._text(found.policy, layers), "off", scale)
         request = {"do": "probe", "steps": steps, "clean": clean}
         return ask(worker, Probe, request, self._options.timeout).model_dump()
@@ -213,7 +213,7 @@ class Prober:
     def begin(self, worker: Worker, policy: str, mode: str, scale: Any) -> None:
         """Make a new session in a worker."""
         with temporary_folder() as folder:
-            request = begin(self._options, Task(self._aim.backend, policy, mode, 0), 0, folder)
+            request = begin(self._options, Task(self._goal.backend, policy, mode, 0), 0, folder)
             request["train"].pop("batch_size")  # the recipe's own
             request["amp"]["loss_scale"] = scale
             ask(worker, Begun, request, self._options.timeout)
@@ -225,7 +225,7 @@ class Prober:
 
     def worker(self) -> Worker:
         """Return a new process."""
-        return start_job(self._aim.backend)
+        return start_job(self._goal.backend)
 
     @staticmethod
     def _text(policy: str, layers: Sequence[str]) -> str:
@@ -236,23 +236,23 @@ class Prober:
         return str(base.replace(layer_overrides={**base.layer_overrides, **more}))
 
 
-def _time(findings: Sequence[Finding], prober: Prober, aim: Aim, begun: Callable[[str], None]) -> None:
-    """Fill in the speeds, measured in turns."""
-    begun(f"timing {len(findings)} in turns")
+def _time(findings: Sequence[Finding], prober: Prober, goal: TuneGoal, begun: Callable[[str], None]) -> None:
+    """Fill in the speeds, measured interleaved."""
+    begun(f"timing {len(findings)} interleaved")
     with ExitStack() as stack:
-        turns: dict[int, Callable[[], float]] = {}
+        runs: dict[int, Callable[[], float]] = {}
         for index, found in enumerate(findings):
             worker = stack.enter_context(prober.worker())
             try:
-                prober.begin(worker, found.policy, aim.compile, prober.scale_setting(found))
-                turns[index] = _turn(worker, prober.timeout)
+                prober.begin(worker, found.policy, goal.compile, prober.scale_setting(found))
+                runs[index] = _turn(worker, prober.timeout)
             except WorkerError as error:
                 found.reason = str(error)
 
         def lost(index: int, error: AmpError) -> None:
             findings[index].reason = str(error)
 
-        rates = in_turns(turns, aim.rounds, lost)
+        rates = interleave(runs, goal.rounds, lost)
     for index, each in rates.items():
         found = findings[index]
         found.samples_per_second = median(each)

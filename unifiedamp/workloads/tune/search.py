@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def fewest(items: Sequence[T], good: Callable[[list[T]], bool]) -> list[T] | None:
+def minimize_subset(items: Sequence[T], good: Callable[[list[T]], bool]) -> list[T] | None:
     """Return a selection that is good and from which nothing can be left out; None when not even all are good.
 
     Halves are tried first, then smaller and smaller parts, so that few of many are found by few questions.

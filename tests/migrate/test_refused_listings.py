@@ -1,0 +1,35 @@
+"""Listings in the shapes of public scripts that stay as they are: each for its true reasons, by line."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("libcst")
+from migrating import migrated, old_text
+
+WANTED = {
+    "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
+    "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
+    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step(), where",
+                          24: "which models self.optimizer trains"},
+    "optimizer_list": {11: "may not exist where it is prepared"},
+    "sharpness_aware": {29: "unscaled before, and does not step in between"},
+    "simclr": {26: "which models self.optimizer trains"},
+    "swin": {33: "after each micro-batch", 35: "after each micro-batch", 39: "after each micro-batch",
+             41: "after each micro-batch"},
+    "timm_script": {14: "no line that makes optimizer", 17: "create_graph=create_graph", 33: "loss.backward(), where",
+                    35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
+    "train_step_model": {16: "a model that takes its own steps"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_refused_for_its_true_reasons(name):
+    done = migrated(old_text(f"refused/{name}"))
+    assert not done.changed, done.diff()
+    found: dict[int, str] = {}
+    for one in done.findings:
+        if one.blocks:
+            found[one.line] = f"{found.get(one.line, '')} {one.what}"
+    assert set(found) == set(WANTED[name])
+    assert {line: found[line] for line, what in WANTED[name].items() if what not in found[line]} == {}

@@ -1,0 +1,67 @@
+"""The transition of the loss scale: every rule, in one place. Backends are tested against it.
+
+State: ``scale`` (a float32 value) and ``good_steps``. Once per iteration, when the gradients are complete::
+
+    some gradient not finite:  bad_steps += 1; good_steps = 0
+                               if bad_steps >= hysteresis: scale = max(min_scale, scale * backoff_factor)
+    all finite:                bad_steps = 0; good_steps += 1
+                               if good_steps == growth_interval:
+                                   good_steps = 0; scale = min(max_scale, scale * growth_factor)
+
+This is the algorithm of Micikevicius et al., "Mixed Precision Training" (ICLR 2018), section 3.2, with the bounds and
+the hysteresis that today's frameworks lack. ``scripts/make_vectors.py`` writes the conformance vectors from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from .state import ScaleState, float32
+
+
+class Rules(Protocol):
+    """The settings that the transition reads."""
+
+    @property
+    def growth_factor(self) -> float:
+        """The factor of a growth."""
+
+    @property
+    def backoff_factor(self) -> float:
+        """The factor of a backoff."""
+
+    @property
+    def growth_interval(self) -> int:
+        """Finite iterations in a row before a growth."""
+
+    @property
+    def hysteresis(self) -> int:
+        """Non-finite iterations in a row before a backoff."""
+
+    @property
+    def scale_bounds(self) -> tuple[float, float]:
+        """The smallest and largest scale."""
+
+
+def next_state(rules: Rules, state: ScaleState, found_inf: bool) -> ScaleState:
+    """Return the state after one iteration; pure.
+
+    Counts of applied and skipped steps do not change: several optimizers may share one iteration.
+    """
+    return _after_skip(rules, state) if found_inf else _after_finite(rules, state)
+
+
+def _after_skip(rules: Rules, state: ScaleState) -> ScaleState:
+    bad, scale = state.bad_steps + 1, state.scale
+    if bad >= rules.hysteresis:
+        scale = max(float32(rules.scale_bounds[0]), float32(scale * rules.backoff_factor))
+    return replace(state, scale=scale, good_steps=0, bad_steps=bad)
+
+
+def _after_finite(rules: Rules, state: ScaleState) -> ScaleState:
+    good = state.good_steps + 1
+    if good < rules.growth_interval:
+        return replace(state, good_steps=good, bad_steps=0)
+    scale = min(float32(rules.scale_bounds[1]), float32(state.scale * rules.growth_factor))
+    return replace(state, scale=scale, good_steps=0, bad_steps=0)

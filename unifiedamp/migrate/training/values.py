@@ -1,0 +1,69 @@
+"""What an assignment gives its targets: values without their wrappers, the parts of tuples, the names bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+
+from ..nodes import dotted
+
+WRAPPERS = (
+    "DDP", "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDP", "ApexDDP", "NativeDDP",
+    "convert_syncbn_model", "convert_sync_batchnorm", "compile", "DistributedDataParallelCPU", "unwrap_model",
+)  # fmt: skip
+_MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "requires_grad_")
+
+
+def peeled(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the expressions that a value is, without wrappers, moves to a device, and choices between them."""
+    if isinstance(value, cst.IfExp):
+        return [*peeled(value.body), *peeled(value.orelse)]
+    if isinstance(value, cst.Attribute) and value.attr.value == "module":
+        return peeled(value.value)
+    if isinstance(value, cst.Call):
+        if isinstance(value.func, cst.Attribute) and value.func.attr.value in _MOVES:
+            return peeled(value.func.value)
+        last = dotted(value.func).rpartition(".")[2]
+        if last in WRAPPERS and value.args:
+            return peeled(value.args[0].value)
+    return [value]
+
+
+def elements(value: cst.BaseExpression, many: int, place: int) -> Sequence[cst.BaseExpression]:
+    """Return what a value gives one of many targets; nothing where it is not as many expressions."""
+    found = parts(value)
+    return peeled(found[place]) if len(found) == many else ()
+
+
+def parts(value: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return a tuple's elements, or the objects that ``initialize`` and ``prepare`` give back."""
+    if isinstance(value, cst.Tuple | cst.List):
+        return [element.value for element in value.elements]
+    if isinstance(value, cst.Call) and dotted(value.func).rpartition(".")[2] in ("initialize", "prepare"):
+        named = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
+        given = [arg.value for arg in value.args if arg.keyword is None]
+        given += [named[key] for key in ("models", "optimizers")[len(given) :] if key in named]
+        return given
+    return []
+
+
+def bindings(node: cst.CSTNode) -> Iterator[str]:
+    """Yield the plain names that a node itself binds."""
+    goals: list[cst.CSTNode] = []
+    if isinstance(node, cst.AssignTarget | cst.AugAssign | cst.AnnAssign | cst.NamedExpr | cst.For):
+        goals = [node.target]
+    elif isinstance(node, cst.AsName):
+        goals = [node.name]
+    elif isinstance(node, cst.ImportAlias):
+        yield node.evaluated_alias or node.evaluated_name.partition(".")[0]
+    elif isinstance(node, cst.FunctionDef | cst.ClassDef):
+        yield node.name.value
+    while goals:
+        goal = goals.pop()
+        if isinstance(goal, cst.Name):
+            yield goal.value
+        elif isinstance(goal, cst.Tuple | cst.List):
+            goals += [element.value for element in goal.elements]
+        elif isinstance(goal, cst.StarredElement):
+            goals.append(goal.value)

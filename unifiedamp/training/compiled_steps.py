@@ -1,0 +1,76 @@
+"""Compiled steps: what core does around a call whose Python may run only while the framework traces it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Backend
+from ..errors import AmpError, UnsupportedError
+from .closed_session import refuse
+from .step_loop import StepLoop
+
+
+class CompiledSteps:
+    """Compiles whole steps and follows their calls.
+
+    Args:
+        backend: the session's.
+        loop: the calls of its steps.
+
+    Attributes:
+        closed: whether every further call is refused.
+    """
+
+    def __init__(self, backend: Backend, loop: StepLoop) -> None:
+        self._backend, self._loop = backend, loop
+        self.closed = False
+
+    def require(self) -> None:
+        """Refuse to compile where the backend cannot.
+
+        Raises:
+            UnsupportedError: with the reason.
+        """
+        support = self._backend.capabilities().feature("compile")
+        if not support:
+            raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
+
+    def compile(self, fn: Any, mode: str) -> Any:
+        """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
+        compiled = self._backend.compiler.compile(fn, self._loop.order, mode)
+        replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
+        return self.follow(compiled) if replays else compiled
+
+    def follow(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``compiled``; after each call that replays a trace, the scale is polled and the recorder notified."""
+        loop, name = self._loop, getattr(compiled, "__name__", "the step")
+        order, monitor = loop.order, loop.monitor
+        ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
+
+        @functools.wraps(compiled)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            listener, counted = loop.listener, monitor.steps
+            recorded = None if listener is None else listener.step
+            if self.closed:
+                refuse(f"compile: {name}()")
+            loop.interruptions.check()
+            entered, ended = order.snapshot(), order.ended
+            try:
+                output = compiled(*args, **kwargs)
+            except AmpError:
+                raise  # the calls that ran have discarded their windows
+            except BaseException as error:
+                loop.interruptions.discard([*order.slots.values()], f"compile: {name}()", error)
+                raise
+            if order.ended != ended:
+                ends.add(entered)
+            # Where the call replayed a trace, amp.step did not run.
+            if listener is not None and listener.step == recorded and entered in ends:
+                listener.after_steps()
+            if loop.scaling and monitor.steps == counted:
+                monitor.after_step()
+            return output
+
+        return followed

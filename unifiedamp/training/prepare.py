@@ -1,0 +1,33 @@
+"""``amp.prepare``: sorts models from optimizers, and binds what the backend returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..backend import Backend
+from ..errors import UnsupportedError, WrongObjectError
+from .step_order import ReplicaStepOrders, StepOrder
+
+
+def prepare_objects(
+    backend: Backend, order: StepOrder | ReplicaStepOrders, objects: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the prepared objects in the order given, and the models among them.
+
+    Raises:
+        WrongObjectError: no objects, or ones of another framework.
+        UnsupportedError: more optimizers than the backend takes.
+    """
+    if not objects:
+        raise WrongObjectError("amp.prepare() needs a model, and the optimizers that train it")
+    is_model = [backend.training.is_model(obj) for obj in objects]
+    models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
+    optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
+    limit = backend.capabilities().feature("several_optimizers")
+    if len(order.slots) + len(optimizers) > 1 and not limit:
+        raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
+    models, optimizers = map(list, backend.training.prepare(models, optimizers))
+    for optimizer in optimizers:
+        order.bind(optimizer)
+    left = {True: iter(models), False: iter(optimizers)}
+    return tuple([next(left[yes]) for yes in is_model]), models

@@ -1,0 +1,211 @@
+"""The calls of one training step: core checks their order, the backend does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ..backend import Backend, ScaledLoss, result
+from ..backend.result import StepResult
+from ..errors import UnsupportedError, WrongObjectError
+from ..loss_scale import LossScale, ScaleState
+from .interruption import REFUSALS, GuardedLoss, Interruptions
+from .scale_monitor import ScaleMonitor
+from .scheduler import SchedulerCheck
+from .step_order import ReplicaStepOrders, Slot, StepOrder
+
+
+class StepListener(Protocol):
+    """What follows the steps of a loop: the recorder."""
+
+    step: int
+
+    def before_unscale(self, optimizer: Any, index: int) -> None:
+        """Read gradients that are complete and still scaled."""
+
+    def after_optimizer(self, outcome: StepResult | None) -> None:
+        """Note the step of one optimizer; ``outcome`` is None where a trace was replayed."""
+
+    def after_steps(self, count: int = 1) -> None:
+        """Note that ``count`` iterations have ended."""
+
+    def discarded(self) -> None:
+        """Note that the iteration in progress was dropped."""
+
+
+class StepLoop:
+    """Runs the calls of a session's steps.
+
+    Args:
+        backend: the session's.
+        accumulate_steps: micro-batches per optimizer step.
+        loss_scale: the loss scale in force.
+
+    Attributes:
+        order: the order of calls in this iteration.
+        monitor: polls the loss scale after steps.
+        interruptions: discards the windows of interrupted calls.
+        listener: follows the steps; None for none.
+        scaling: whether losses are scaled.
+    """
+
+    def __init__(self, backend: Backend, accumulate_steps: int, loss_scale: LossScale) -> None:
+        self._backend, self._training = backend, backend.training
+        self._context_form = backend.capabilities().feature("context_form")
+        self.tracing: Callable[[], bool] = backend.compiler.tracing if backend.compiler else _never
+        self._accumulates = accumulate_steps > 1
+        self.order: StepOrder | ReplicaStepOrders = (
+            ReplicaStepOrders(accumulate_steps, backend.distributed.replica)
+            if backend.distributed and backend.distributed.runs_replicas
+            else StepOrder(accumulate_steps)
+        )
+        self.scaling = loss_scale.enabled
+        self.monitor = ScaleMonitor(backend, loss_scale)
+        self.interruptions = Interruptions(backend, self.order, self._report_discarded)
+        self.listener: StepListener | None = None
+        self._schedulers = SchedulerCheck(self.tracing)
+        if self.scaling:
+            self._training.on_native_steps(
+                self.monitor.after_step, self.monitor.poll, lambda: self.monitor.hooks is not None
+            )
+
+    # -- calls of a step -----------------------------------------------------------------------------------------
+
+    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
+        """See ``Amp.scale_loss``."""
+        if not self._context_form.ok:
+            raise UnsupportedError(
+                f"amp.scale_loss: backend {self._backend.name!r} lacks this form: {self._context_form.reason}; "
+                "amp.backward(closure, optimizer) means the same"
+            )
+        named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        slots = self._slots(named, "scale_loss")
+        if self.order.begin_scale(slots):
+            self._end_open_iteration()
+        return GuardedLoss(self._training.scale_loss(loss, named), slots, self.interruptions)
+
+    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
+        """See ``Amp.backward``."""
+        named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        slots = self._slots(named, "backward")
+        self.order.enter_region()
+        if self.order.begin_scale(slots):
+            self._end_open_iteration()
+        return self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+
+    def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
+        """Unscale the gradients of a complete window, once; return its slot, or None inside a window."""
+        if self.interruptions.pending is not None:
+            self.interruptions.finish()
+        slot = self.order.begin_step(optimizer, call)
+        if self._accumulates and self.order.accumulating(slot):
+            return None
+        if not slot.unscaled:
+            self.interruptions.run([slot], call, self._unscale, slot, refusals=REFUSALS)
+        return slot
+
+    def clip(self, call: str, optimizer: Any, limit: float) -> Any:
+        """Unscale, then run the clipping method ``call`` of the backend; None inside a window."""
+        slot = self.unscale(optimizer, call)
+        if slot is None:
+            return None
+        clip = getattr(self._training, call)
+        return self.interruptions.run([slot], call, clip, optimizer, limit, refusals=REFUSALS)
+
+    def gradients(self, optimizer: Any) -> dict[str, Any]:
+        """See ``Amp.gradients``."""
+        return self._training.gradients(self.order.slot(optimizer, "gradients").optimizer)
+
+    def step(self, optimizer: Any, scheduler: Any = None) -> StepResult:
+        """See ``Amp.step``."""
+        order, listener = self.order, self.listener
+        if scheduler is not None:
+            self._schedulers.check(scheduler)
+        if self.interruptions.pending is not None:
+            self.interruptions.finish()
+        slot = order.begin_step(optimizer, "step")
+        if self._accumulates and order.accumulating(slot):
+            order.end_micro_batch(slot)
+            return self._not_applied(result.ACCUMULATING)
+        ends = order.ends_iteration(slot)
+        try:
+            if listener is not None and not slot.unscaled:
+                listener.before_unscale(optimizer, slot.index)
+            outcome = self._training.step(optimizer, ends)
+            order.end_step(slot, ends)
+        except BaseException as error:
+            self.interruptions.discard([slot], "step", error)
+            raise
+        if scheduler is not None and outcome.applied:
+            scheduler.step()
+        if (listener is not None or (ends and self.scaling)) and order.leads and not self.tracing():
+            self._after_step(outcome, ends)
+        return outcome
+
+    def discard(self, optimizer: Any) -> StepResult:
+        """See ``Amp.discard_step``."""
+        (slot,) = self._slots([optimizer], "discard_step")
+        slot.refusal = ""
+        ends = self.order.ends_iteration(slot)
+        self._training.zero_grad(optimizer)
+        self.order.end_step(slot, ends)
+        self._report_discarded()
+        if ends:
+            self._training.update_scale()
+        return self._not_applied(result.DISCARDED)
+
+    def restart(self, state: ScaleState) -> None:
+        """Drop the gradients and findings of the open window, and continue from ``state``."""
+        self.interruptions.forgive()
+        pending = self.order.pending()
+        for optimizer in pending:
+            self._training.zero_grad(optimizer)
+        if pending:
+            self._training.update_scale()
+        self.order.reset()
+        self._training.write_state(state)
+        self.monitor.expect(self._training.read_state())
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _slots(self, optimizers: list[Any], call: str) -> list[Slot]:
+        if not optimizers:
+            raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
+        if self.interruptions.pending is not None:
+            self.interruptions.finish()
+        return self.order.slots_of(optimizers, call)
+
+    def _end_open_iteration(self) -> None:
+        """End the iteration before: an optimizer that had its step in it gets a new loss."""
+        self._training.update_scale()
+        if self.listener is not None and not self.tracing():
+            self.listener.after_steps()
+
+    def _unscale(self, slot: Slot) -> None:
+        if self.listener is not None:
+            self.listener.before_unscale(slot.optimizer, slot.index)
+        self._training.unscale(slot.optimizer)
+        slot.unscaled = True
+
+    def _after_step(self, outcome: StepResult, ends: bool) -> None:
+        if self.listener is not None:
+            self.listener.after_optimizer(outcome)
+            self.listener.after_steps(int(ends))
+        if ends and self.scaling:
+            self.monitor.after_step()
+
+    def _report_discarded(self) -> None:
+        if self.listener is not None and not self.tracing():
+            self.listener.discarded()
+
+    def _not_applied(self, reason: str) -> StepResult:
+        def read() -> result.StepValues:
+            scale = self._training.read_state().scale
+            return result.StepValues(False, False, reason, scale, scale)
+
+        return StepResult(read)
+
+
+def _never() -> bool:
+    return False
