@@ -41,9 +41,9 @@ Function: Any = importlib.import_module("mxnet._ffi.function").Function
 """MXNet's packed functions, by which ``mx.np`` calls operators."""
 call_function_native: Callable[..., Any] = Function.__call__
 
-_call_cached_op: Any = gluon.HybridBlock._call_cached_op
-_native_code: CodeType = _call_cached_op.__code__
-call_cached_op_native = FunctionType(_native_code, _call_cached_op.__globals__)
+_patched: Any = gluon.HybridBlock._call_cached_op
+_native_code: CodeType = _patched.__code__
+call_cached_op_native = FunctionType(_native_code, _patched.__globals__)
 """``HybridBlock._call_cached_op`` as MXNet has it, whatever is installed."""
 
 GRAPH_FIELDS: tuple[str, ...] = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
@@ -78,7 +78,7 @@ class DispatcherPatch:
             if len(self._open) == 1:
                 nd_register._imperative_invoke = replacements.imperative_invoke
                 symbol_register._symbol_creator = replacements.symbol_creator
-                _call_cached_op.__code__ = replacements.call_cached_op
+                _patched.__code__ = replacements.call_cached_op
                 Function.__call__ = replacements.call_function
 
     def leave(self, region: object) -> None:
@@ -89,7 +89,7 @@ class DispatcherPatch:
             if len(self._open) == 1:
                 nd_register._imperative_invoke = invoke_native
                 symbol_register._symbol_creator = create_native
-                _call_cached_op.__code__ = _native_code
+                _patched.__code__ = _native_code
                 if "__call__" in vars(Function):
                     del Function.__call__
             self._open.discard(region)
