@@ -1,14 +1,15 @@
-"""Contexts, and whether this MXNet can run on a GPU at all."""
+"""Contexts by name, and whether this MXNet can run on a GPU at all."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 from unifiedamp.backend import Support, errors
 
-from .versions import mx
+from .._types import Context
+from ..mxnet_api import mx
 
 NEWEST_MAJOR = 8
 """MXNet's published GPU wheels hold code for compute capability 5.0 to 8.6 and no PTX to make other code from."""
@@ -16,7 +17,7 @@ NEWEST_MAJOR = 8
 
 @functools.cache
 def compute_capability(index: int) -> tuple[int, int] | None:
-    """Return the compute capability of a GPU as the CUDA driver tells it; None without one."""
+    """Return the compute capability of a GPU as the CUDA driver reports it; None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -31,12 +32,12 @@ def compute_capability(index: int) -> tuple[int, int] | None:
 
 
 def built_with_cuda() -> bool:
-    """Tell whether this MXNet was built for GPUs."""
+    """Return whether this MXNet was built for GPUs."""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
 
 def gpu_support(index: int) -> Support:
-    """Tell whether this MXNet runs on a GPU, and why not."""
+    """Return whether this MXNet runs on a GPU, and why not."""
     if not built_with_cuda():
         return Support(False, f"this MXNet ({mx.__version__}) was built without CUDA; use device='cpu'")
     capability = compute_capability(index)
@@ -49,16 +50,22 @@ def gpu_support(index: int) -> Support:
     return Support(True)
 
 
-def resolve_context(device: str | None) -> Any:
-    """Return the context that ``device`` names ("cpu", "cuda:1", "gpu(0)"); None takes a GPU that MXNet runs on.
+def is_cpu(context: Context) -> bool:
+    """Return whether a context is the host ("cpu", "cpu_pinned")."""
+    return context.device_type.startswith("cpu")
+
+
+def resolve_context(device: str | None) -> Context:
+    """Return the context that ``device`` names ("cpu", "cuda:1", "gpu(0)"); None means a GPU if MXNet runs on one.
 
     Raises:
-        ConfigError: the text names no device.
+        ConfigError: the text is not the name of a device.
     """
     if device is None:
-        return mx.gpu(0) if mx.context.num_gpus() > 0 and gpu_support(0) else mx.cpu(0)
+        found: Context = mx.gpu(0) if mx.context.num_gpus() > 0 and gpu_support(0) else mx.cpu(0)
+        return found
     kind, _, index = device.lower().replace("(", ":").rstrip(")").partition(":")
-    makers = {"cpu": mx.cpu, "gpu": mx.gpu, "cuda": mx.gpu}
+    makers: dict[str, Callable[[int], Context]] = {"cpu": mx.cpu, "gpu": mx.gpu, "cuda": mx.gpu}
     if kind not in makers or not (index or "0").isdigit():
         raise errors.ConfigError(f"device {device!r} is none of MXNet's: write 'cpu', 'gpu' or 'gpu(1)'")
     return makers[kind](int(index or 0))

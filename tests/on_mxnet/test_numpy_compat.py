@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from unifiedamp_mxnet.device import numpy_compat
+from unifiedamp_mxnet import numpy_compat
 from unifiedamp_mxnet.plugin import import_hint, unavailable, unifiedamp_backend
 
 ALIASES = ("bool", "object", "int", "float", "complex", "str")
@@ -20,7 +20,7 @@ def test_numpy_is_as_found_after_the_import():
     done = in_new_process(
         "import numpy\n"
         "before = dict(vars(numpy))\n"
-        "from unifiedamp_mxnet.device.numpy_compat import import_mxnet\n"
+        "from unifiedamp_mxnet.numpy_compat import import_mxnet\n"
         "mxnet = import_mxnet()\n"
         "after = dict(vars(numpy))\n"
         f"assert not [name for name in {ALIASES} if (name in before) != (name in after)]\n"

@@ -1,7 +1,7 @@
-"""Importing MXNet on a numpy that no longer has ``numpy.bool`` and its like.
+"""Importing MXNet on a numpy without the aliases that numpy 1.24 removed (``numpy.bool``).
 
-MXNet 1.9 and 2.0 were written against numpy before 1.24. The removed names are lent to the import alone; afterwards
-numpy is as it was found, and the few MXNet modules that look the names up while running get a copy of numpy's
+MXNet 1.9 and 2.0 were written against numpy before 1.24. numpy has the removed names during the import alone;
+afterwards it is as before, and the few MXNet modules that look the names up while running get a copy of numpy's
 namespace that still has them.
 """
 
@@ -44,16 +44,16 @@ def import_mxnet() -> ModuleType:
     """
     if "mxnet" in sys.modules:
         return sys.modules["mxnet"]
-    with _lent(), warnings.catch_warnings():
+    with _aliases(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         mxnet = importlib.import_module("mxnet")
         importlib.import_module("mxnet.contrib.amp" if mxnet.__version__.startswith("1.") else "mxnet.amp")
-        _keep_for_late_users()
+        _give_to_late_users()
     return mxnet
 
 
 @contextmanager
-def _lent() -> Iterator[None]:
+def _aliases() -> Iterator[None]:
     missing = [name for name in ALIASES if name not in vars(numpy)]
     for name in missing:
         setattr(numpy, name, ALIASES[name])
@@ -64,8 +64,8 @@ def _lent() -> Iterator[None]:
             delattr(numpy, name)
 
 
-def _keep_for_late_users() -> None:
-    """Give the modules that need the aliases later a namespace of their own. Call while they are lent."""
+def _give_to_late_users() -> None:
+    """Give the modules that need the aliases later a copy of numpy with them. Call while numpy has them."""
     old = _OldNumpy("numpy")
     vars(old).update(vars(numpy))
     for module in filter(None, map(sys.modules.get, LATE_USERS)):
