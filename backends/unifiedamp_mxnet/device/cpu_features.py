@@ -1,4 +1,8 @@
-"""What the CPU's instructions mean for MXNet, whose oneDNN runs bfloat16."""
+"""What the CPU's instructions mean for MXNet, whose oneDNN runs bfloat16.
+
+Without AVX512 oneDNN has no primitive for it, and operators fail. With AVX512 alone it converts to float32 and back,
+which is slower than float32 itself.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ REASON = "MXNet's profiler names operators, not the device's kernels"
 
 
 class MXNetProfiler(Unsupported):
-    """Stands in the place of the role.
+    """Stands in the place of the role: the feature is declared unsupported, and a call says why.
 
     ``mx.profiler`` times operators on the host's threads, and cuDNN's kernels have no names there; sums by operator
     would be wrong where an operator runs several kernels.
@@ -21,4 +21,9 @@ class MXNetProfiler(Unsupported):
         super().__init__(REASON)
 
     def kernel_times(self, run: Callable[[], object]) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UnsupportedError: always.
+        """
         raise errors.UnsupportedError(f"kernel_times: {self.reason}")
