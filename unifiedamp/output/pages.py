@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+from typing import Any
 
 from .terminal import visible
 
@@ -10,9 +10,28 @@ LABEL = 60
 """Characters of a label in a picture; more would leave no room for what is drawn."""
 
 
-def html_text(text: object) -> str:
-    r"""Return text for HTML: markup in it is none, and what would hide or turn text around is written as ``\u202e``."""
-    return html.escape(visible(text, keep="\t\n"))
+def render(template: str, **values: Any) -> str:
+    r"""Return an HTML page.
+
+    Markup in the values is none, and what would hide or turn text around is written as ``\u202e``.
+
+    Args:
+        template: a file of the folder ``templates``, without ``.html.j2``.
+        **values: what it shows.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("unifiedamp.output"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(f"{template}.html.j2").render(values)
+
+
+def _shown(value: object) -> str:
+    return visible(value, keep="\t\n")
 
 
 def markdown_text(text: object) -> str:

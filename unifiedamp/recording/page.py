@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..output.pages import html_text
-from .advice import Finding, findings
+from ..output.pages import render
+from .advice import findings
 from .counts import Distribution
 from .pictures import pictures
 from .reading import Recording
@@ -23,14 +23,7 @@ TITLES = {
     "underflow": "Underflow: layer by step",
     "activations": "Largest activations",
 }
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-img { max-width: 100%; } code { background: #f0f0f0; padding: 0 .2em; }
-table { border-collapse: collapse; font-size: 13px; } td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd; }
-td { text-align: right; } td:first-child, th:first-child { text-align: left; }
-li { margin: .4rem 0; } .good { color: #2d6a4f; } footer { color: #777; font-size: 12px; margin-top: 3rem; }
-"""
+HEADS = ("gradient", "values", "zero", "flushed", "subnormal", "overflow", "flushed, before scaling")
 
 
 def to_dict(recording: Recording) -> dict[str, Any]:
@@ -76,17 +69,15 @@ def save_pictures(recording: Recording, folder: Path) -> list[Path]:
 
 def page(recording: Recording) -> str:
     """Return the report as HTML; pictures are inside it."""
-    parts = [f"<h1>{html_text(title(recording))}</h1>", f"<p>{html_text(about(recording))}</p>"]
-    parts += ["<h2>Findings</h2>", _list(findings(recording))]
-    for name, figure in pictures(recording).items():
-        parts += [f"<h2>{TITLES[name]}</h2>", _image(TITLES[name], figure)]
-    parts += ["<h2>Gradients</h2>", _table(recording)]
-    version = html_text(recording.header["unifiedamp"])
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>unifiedamp report</title>'
-        '<link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + f"\n<footer>unifiedamp {version}</footer>\n"
-        "</body></html>\n"
+    return render(
+        "recording",
+        title=title(recording),
+        about=about(recording),
+        findings=[each.text for each in findings(recording)],
+        pictures={TITLES[name]: _png(figure) for name, figure in pictures(recording).items()},
+        heads=HEADS,
+        gradients=[_cells(recording, name) for name in recording.gradients],
+        version=recording.header["unifiedamp"],
     )
 
 
@@ -105,37 +96,18 @@ def about(recording: Recording) -> str:
     return text
 
 
-def _list(found: list[Finding]) -> str:
-    if not found:
-        return '<p class="good">Nothing to change: no overflow, no gradient lost to underflow, no epsilon lost.</p>'
-    items = []
-    for each in found:
-        text = html_text(each.text)
-        pieces = text.split("`")
-        marked = "".join(f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces))
-        items.append(f"<li>{marked}</li>")
-    return "<ul>" + "".join(items) + "</ul>"
-
-
-def _image(title: str, figure: Figure) -> str:
+def _png(figure: Figure) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html_text(title)}" src="data:image/png;base64,{data}">'
+    return base64.b64encode(file.getvalue()).decode()
 
 
-def _table(recording: Recording) -> str:
-    heads = ("values", "zero", "flushed", "subnormal", "overflow", "flushed, before scaling")
-    rows = ["<tr><th>gradient</th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
-    for name in recording.gradients:
-        shares = _shares(recording, name)
-        scaled, true = shares["scaled"], shares["true"]
-        cells = [f"{scaled['values']}", _percent(scaled["zero"] / max(1, scaled["values"]))]
-        cells += [_percent(scaled[kind]) for kind in ("flushed", "subnormal", "overflow")]
-        cells.append(_percent(true["flushed"]))
-        rows.append(f"<tr><td>{html_text(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    note = "Shares are of the values that are not zero, over all recorded steps; as float16 would hold the gradients."
-    return f"<p>{note}</p><table>{''.join(rows)}</table>"
+def _cells(recording: Recording, name: str) -> list[str]:
+    shares = _shares(recording, name)
+    scaled, true = shares["scaled"], shares["true"]
+    cells = [name, f"{scaled['values']}", _percent(scaled["zero"] / max(1, scaled["values"]))]
+    cells += [_percent(scaled[kind]) for kind in ("flushed", "subnormal", "overflow")]
+    return [*cells, _percent(true["flushed"])]
 
 
 def _percent(share: float | None) -> str:

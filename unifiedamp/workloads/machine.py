@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..backend.processor import read_processor
 
 WIDE = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "Neon"}
@@ -99,7 +101,7 @@ def _gpu(driver: Any, index: int) -> Gpu:
 
 def peak_process_memory() -> int | None:
     """Return the most bytes that this process has held in memory so far; None where the system does not say."""
-    held = _proc_bytes("/proc/self/status", "VmHWM")
+    held = _peak_resident()
     if held is not None:
         return held
     try:
@@ -110,9 +112,9 @@ def peak_process_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def available_memory() -> int | None:
-    """Return the bytes that a new process could have; None where the system does not say."""
-    return _proc_bytes("/proc/meminfo", "MemAvailable")
+def available_memory() -> int:
+    """Return the bytes that a new process could have."""
+    return int(psutil.virtual_memory().available)
 
 
 def limit_memory(size: int) -> None:
@@ -124,9 +126,10 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def _proc_bytes(path: str, key: str) -> int | None:
+def _peak_resident() -> int | None:
+    """Return Linux's own count, which begins anew with each program; ``resource`` keeps the parent's."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
