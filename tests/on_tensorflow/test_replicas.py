@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import forked
@@ -169,16 +170,15 @@ def on_two_workers(script):
         ports = [str(place.getsockname()[1]) for place in (one, two)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     commands = ([sys.executable, "-c", script, str(rank), *ports] for rank in (0, 1))
-    workers = [forked.start(command, env=environment) for command in commands]
     lines = []
-    try:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(forked.start(command, env=environment)) for command in commands]
+        for worker in workers:
+            stack.callback(worker.kill)
         for worker in workers:
             output, trouble = worker.communicate(timeout=300)
             assert worker.returncode == 0, trouble[-4000:]
             lines.append(json.loads(output.splitlines()[-1]))
-    finally:
-        for worker in workers:
-            worker.kill()
     return lines
 
 
