@@ -12,7 +12,7 @@ from .backend import Backend, Capabilities, ScaledLoss, SessionSpec, StepResult,
 from .backend.tuning import compile_mode
 from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, read_session
-from .config import plugins, values
+from .config import values
 from .config.resolve import resolve
 from .errors import PolicyWarning
 from .explain.plan import Plan
@@ -23,6 +23,7 @@ from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .training.closed_session import refuse_calls
 from .training.compiled_steps import CompiledSteps
+from .training.observers import add_observer
 from .training.prepare import prepare_objects
 from .training.step_loop import StepLoop
 
@@ -153,7 +154,7 @@ class Amp:
             return fn
         self._compiled.require()
         warn_debug_modes(self.backend, self.tuning)
-        return self._compiled.compile(fn, chosen)  # type: ignore[no-any-return]
+        return self._compiled.compile(fn, chosen)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -289,8 +290,8 @@ class Amp:
         return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins)
 
     def observe(self, observer: object) -> None:
-        """Register an object with any of the hooks of ``unifiedamp.config.plugins.ObserverHooks``."""
-        self.scale_monitor.hooks = plugins.add_observer(self.scale_monitor.hooks, observer)
+        """Register an object with any of the hooks of ``unifiedamp.training.observers.ObserverHooks``."""
+        self.scale_monitor.hooks = add_observer(self.scale_monitor.hooks, observer)
         self.scale_monitor.expect(self.backend.training.read_state())
 
     def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:

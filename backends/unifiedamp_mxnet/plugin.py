@@ -2,10 +2,10 @@
 
 import sys
 
-from unifiedamp.backend import BackendPlugin, hookimpl
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> type[Backend]:
     from .backend import MXNetBackend
 
     return MXNetBackend
@@ -22,7 +22,7 @@ def unavailable(python: tuple[int, ...]) -> str:
 
 
 def import_hint(error: BaseException) -> str:
-    """Return what to do about an error at the import of MXNet; empty where nothing is known."""
+    """Return what to do about an error at the import of MXNet; empty for an unknown one."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "distutils":
         return "Python 3.12 no longer has distutils, and setuptools brings it back: pip install setuptools"
     return ""

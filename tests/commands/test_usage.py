@@ -23,12 +23,12 @@ import os, warnings
 warnings.simplefilter("ignore")
 import unifiedamp as ua
 from unifiedamp.workloads import machine
-backend = ua.Amp({name!r}, "float32", device="cpu").backend
+device = ua.Amp({name!r}, "float32", device="cpu").backend.device
 machine.limit_memory(2**30)
 try:
     {allocate}
 except Exception as error:
-    print("told:", backend.device.out_of_memory(error), backend.device.out_of_memory(ValueError("out of patience")))
+    print("told:", device.out_of_memory(error), device.out_of_memory(ValueError("out of patience")))
 os._exit(0)  # a framework under a limit need not end well
 """
 

@@ -9,17 +9,17 @@ from old_code import falls, listing
 
 import unifiedamp as ua
 from unifiedamp.compat import mxnet as amp
-from unifiedamp_mxnet.device.versions import (
+from unifiedamp_mxnet.mxnet_api import (
     NUMPY_API,
     NDArray,
     autograd,
     dtype_name,
     from_numpy,
     gluon,
+    invoke_native,
     mx,
     nd_register,
 )
-from unifiedamp_mxnet.precision import dispatch
 from unifiedamp_mxnet.precision.casts import current
 
 LISTINGS = ["mxnet2_amp"] if NUMPY_API else ["mxnet_amp", "mxnet_amp_devices"]
@@ -30,7 +30,7 @@ INF = float("inf")
 def taken_back():
     yield
     amp.close()
-    assert nd_register._imperative_invoke is dispatch.invoke_native
+    assert nd_register._imperative_invoke is invoke_native
     assert current.table is None
 
 
@@ -193,18 +193,18 @@ def test_init_casts_outside_regions_and_again_changes_it():
 
 def test_lists_take_the_place_of_mxnets():
     """The lists' effect on the rules, which are plain data on any CPU."""
-    from unifiedamp_mxnet.device.versions import op_handle
-    from unifiedamp_mxnet.precision.operations import COMPUTE, FLOAT32, ByAttribute, build_rules, relisted
+    from unifiedamp_mxnet.mxnet_api import op_handle
+    from unifiedamp_mxnet.precision.operations import COMPUTE, FLOAT32, ByAttribute, build_rules, replace_lists
 
     rules, _ = build_rules(ua.Policy.parse("mixed_float16"), False)
     assert rules[op_handle("Convolution")] == COMPUTE
-    changed = relisted(rules, ["softmax"], ["Convolution"], [("Activation", "act_type", ["tanh"])])
+    changed = replace_lists(rules, ["softmax"], ["Convolution"], [("Activation", "act_type", ["tanh"])])
     assert changed[op_handle("softmax")] == COMPUTE
     assert changed[op_handle("Convolution")] == FLOAT32
     assert op_handle("FullyConnected") not in changed
     assert op_handle("exp") not in changed
     assert changed[op_handle("Activation")] == ByAttribute("act_type", {"tanh": FLOAT32})
-    assert relisted(rules, None, None, None) == rules
+    assert replace_lists(rules, None, None, None) == rules
 
 
 def test_a_block_is_converted_for_inference():

@@ -1,6 +1,7 @@
 """torch.cuda.amp's spellings: the write-ups' own lines train, overflow skips, the scale moves as the reference does."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from old_code import falls, listing
 import unifiedamp as ua
 from unifiedamp.compat import torch_cuda_amp as retired
 from unifiedamp.compat.torch_cuda_amp import GradScaler, autocast, custom_bwd, custom_fwd
-from unifiedamp_torch.device import devices
+from unifiedamp_torch.device import kinds
 
 MOVED = ("from torch.cuda.amp import", "from unifiedamp.compat.torch_cuda_amp import")
 INF = float("inf")
@@ -89,7 +90,7 @@ def test_overflow_skips_and_the_scale_moves_as_the_reference(clip, fused):
 
 
 def test_a_fused_optimizer_skips_without_waiting_for_the_device(monkeypatch):
-    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+    monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], reads_without_sync=False))
     reads, item = [], torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: reads.append(tensor) or item(tensor))
     weight = torch.nn.Parameter(torch.tensor([1.0]))

@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.backend import BackendPlugin
+from unifiedamp.backend import BackendPlugin, hookimpl
 from unifiedamp.config import plugins
-from unifiedamp.config.plugins import hookimpl
+from unifiedamp.training.observers import add_observer
 
 GROUP = plugins.GROUP
 
@@ -178,11 +178,11 @@ def test_an_observer_with_other_arguments_is_refused():
             """``now`` is no argument of this hook."""
 
     with pytest.raises(ua.ConfigError, match=r"on_scale_changed takes 'now', and is given before, after, state") as one:
-        plugins.add_observer(None, Observer())
+        add_observer(None, Observer())
     assert "\n" not in str(one.value)
     Observer.on_scale_changed = 3
     with pytest.raises(ua.ConfigError, match="must be a method"):
-        plugins.add_observer(None, Observer())
+        add_observer(None, Observer())
 
 
 def test_no_framework_at_all(register, monkeypatch):
@@ -198,9 +198,9 @@ def test_observer_with_a_misspelt_hook_is_refused():
             """Misspelt."""
 
     with pytest.raises(ua.ConfigError, match="did you mean 'on_step_skipped'"):
-        plugins.add_observer(None, Observer())
+        add_observer(None, Observer())
     with pytest.raises(ua.ConfigError, match="has none of the hooks"):
-        plugins.add_observer(None, object())
+        add_observer(None, object())
 
 
 def test_a_folder_of_the_frameworks_name_is_no_framework(register, tmp_path, monkeypatch):

@@ -176,10 +176,11 @@ def is_private(name: str) -> bool:
 
 @cache
 def all_privates(package: str) -> set[str]:
-    """Private names that core or a backend defines; other ones are a framework's."""
+    """Private names that core or a backend defines; other ones, and those in ``_types.py``, are a framework's."""
     names = set()
     for each in {CORE, package}:
-        names |= set().union(*[defined_privates(module.tree) for module in modules(each).values()])
+        ours = [module for name, module in modules(each).items() if not name.endswith("._types")]
+        names |= set().union(*[defined_privates(module.tree) for module in ours])
     return {name for name in names if is_private(name)}
 
 

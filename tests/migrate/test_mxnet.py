@@ -15,7 +15,7 @@ if not ua.available_backends()["mxnet"].installed:
 ua.Amp("mxnet", "float32")  # MXNet needs the layer's help to be imported
 from migrating import identifiers, listing, migrated, replaced, run  # noqa: E402
 
-from unifiedamp_mxnet.device.versions import NUMPY_API  # noqa: E402
+from unifiedamp_mxnet.mxnet_api import NUMPY_API  # noqa: E402
 
 NAMES = ["mxnet2_amp"] if NUMPY_API else ["mxnet_amp", "mxnet_amp_devices"]
 # Gradients of the mean against gradients of the sum that the step divides: the same up to float32 rounding, which six

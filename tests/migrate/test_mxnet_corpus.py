@@ -21,7 +21,7 @@ ua.Amp("mxnet", "float32")  # MXNet needs the layer's help to be imported
 from migrating import identifiers, migrated  # noqa: E402
 
 from unifiedamp.migrate.batch import Batch  # noqa: E402
-from unifiedamp_mxnet.device.versions import NUMPY_API  # noqa: E402
+from unifiedamp_mxnet.mxnet_api import NUMPY_API  # noqa: E402
 
 if NUMPY_API:
     pytest.skip("these scripts are MXNet 1's, on mx.nd arrays", allow_module_level=True)

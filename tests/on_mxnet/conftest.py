@@ -11,7 +11,7 @@ if importlib.util.find_spec("mxnet") is None:
 
 @pytest.fixture
 def array():
-    from unifiedamp_mxnet.device.versions import from_numpy, mx
+    from unifiedamp_mxnet.mxnet_api import from_numpy, mx
 
     def make(values, ctx=None):
         return from_numpy(np.asarray(values, np.float32), ctx or mx.cpu())
@@ -22,7 +22,7 @@ def array():
 @pytest.fixture
 def net():
     """Make a Sequential of dense layers, 8 → 16 → 4, with weights from numpy."""
-    from unifiedamp_mxnet.device.versions import from_numpy, gluon, mx
+    from unifiedamp_mxnet.mxnet_api import from_numpy, gluon, mx
 
     def make(contexts=None, seed=0, cls=None):
         contexts = contexts or [mx.cpu(0)]

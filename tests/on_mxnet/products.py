@@ -3,10 +3,10 @@
 import numpy as np
 
 import unifiedamp as ua
-from unifiedamp_mxnet import capabilities
-from unifiedamp_mxnet.device.versions import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.precision.policies import PRODUCTS
 
-PURE = ua.Policy("float16", "float16", "float16", op_overrides=dict.fromkeys(capabilities.PRODUCTS, "float32"))
+PURE = ua.Policy("float16", "float16", "float16", op_overrides=dict.fromkeys(PRODUCTS, "float32"))
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 START = [1.0, -2.0, 0.5, 1.0 / 3.0]
 OPTIMIZERS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import cast, dtype_name, from_numpy, mx
+from unifiedamp_mxnet.mxnet_api import cast, dtype_name, from_numpy, mx
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not FLAGS, reason="the evidence is Linux's list 
 
 DENSE = """
 import numpy as np
-import unifiedamp_mxnet.device.versions  # MXNet wants help to be imported, no more
+import unifiedamp_mxnet.mxnet_api  # MXNet wants help to be imported, no more
 import mxnet as mx
 
 bfloat16 = np.dtype([("bfloat16", np.uint16)])

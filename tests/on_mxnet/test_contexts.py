@@ -5,7 +5,7 @@ import pytest
 from products import PURE, SCALE, START, master, product, session, trainer_of
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import dtype_name, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import dtype_name, from_numpy, gluon, mx
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)

@@ -8,7 +8,7 @@ from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_mxnet.device.versions import NUMPY_API, autograd, dtype_name, gluon, mx, upstream
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, autograd, dtype_name, gluon, mx, upstream
 from unifiedamp_mxnet.precision import casts
 
 

@@ -1,7 +1,7 @@
 """The sizes of layers that the shared suite has no harness for."""
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import gluon
+from unifiedamp_mxnet.mxnet_api import gluon
 
 nn = gluon.nn
 
@@ -9,7 +9,7 @@ nn = gluon.nn
 def sizes(*layers):
     block = nn.HybridSequential()
     block.add(*layers)
-    found = ua.Amp("mxnet", "float32").backend.matmul_shapes([block])
+    found = ua.Amp("mxnet", "float32").backend.layer_shapes.matmul_shapes([block])
     return {shape.layer: (shape.kind, dict(shape.dimensions)) for shape in found}
 
 

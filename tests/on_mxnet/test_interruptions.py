@@ -6,9 +6,9 @@ from products import PURE, SCALE, START, product, session, trainer_of
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_mxnet.device import arrays
-from unifiedamp_mxnet.device.versions import autograd, from_numpy, mx
-from unifiedamp_mxnet.precision import autocast, dispatch
+from unifiedamp_mxnet.mxnet_api import autograd, from_numpy, mx
+from unifiedamp_mxnet.precision import autocast, casts
+from unifiedamp_mxnet.training import backward as backward_passes
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)
@@ -66,7 +66,7 @@ def test_an_update_that_fails_on_the_second_context(setting):
 def test_a_backward_pass_that_fails_on_two_contexts(monkeypatch, setting, grad_req):
     amp, model, trainer = prepared(setting, CONTEXTS, accumulate_steps=2)
     model.w.grad_req = grad_req
-    native = arrays.backward
+    native = backward_passes.differentiate
 
     def fails_afterwards(*arguments):
         native(*arguments)
@@ -74,7 +74,7 @@ def test_a_backward_pass_that_fails_on_two_contexts(monkeypatch, setting, grad_r
 
     backward(amp, model, trainer, CONTEXTS)
     amp.step(trainer)
-    monkeypatch.setattr(arrays, "backward", fails_afterwards)
+    monkeypatch.setattr(backward_passes, "differentiate", fails_afterwards)
     with pytest.raises(Stop):
         backward(amp, model, trainer, CONTEXTS[:1], 4.0)
     monkeypatch.undo()
@@ -94,7 +94,7 @@ def test_a_window_that_was_set_aside_comes_back(monkeypatch, setting, moment):
     models = [product(), product()]
     *models, one, other = amp.prepare(*models, *(trainer_of(model, "momentum", 0.125) for model in models))
     backward(amp, models[0], one)
-    native = arrays.backward
+    native = backward_passes.differentiate
 
     def fails(*arguments):
         if moment == "after":
@@ -103,7 +103,7 @@ def test_a_window_that_was_set_aside_comes_back(monkeypatch, setting, moment):
 
     with amp.autocast():
         loss = models[0](from_numpy(ONES * 4, mx.cpu())) + models[1](from_numpy(ONES, mx.cpu()))
-    monkeypatch.setattr(arrays, "backward", fails)
+    monkeypatch.setattr(backward_passes, "differentiate", fails)
     with pytest.raises(Stop), amp.scale_loss(loss, other) as scaled:
         scaled.backward()
     monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_a_region_that_is_interrupted_while_it_opens_or_closes(monkeypatch, regi
         pass
     monkeypatch.undo()
     assert harness.global_state() == before
-    assert (dispatch.current.table, dispatch.current.stack) == (None, [])
+    assert (casts.current.table, casts.current.stack) == (None, [])
 
 
 def test_what_an_interrupted_step_found_does_not_update_the_scale(monkeypatch):
@@ -157,7 +157,7 @@ def test_what_an_interrupted_step_found_does_not_update_the_scale(monkeypatch):
     amp = session("float32", master_weights=False, loss_scale=SCALE)
     models = [product(), product()]
     *models, one, other = amp.prepare(*models, *(trainer_of(model, "sgd", 0.125) for model in models))
-    native = amp.backend.step
+    native = amp.backend.training.step
 
     def interrupted(*arguments):
         native(*arguments)
@@ -165,7 +165,7 @@ def test_what_an_interrupted_step_found_does_not_update_the_scale(monkeypatch):
 
     for model, trainer, value in zip(models, (one, other), (np.inf, 1.0), strict=True):
         backward(amp, model, trainer, value=value)
-    monkeypatch.setattr(amp.backend, "step", interrupted)
+    monkeypatch.setattr(amp.backend.training, "step", interrupted)
     with pytest.raises(Stop):
         amp.step(one)
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from products import START, Product, product, session, trainer_of
 
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_mxnet.device.versions import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, from_numpy, gluon, mx
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)

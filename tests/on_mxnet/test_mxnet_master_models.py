@@ -10,8 +10,8 @@ from trainers import batch, sgd, weights
 
 import unifiedamp as ua
 from unifiedamp_mxnet import capabilities
-from unifiedamp_mxnet.device import devices
-from unifiedamp_mxnet.device.versions import autograd, cast, dtype_name, from_numpy, gluon, mx
+from unifiedamp_mxnet.device import selection
+from unifiedamp_mxnet.mxnet_api import autograd, cast, dtype_name, from_numpy, gluon, mx
 
 
 def norm_net(net):
@@ -141,8 +141,8 @@ def test_what_is_declared(monkeypatch):
     assert amp.capabilities.feature("master_weights")
     assert "multi_precision" in amp.explain().row("master_weights").native
     assert "no float16 matrix product on CPU" in amp.capabilities.policies["float16"].reason
-    monkeypatch.setattr(devices, "built_with_cuda", lambda: True)
-    monkeypatch.setattr(devices, "compute_capability", lambda index: (8, 0))
-    on_gpu = capabilities.capabilities(mx.gpu(0)).policies
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(selection, "compute_capability", lambda index: (8, 0))
+    on_gpu = capabilities.declare(mx.gpu(0)).policies
     assert on_gpu["float16"]
     assert not on_gpu["bfloat16"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from products import OPTIMIZERS, PURE, START, feed, gradients, half, master, prepared, product, session, trainer_of
 
-from unifiedamp_mxnet.device.versions import dtype_name, from_numpy, mx
+from unifiedamp_mxnet.mxnet_api import dtype_name, from_numpy, mx
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 

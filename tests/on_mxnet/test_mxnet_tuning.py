@@ -64,9 +64,9 @@ def test_an_optimizer_that_cannot_is_told():
 
 def test_the_layout_pass_is_used_where_there_is_one():
     amp = amp_of(channels_last=True)
-    assert amp.backend._table.optimize_layout is MXNET_2
+    assert amp.backend.precision.tables.session.optimize_layout is MXNET_2
     assert amp.explain().row("tuning.channels_last").effect == ("native" if MXNET_2 else "no effect")
-    assert not ua.Amp("mxnet", "float32").backend._table.optimize_layout
+    assert not ua.Amp("mxnet", "float32").backend.precision.tables.session.optimize_layout
     amp.close()
 
 

@@ -5,7 +5,7 @@ import pytest
 from products import PURE, START, product, session, trainer_of
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import autograd, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import autograd, from_numpy, gluon, mx
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 ONES = np.ones(4, np.float32)

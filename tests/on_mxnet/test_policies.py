@@ -7,10 +7,10 @@ from trainers import batch, sgd, weights
 import unifiedamp as ua
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet import capabilities, convert_model
-from unifiedamp_mxnet.capabilities import cpu_runs_bfloat16
-from unifiedamp_mxnet.device import devices
-from unifiedamp_mxnet.device.versions import NUMPY_API, autograd, dtype_name, gluon, mx
-from unifiedamp_mxnet.precision import operations
+from unifiedamp_mxnet.device import selection
+from unifiedamp_mxnet.device.cpu_features import cpu_runs_bfloat16
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, autograd, dtype_name, gluon, mx
+from unifiedamp_mxnet.precision import operations, policies
 
 MIXED = ua.Policy(compute_dtype="bfloat16")
 
@@ -97,14 +97,14 @@ def test_operators_that_may_compute_in_bfloat16_do(op):
 @pytest.mark.parametrize("op", sorted(operations.BFLOAT16_KERNELS - {"batch_norm"}))
 def test_their_gradients_are_those_of_float32(op, array):
     """No operator that we send to bfloat16 may lose its gradient there."""
-    from unifiedamp_mxnet.conformance.harness import _OPS
+    from unifiedamp_mxnet.conformance.operations import OPERATIONS
 
     x = array(np.linspace(0.1, 1.0, 64).reshape(8, 8))
     x.attach_grad()
     gradients = []
     for choice in ("float32", "compute"):
         with ua.Amp("mxnet", MIXED.replace(op_overrides={op: choice})).autocast():
-            y = (_OPS[op](x) * 2).sum()
+            y = (OPERATIONS[op](x) * 2).sum()
         y.backward()
         gradients.append(x.grad.asnumpy().copy())
     assert np.isfinite(gradients[0]).all()
@@ -209,7 +209,7 @@ def test_policies_that_cannot_run_on_cpu_name_the_nearest(policy):
 
 def test_pure_bfloat16_has_no_optimizer_kernel(array):
     """The evidence behind the refusal: MXNet's SGD does not take bfloat16 weights."""
-    from unifiedamp_mxnet.device.versions import base, cast
+    from unifiedamp_mxnet.mxnet_api import base, cast
 
     weight = cast(array([1.0, 2.0]), "bfloat16")
     with pytest.raises((base.MXNetError, KeyError, TypeError)):
@@ -221,20 +221,20 @@ def test_pure_bfloat16_has_no_optimizer_kernel(array):
 
 @pytest.mark.parametrize("capability", [(7, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
 def test_a_gpu_is_told_from_a_cpu(monkeypatch, capability):
-    monkeypatch.setattr(devices, "built_with_cuda", lambda: True)
-    monkeypatch.setattr(devices, "compute_capability", lambda index: capability)
-    supports = capabilities.capabilities(mx.gpu(0)).policies
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: True)
+    monkeypatch.setattr(selection, "compute_capability", lambda index: capability)
+    supports = capabilities.declare(mx.gpu(0)).policies
     if capability >= (9, 0):
         assert not any(supports.values())
         assert "Hopper" in supports["float32"].reason
         return
     assert supports["mixed_float16"]
     assert "mixed_float16" in supports["mixed_bfloat16"].reason
-    assert capabilities.default_policy(mx.gpu(0))[0] == "mixed_float16"
+    assert policies.default_policy(mx.gpu(0))[0] == "mixed_float16"
 
 
 def test_a_gpu_without_cuda_is_refused(monkeypatch):
-    monkeypatch.setattr(devices, "built_with_cuda", lambda: False)
+    monkeypatch.setattr(selection, "built_with_cuda", lambda: False)
     with pytest.raises(ua.PolicyNotSupportedError, match=r"built without CUDA; use device='cpu'"):
         ua.Amp("mxnet", "float32", device="gpu")
 
@@ -243,7 +243,7 @@ def test_a_gpu_without_cuda_is_refused(monkeypatch):
 def test_the_layout_pass_is_on_while_a_graph_is_built(net, array, monkeypatch):
     import ctypes
 
-    from unifiedamp_mxnet.device.versions import base
+    from unifiedamp_mxnet.mxnet_api import base
     from unifiedamp_mxnet.precision import graphs
 
     def is_on():
@@ -311,7 +311,7 @@ def test_custom_functions():
     double = ua.amp_function(Double, cast_inputs="float32")
     harness = load_harness("mxnet")
     amp = ua.Amp("mxnet", "mixed_bfloat16")
-    from unifiedamp_mxnet.device.versions import cast, from_numpy
+    from unifiedamp_mxnet.mxnet_api import cast, from_numpy
 
     x = from_numpy(np.ones((2, 2), np.float32), mx.cpu())
     x.attach_grad()

@@ -5,7 +5,7 @@ import pytest
 from trainers import sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import NUMPY_API, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, from_numpy, gluon, mx
 from unifiedamp_mxnet.precision import recorded_graphs
 
 pytestmark = pytest.mark.skipif(NUMPY_API, reason="MXNet 2 traces otherwise: recorded steps run imperatively")

@@ -5,7 +5,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.backend.recording import EDGE_BITS
-from unifiedamp_mxnet.device.versions import from_numpy, mx
+from unifiedamp_mxnet.mxnet_api import from_numpy, mx
 from unifiedamp_mxnet.recording import reductions
 
 
@@ -28,7 +28,7 @@ def expected(array):
 @pytest.mark.parametrize("count", [reductions.count_on_device, reductions.count_on_host])
 def test_counts(monkeypatch, count, together):
     ua.Amp("mxnet", "float32")
-    monkeypatch.setattr(reductions, "TOGETHER", together)
+    monkeypatch.setattr(reductions, "HOST_CHUNK", together)
     gradients = [values(), np.float32([[4.0, 0.0], [np.nan, 2.0**-20]]), np.float16([3.0, 2.0**-24, 1e-3])]
     arrays = [from_numpy(array, mx.cpu()) for array in gradients]
     with np.errstate(invalid="ignore"):
@@ -43,7 +43,7 @@ def test_counts(monkeypatch, count, together):
 @pytest.mark.parametrize("on_host", [True, False])
 def test_largest(monkeypatch, array, largest, on_host):
     monkeypatch.setattr(reductions, "_on_host", lambda _: on_host)
-    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()), reductions.Memory())])
+    (told,) = reductions.read([reductions.largest(from_numpy(np.float32(array), mx.cpu()), reductions.HostBuffer())])
     np.testing.assert_array_equal(told, [largest])
 
 
@@ -56,6 +56,6 @@ def test_largest_of_what_a_convolution_left_in_its_own_layout():
     layer.initialize(ctx=mx.cpu())
     layer.weight.set_data(w)
     found = layer(x)
-    (told,) = reductions.read([reductions.largest(found, reductions.Memory())])
+    (told,) = reductions.read([reductions.largest(found, reductions.HostBuffer())])
     np.testing.assert_array_equal(told, [np.abs(found.asnumpy()).max()])
     np.testing.assert_array_equal(found.asnumpy(), layer(x).asnumpy())

@@ -5,7 +5,7 @@ import pytest
 from trainers import batch, sgd
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import cast, gluon, mx
+from unifiedamp_mxnet.mxnet_api import cast, gluon, mx
 
 
 @pytest.fixture

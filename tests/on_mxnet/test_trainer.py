@@ -5,7 +5,7 @@ import pytest
 from trainers import batch, sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet.device.versions import NUMPY_API, autograd, call, gluon, mx, upstream
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, autograd, call, gluon, mx, upstream
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_interval=100)

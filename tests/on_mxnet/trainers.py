@@ -4,7 +4,7 @@ import numpy as np
 
 
 def sgd(model, lr=0.1, **settings):
-    from unifiedamp_mxnet.device.versions import gluon
+    from unifiedamp_mxnet.mxnet_api import gluon
 
     return gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": lr, **settings})
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import unifiedamp as ua
+from unifiedamp_torch.device import kinds
 
 
 def mlp(seed: int = 0, norm: bool = False) -> torch.nn.Module:
@@ -24,6 +26,11 @@ def batch(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 
 def session(policy: Any = "float32", **options: Any) -> ua.Amp:
     return ua.Amp("torch", policy, device="cpu", **options)
+
+
+def pretend_reads_sync(monkeypatch: Any) -> None:
+    """Make sessions on the CPU keep the loss scale on the device, as where reading it synchronizes."""
+    monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], reads_without_sync=False))
 
 
 def make_step(amp: ua.Amp, model: Any, optimizer: Any, clip: float | None = None) -> Any:

@@ -60,8 +60,8 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class TapeStage:
-    """What ``graph.CudaStage`` is on a GPU.
+class TapeCapturer:
+    """What ``graph.CudaGraphCapturer`` is on a GPU.
 
     Attributes:
         captures, replays: how many there were.

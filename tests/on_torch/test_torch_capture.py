@@ -9,13 +9,13 @@ import warnings
 
 import pytest
 import torch
-from loops import batch, mlp, weights
-from tape import TapeStage
+from loops import batch, mlp, pretend_reads_sync, weights
+from tape import TapeCapturer
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling.capture import MOST_GRAPHS, WARM_UP, CapturedStep, Ground
-from unifiedamp_torch.compiling.capture_state import Rates
-from unifiedamp_torch.device import devices as devices
+from unifiedamp_torch.compiling.capture_context import CaptureContext
+from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP, CapturedStep
+from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 STEPS = 20
@@ -27,9 +27,9 @@ class Trained:
     def __init__(self, monkeypatch, captured, *, policy="float32", loss_scale=SCALE, fused=True, optimizer="AdamW",
                  body=None, drop=0.0, **options):  # fmt: skip
         if not torch.cuda.is_available():
-            monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+            pretend_reads_sync(monkeypatch)
         self.amp = ua.Amp("torch", policy, loss_scale=loss_scale, **options)
-        model = torch.nn.Sequential(mlp(), torch.nn.Dropout(drop)).to(self.amp.backend.device)
+        model = torch.nn.Sequential(mlp(), torch.nn.Dropout(drop)).to(self.amp.backend.device.native)
         extra = {"momentum": 0.9} if optimizer == "SGD" else {}
         native = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, fused=fused, **extra)
         self.model, self.optimizer = self.amp.prepare(model, native)
@@ -38,18 +38,17 @@ class Trained:
         self.step = self._captured(step) if captured else step
 
     def _captured(self, step):
-        backend = self.amp.backend
-        if backend.device.type == "cuda":
+        backend, device = self.amp.backend, self.amp.backend.device.native
+        if device.type == "cuda":
             compiled = self.amp.compile(step)
             self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
             return compiled
-        self.stage = TapeStage()
-        shared = (backend._models, backend._optimizers, backend._steps, backend.spec, backend._masters, backend._native)
-        ground = Ground(self.stage, Rates(backend.device), *shared)
-        return CapturedStep(step, ground, self.amp._loop.order, lambda: backend.diagnosing)
+        self.stage, rates = TapeCapturer(), DeviceLearningRates(device)
+        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type)
+        return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
 
     def feed(self, seed, bad=False, size=32):
-        x, y = (each[:size].to(self.amp.backend.device) for each in batch(seed))
+        x, y = (each[:size].to(self.amp.backend.device.native) for each in batch(seed))
         if bad:
             x[0] = math.inf
         return self.step(x, y)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device import devices
+from unifiedamp_torch.device.selection import float8_support
 from unifiedamp_torch.precision import float8
 
 EMULATE = {"torch": {"emulate": True}}
@@ -202,12 +202,12 @@ def test_layers_that_cannot_be_taken_are_named_with_the_reason():
     notes = {row.setting[7:]: row.note for row in plan if row.setting.startswith("float8.")}
     assert notes == {
         "attention.out_proj": "the layer that holds it uses its weight without calling it",
-        "own": "Own has a forward of its own",
+        "own": "Own overrides forward",
         "patched": "its forward was replaced",
         "odd": "in_features=30: not a multiple of 16",
         "inner.0": "layer_overrides: bfloat16",
         "inner.1": "layer_overrides: bfloat16",
-        "good": "ParametrizedLinear has a forward of its own" if notes["good"] else "",
+        "good": "ParametrizedLinear overrides forward" if notes["good"] else "",
     }
     assert plan.row("float8").value.endswith("of 7 linear layers")
 
@@ -241,7 +241,7 @@ def test_which_gpus_have_it(monkeypatch, capability, runs):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    answer = devices.float8_support(torch.device("cuda"))
+    answer = float8_support(torch.device("cuda"))
     assert bool(answer) == runs
     assert f"compute capability {capability[0]}.{capability[1]}" in answer.reason
 

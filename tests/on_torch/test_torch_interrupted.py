@@ -6,16 +6,15 @@ import signal
 import numpy as np
 import pytest
 import torch
-from loops import batch, make_step, mlp, session, weights
+from loops import batch, make_step, mlp, pretend_reads_sync, session, weights
 from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.device import devices
 from unifiedamp_torch.precision.autocast import entered, recomputing
 from unifiedamp_torch.training import native_calls
+from unifiedamp_torch.training.compiled_update import Updates
 from unifiedamp_torch.training.scaled_steps import ScaledSteps
-from unifiedamp_torch.training.update import Updates
 
 SCALE = ua.DynamicLossScale(initial_scale=1024.0)
 
@@ -92,7 +91,7 @@ def test_an_update_that_had_not_begun_is_no_partly_applied_one(compiled):
 
 
 def test_an_update_that_was_interrupted_in_the_kernel_is_refused(monkeypatch):
-    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+    pretend_reads_sync(monkeypatch)
     amp = session(loss_scale=SCALE)
     model = mlp()
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
@@ -115,14 +114,14 @@ def test_an_update_that_was_interrupted_in_the_kernel_is_refused(monkeypatch):
 
 def test_a_compiled_update_that_was_interrupted_is_refused(monkeypatch):
     ready_dynamo()
-    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+    pretend_reads_sync(monkeypatch)
     amp = session(loss_scale=SCALE)
     model = mlp()
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
-    step, steps = make_step(amp, model, optimizer), amp.backend._steps
+    step, steps = make_step(amp, model, optimizer), amp.backend.compiler.steps.steps
     step(*batch(0))
     updates = Updates()
-    steps.use(updates)
+    steps.use_updates(updates)
     step(*batch(1))
 
     def fails(_found):
@@ -172,7 +171,7 @@ def test_a_captured_step(monkeypatch, call):
     assert wanted or call > WARM_UP + 1  # a replay runs no Python
     for one, other in zip(weights(runs[0].model), weights(run.model), strict=True):
         torch.testing.assert_close(one, other)
-    assert run.amp.backend._steps.capturing is False
+    assert run.amp.backend.compiler.tracing() is False
     assert [group["fused"] for group in run.optimizer.param_groups] == [True]
     assert not torch.is_tensor(run.optimizer.param_groups[0]["lr"])
 
@@ -208,7 +207,7 @@ def test_signals_while_master_weights_are_trained(accumulate):
             assert process_wide() == found
             params = [param for group in optimizer.param_groups for param in group["params"]]
             assert {id(param) for param in optimizer.state} == {id(param) for param in params}
-            assert amp.backend.scaler.get_scale() == amp.loss_scale == 1024.0
+            assert amp.backend.interop.scaler.get_scale() == amp.loss_scale == 1024.0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)

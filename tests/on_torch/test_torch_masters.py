@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from loops import batch, mlp, weights
+from loops import batch, mlp, pretend_reads_sync, weights
 from test_torch_capture import assert_same, both
 
 import unifiedamp as ua
@@ -134,9 +134,7 @@ def _float32_loss(run, x, y):
 
 
 def test_a_step_skipped_in_the_kernel_changes_nothing(monkeypatch):
-    from unifiedamp_torch.device import devices as devices
-
-    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+    pretend_reads_sync(monkeypatch)
     amp = session("bfloat16", master_weights=True, loss_scale=SCALE)
     model = mlp()
     model, optimizer = amp.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))

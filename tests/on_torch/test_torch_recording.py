@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling import force_eager
+from unifiedamp_torch.compiling.force_eager import ForceEager
 
 nn = torch.nn
 
@@ -27,7 +27,7 @@ class Recorded(Trained):
         captured = super()._captured(step)
         if self.stage is None:
             return captured
-        self.inner, captured._diagnosing = captured, self.amp.backend._must_run
+        self.inner = captured
         return self.amp._compiled.follow(captured)
 
 
@@ -39,7 +39,7 @@ def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
         recorder = run.amp.record(records.append, every=every) if every else None
         losses = [run.feed(seed, bad=seed == 14).item() for seed in range(STEPS)]
         ended.append((losses, run.amp.state_dict()["state"], [param.tolist() for param in run.model.parameters()]))
-        assert run.stage is None or any(entry.graph for entry in run.inner._entries.values())
+        assert run.stage is None or run.inner.graphs
     assert recorder.step == STEPS
     assert str(ended[0]) == str(ended[1])  # nan is no equal of itself
     assert [(record["step"], record["reason"]) for record in steps_of(records)] == [
@@ -55,20 +55,23 @@ def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
 def test_the_gradients_of_the_last_skip_are_known_where_looking_waits(monkeypatch, captured, every):
     """Overflow in one gradient alone, at a step nobody recorded: told at the next look, by the device's notes."""
     run = Recorded(monkeypatch, captured=captured, body=_overflows_in_the_last_bias)
-    if not torch.cuda.is_available():
-        run.amp.backend.looking_is_free = run.amp.backend._steps._free = False
     records = []
     recorder = run.amp.record(records.append, every=every or 10**6)
     for seed in range(1, 18):
         run.feed(seed, bad=seed in (9, 10))
         if seed == 11 and not every:
-            assert run.amp.backend.non_finite_report().tensors == ("0.3.bias",)
+            assert run.amp.backend.training.nonfinite_report().tensors == ("0.3.bias",)
     recorder.stop()
     skips = [record["non_finite"]["gradients"] for record in records if record["kind"] == "skip"]
     assert skips == ([["0.3.bias"]] if every else [])
     assert run.amp.skipped_steps == 2
     run.feed(20)
-    assert not run.amp.backend.remembers_skips
+    assert not reports_kept(run.amp)
+
+
+def reports_kept(amp):
+    """Whether the device keeps what is known of skipped steps."""
+    return amp.backend.compiler.steps.reports.keep
 
 
 def _overflows_in_the_last_bias(run, x, y):
@@ -142,7 +145,7 @@ def test_a_model_compiled_by_itself_is_looked_into():
             step(*batch(seed))
     layers = [row["layer"] for row in steps_of(records)[-1]["activations"] if row["place"] == "output"]
     assert layers == ["0", "1", "2", "3", ""]
-    assert force_eager.Uncompiled._open == 0
+    assert not ForceEager.active()
 
 
 # -- the forward pass -------------------------------------------------------------------------------------------------

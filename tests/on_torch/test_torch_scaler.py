@@ -4,10 +4,9 @@ import random
 
 import pytest
 import torch
-from loops import batch, make_step, mlp, session, weights
+from loops import batch, make_step, mlp, pretend_reads_sync, session, weights
 
 import unifiedamp as ua
-from unifiedamp_torch.device import devices
 from unifiedamp_torch.training.scale_state import DeviceScale, Found, HostScale
 from unifiedamp_torch.training.scaler import Scaler
 
@@ -24,7 +23,7 @@ SETTINGS = [
 @pytest.fixture
 def waiting(monkeypatch):
     """A device that has to be waited for; what is read from it is counted."""
-    monkeypatch.setattr(devices, "looking_is_free", lambda _: False)
+    pretend_reads_sync(monkeypatch)
     reads = []
     real = torch.Tensor.item
 
@@ -58,11 +57,11 @@ def test_state_moves_as_the_reference(state_class, settings):
 
 def test_it_is_a_grad_scaler_and_enabled_on_the_cpu():
     amp = session(loss_scale="dynamic")
-    scaler = amp.backend.scaler
+    scaler = amp.backend.interop.scaler
     assert isinstance(scaler, torch.amp.GradScaler)
     assert scaler.is_enabled()
     assert scaler.get_scale() == 2.0**16
-    assert session().backend.scaler is None
+    assert session().backend.interop.scaler is None
 
 
 def test_native_calls_drive_it():

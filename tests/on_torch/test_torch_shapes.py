@@ -9,7 +9,7 @@ nn = torch.nn
 
 
 def sizes(*layers):
-    found = session().backend.matmul_shapes([nn.Sequential(*layers)])
+    found = session().backend.layer_shapes.matmul_shapes([nn.Sequential(*layers)])
     return {shape.layer: (shape.kind, dict(shape.dimensions)) for shape in found}
 
 

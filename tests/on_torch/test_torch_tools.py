@@ -6,8 +6,9 @@ import torch
 from loops import mlp, session
 
 import unifiedamp as ua
-from unifiedamp_torch import explain as plan
-from unifiedamp_torch.device.devices import arrays, devices, placement
+from unifiedamp.backend import Processor
+from unifiedamp_torch import explain
+from unifiedamp_torch.device import arrays, cpu_features, placement
 
 
 def test_a_function_class_runs_in_float32_without_autocast():
@@ -92,13 +93,17 @@ def test_awkward_arrays(array):
     np.testing.assert_array_equal(amp.to_numpy(amp.to_native(array)), array)
 
 
+def has_flags(monkeypatch, *flags):
+    monkeypatch.setattr(cpu_features, "this_processor", lambda: Processor("a CPU", "?", "?", frozenset(flags)))
+
+
 def test_the_cpu_is_judged_by_its_instructions(monkeypatch):
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"}))
+    has_flags(monkeypatch, "avx512f", "avx512_bf16")
     assert ua.Amp("torch", device="cpu").policy.name == "mixed_bfloat16"
     session("mixed_bfloat16")
     with pytest.warns(ua.errors.PolicyWarning, match="runs but cannot help on cpu: this CPU has no AVX512-FP16"):
         session("mixed_float16")
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx2"}))
+    has_flags(monkeypatch, "avx2")
     assert ua.Amp("torch", device="cpu").policy.name == "float32"
     with pytest.raises(ua.PolicyNotSupportedError, match="cannot help"):
         session("mixed_bfloat16", strict=True)
@@ -161,7 +166,7 @@ def test_scope_can_leave_creation_to_torch():
 
 
 def test_the_plan_says_whose_random_numbers_a_model_gets():
-    row = plan.device_row(session().backend.spec, torch.device("cuda:0"))
+    row = explain.device_row(torch.device("cuda:0"), scope_device=True)
     assert "this device's random generator" in row.note
     assert "'scope_device': False" in row.note
     assert not session().explain().row("device").note

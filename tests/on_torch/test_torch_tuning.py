@@ -10,7 +10,7 @@ from torch import nn
 import unifiedamp as ua
 from unifiedamp.backend import Switches
 from unifiedamp.errors import TuningWarning
-from unifiedamp_torch.device.devices import switches, tuning
+from unifiedamp_torch.device import switches, tuning
 from unifiedamp_torch.precision.autocast import Region
 
 BATCH = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)

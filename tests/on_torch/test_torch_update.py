@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling.capture_state import Rates
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.training.update import TRACEABLE, CompiledUpdate, move, settle, traceable
+from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
+from unifiedamp_torch.device.placement import steps_to_device
+from unifiedamp_torch.training.compiled_update import TRACEABLE, CompiledUpdate, traceable
+from unifiedamp_torch.training.scale_transition import update_scale_by_formula
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def stepped(kind, **options):
 def test_it_is_compiled_once(momentum):
     """Compiling anew would fall into the capture of a step; SGD without momentum keeps no state at all."""
     optimizer = stepped("SGD", momentum=momentum)
-    settle(optimizer)
+    steps_to_device(optimizer)
     update = CompiledUpdate(optimizer)
     counters.clear()
     for _ in range(3):
@@ -56,14 +58,14 @@ def test_a_compiled_step_is_the_optimizers_own_or_nothing(kind):
     options = {"momentum": 0.9} if kind == "SGD" else {}
     native, ours = stepped(kind, **options), stepped(kind, **options)
     assert traceable(ours)
-    settle(ours)
-    kept = Rates(torch.device("cpu")).lend([ours], compiled=True)
+    steps_to_device(ours)
+    kept = DeviceLearningRates(torch.device("cpu")).install([ours], compiled=True)
     update, before = CompiledUpdate(ours), tensors(ours)
     update(torch.ones(()))
     for one, other in zip(tensors(ours), before, strict=True):
         assert torch.equal(one, other)
     update(torch.zeros(()))
-    Rates.give_back(kept)
+    DeviceLearningRates.restore(kept)
     native.step()
     for one, other in zip(tensors(ours), tensors(native), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -97,5 +99,5 @@ def test_the_moved_scale_is_the_reference(scale, found):
     device = [torch.tensor(state.scale), torch.tensor(0, dtype=torch.int32), torch.tensor(0.0, dtype=torch.float64)]
     for bad in found:
         state = scale.next_state(state, bad)
-        move(scale, *device, torch.tensor(float(bad)))
+        update_scale_by_formula(scale, *device, torch.tensor(float(bad)))
         assert [each.item() for each in device] == [state.scale, state.good_steps, state.bad_steps]

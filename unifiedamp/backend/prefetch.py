@@ -62,7 +62,7 @@ class Prefetcher:
                 batches.close()
 
     def __len__(self) -> int:
-        return len(self._source)  # type: ignore[arg-type]
+        return len(self._source)  # type: ignore[arg-type]  # TypeError where it has no length
 
 
 _END = object()

@@ -76,8 +76,8 @@ class Tuning:
         if name == "off":
             return cls()
         if name == "fast":
-            on = dict.fromkeys((item for item in TUNING if item != "checkpoint_layers"), True)
-            return cls(**on, best_effort=True)  # type: ignore[arg-type]
+            on: dict[str, Any] = dict.fromkeys([item for item in TUNING if item != "checkpoint_layers"], True)
+            return cls(**on, best_effort=True)
         raise ConfigError(f"tuning {name!r} is none of {', '.join(PRESETS)}{nearest(str(name), PRESETS)}")
 
     def replace(self, **changes: Any) -> Tuning:

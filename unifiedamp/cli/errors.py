@@ -97,7 +97,10 @@ def one_line(error: BaseException) -> str:
 class OneLineGroup(TyperGroup):
     """The command's front: a wrong argument gets one line that says what to type instead, and exit code 2."""
 
-    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **kwargs: Any) -> Any:  # type: ignore[override]
+    # Of the base's parameters only these two matter here; the others pass through.
+    def main(  # type: ignore[override]  # narrower than the base, see above
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **kwargs: Any
+    ) -> Any:
         """Run the command that the arguments name."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **kwargs)

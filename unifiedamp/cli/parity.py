@@ -58,4 +58,4 @@ def sentence(row: dict[str, Any], steps: int) -> str:
     if row["diverged"]:
         return f"{head}: diverge at {Place(**row['diverged'])}"
     nearest = f"; nearest to it: {Place(**row['closest'])}" if row["closest"] else ""
-    return f"{head}: {steps} steps without parting{nearest}"
+    return f"{head}: {steps} steps without divergence{nearest}"

@@ -49,17 +49,11 @@ def next_state(rules: Rules, state: ScaleState, found_inf: bool) -> ScaleState:
 
     Counts of applied and skipped steps do not change: several optimizers may share one iteration.
     """
-    return _after_skip(rules, state) if found_inf else _after_finite(rules, state)
-
-
-def _after_skip(rules: Rules, state: ScaleState) -> ScaleState:
-    bad, scale = state.bad_steps + 1, state.scale
-    if bad >= rules.hysteresis:
-        scale = max(float32(rules.scale_bounds[0]), float32(scale * rules.backoff_factor))
-    return replace(state, scale=scale, good_steps=0, bad_steps=bad)
-
-
-def _after_finite(rules: Rules, state: ScaleState) -> ScaleState:
+    if found_inf:
+        bad, scale = state.bad_steps + 1, state.scale
+        if bad >= rules.hysteresis:
+            scale = max(float32(rules.scale_bounds[0]), float32(scale * rules.backoff_factor))
+        return replace(state, scale=scale, good_steps=0, bad_steps=bad)
     good = state.good_steps + 1
     if good < rules.growth_interval:
         return replace(state, good_steps=good, bad_steps=0)

@@ -144,7 +144,8 @@ def open_sink(target: Any) -> Sink:
     if callable(getattr(target, "write", None)):
         if not callable(getattr(target, "close", None)):
             return _Called(target.write)
-        return target  # type: ignore[no-any-return]
+        sink: Sink = target
+        return sink
     if callable(target):
         return _Called(target)
     raise ConfigError(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backend import Backend
 from ..errors import AmpError, UnsupportedError
 from .closed_session import refuse
 from .step_loop import StepLoop
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CompiledSteps:
@@ -37,13 +39,14 @@ class CompiledSteps:
         if not support:
             raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
 
-    def compile(self, fn: Any, mode: str) -> Any:
+    def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
-        compiled = self._backend.compiler.compile(fn, self._loop.order, mode)
+        compiled: Any = self._backend.compiler.compile(fn, self._loop.order, mode)
         replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
-        return self.follow(compiled) if replays else compiled
+        result: F = self.follow(compiled) if replays else compiled
+        return result
 
-    def follow(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def follow(self, compiled: Any) -> Any:
         """Return ``compiled``; after each call that replays a trace, the scale is polled and the recorder notified."""
         loop, name = self._loop, getattr(compiled, "__name__", "the step")
         order, monitor = loop.order, loop.monitor

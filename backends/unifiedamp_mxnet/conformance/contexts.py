@@ -1,23 +1,27 @@
-"""One step on two contexts, for the conformance kit."""
+"""Steps on two contexts, for the conformance kit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
+from .._types import Trainer
 from ..backend import MXNetBackend
 from ..device.arrays import to_numpy
-from ..device.versions import from_numpy, gluon, mx
+from ..mxnet_api import from_numpy, gluon, mx
+from .models import Probe
 
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 
 
 def step(
-    make: Callable[[], Any], gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None = None
+    make: Callable[[], Probe],
+    gradients: Sequence[Sequence[float]],
+    loss_scale: LossScale,
+    max_norm: float | None = None,
 ) -> tuple[list[list[float]], int]:
     """Return the parameters on each context after one step, and how many steps were skipped.
 
@@ -28,18 +32,19 @@ def step(
         max_norm: clip the gradients to this norm; None leaves them.
     """
     backend = MXNetBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
+    training = backend.training
     model, trainer = _prepared(backend, make, 0.1)
     _backward(backend, model, trainer, gradients)
     if max_norm is not None:
-        backend.unscale(trainer)
-        backend.clip_grad_norm(trainer, max_norm)
-    backend.step(trainer, True)
+        training.unscale(trainer)
+        training.clip_grad_norm(trainer, max_norm)
+    training.step(trainer, True)
     weights = [[float(getattr(model, f"w{i}").data(c).asnumpy()[0]) for i in range(model.count)] for c in CONTEXTS]
-    return weights, backend.read_state().skipped_steps
+    return weights, training.read_state().skipped_steps
 
 
 def steps(
-    make: Callable[[], Any],
+    make: Callable[[], Probe],
     policy: Policy,
     gradients: Sequence[Sequence[float | None]],
     loss_scale: LossScale,
@@ -48,13 +53,14 @@ def steps(
     """Return each context's parameter and what was trained after these steps; see ``Harness.device_steps``."""
     masters = policy.param_dtype != "float32"
     backend = MXNetBackend(SessionSpec(policy, loss_scale, device="cpu", master_weights=masters))
+    training = backend.training
     model, trainer = _prepared(backend, make, 2.0**-13)
     for pair in gradients:
         _backward(backend, model, trainer, [None if one is None else (one,) for one in pair])
         if clip_value is not None:
-            backend.unscale(trainer)
-            backend.clip_grad_value(trainer, clip_value)
-        backend.step(trainer, True)
+            training.unscale(trainer)
+            training.clip_grad_value(trainer, clip_value)
+        training.step(trainer, True)
     parameters = [to_numpy(model.w0.data(context)).item() for context in CONTEXTS]
     if not masters:
         return [(value, value) for value in parameters]
@@ -63,17 +69,19 @@ def steps(
     return list(zip(parameters, [state.asnumpy().item() for state in states], strict=True))
 
 
-def _prepared(backend: MXNetBackend, make: Callable[[], Any], learning_rate: float) -> tuple[Any, Any]:
+def _prepared(backend: MXNetBackend, make: Callable[[], Probe], learning_rate: float) -> tuple[Probe, Trainer]:
     model = make()
     model.initialize(ctx=CONTEXTS)
-    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": learning_rate})
-    backend.prepare([model], [trainer])
+    trainer: Trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": learning_rate})
+    backend.training.prepare([model], [trainer])
     return model, trainer
 
 
-def _backward(backend: MXNetBackend, model: Any, trainer: Any, gradients: Sequence[Sequence[float] | None]) -> None:
-    with backend.autocast(True, None):
+def _backward(
+    backend: MXNetBackend, model: Probe, trainer: Trainer, gradients: Sequence[Sequence[float] | None]
+) -> None:
+    with backend.precision.autocast(True, None):
         rows = [pair for pair in zip(gradients, CONTEXTS, strict=True) if pair[0] is not None]
         losses = [model(from_numpy(np.array(row, np.float32), context)) for row, context in rows]
-    with backend.scale_loss(losses, [trainer]) as scaled:
+    with backend.training.scale_loss(losses, [trainer]) as scaled:
         scaled.backward()

@@ -1,31 +1,37 @@
-"""Batches in, results out, and the backward pass."""
+"""Batches in, results out."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from unifiedamp.backend import errors
 
-from .versions import BFLOAT16, NDArray, base, call, dtype_name, from_numpy, mx
+from .._types import Array, Context, HostArray
+from ..mxnet_api import BFLOAT16, NDArray, call, dtype_name, from_numpy, mx
 
 
-def to_native(array: Any, context: Any, dtype: str | None = None) -> Any:
+def is_array(value: object) -> TypeGuard[Array]:
+    """Return whether a value is an array of MXNet's, of either API."""
+    return isinstance(value, NDArray)
+
+
+def to_native(array: object, context: Context, dtype: str | None = None) -> Array:
     """Return ``array`` as an array on ``context``; MXNet's own stay where they are.
 
     Args:
-        array: see ``Backend.to_native``.
+        array: see ``Device.to_native``.
         context: where the array is to be.
         dtype: its dtype; None makes float32 of floating-point arrays with more bits, unless they are MXNet's own.
 
     Raises:
         WrongObjectError: numpy cannot read the array, or MXNet has no arrays of its dtype (text, Python objects).
     """
-    if isinstance(array, NDArray):
+    if is_array(array):
         return array if dtype in (None, dtype_name(array)) else _cast(array, dtype)
     plain = _read(array)
-    wanted = dtype or _kept(plain.dtype)
+    wanted = dtype or _default_dtype(plain.dtype)
     if wanted is not None:
         plain = plain.astype("float32" if wanted == "bfloat16" else wanted, copy=False)
     try:
@@ -38,7 +44,7 @@ def to_native(array: Any, context: Any, dtype: str | None = None) -> Any:
     return _cast(native, wanted) if wanted == "bfloat16" else native
 
 
-def _read(array: Any) -> Any:
+def _read(array: Any) -> HostArray:
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
         return np.asarray(array)
     try:
@@ -50,44 +56,23 @@ def _read(array: Any) -> Any:
         ) from error
 
 
-def _kept(dtype: Any) -> str | None:
-    """Return what arrays of a numpy dtype come out in; None: as they are."""
+def _default_dtype(dtype: np.dtype[Any]) -> str | None:
+    """Return the dtype that arrays of a numpy dtype are converted to; None leaves them as they are."""
     if dtype.name == "bfloat16":  # an extension of numpy (ml_dtypes)
         return "bfloat16"
     return "float32" if dtype.kind == "f" and dtype.itemsize > 2 else None
 
 
-def _cast(array: Any, dtype: str | None) -> Any:
+def _cast(array: Array, dtype: str | None) -> Array:
     with mx.util.np_shape(True):  # MXNet 1 casts no single number otherwise
-        return call("Cast", [array], dtype=dtype)
+        result: Array = call("Cast", [array], dtype=dtype)
+    return result
 
 
-def to_numpy(tensor: Any) -> Any:
-    """Return an array as numpy; bfloat16 comes back as float32."""
-    if not isinstance(tensor, NDArray):
+def to_numpy(tensor: object) -> HostArray:
+    """Return an array as numpy; bfloat16 is returned as float32."""
+    if not is_array(tensor):
         return np.asarray(tensor)
     if tensor.dtype == BFLOAT16:
         tensor = _cast(tensor, "float32")
     return tensor.asnumpy()
-
-
-def backward(losses: list[Any], heads: list[Any] | None) -> None:
-    """Differentiate the losses, beginning with the heads (None: ones).
-
-    Raises:
-        LossError: a loss does not depend on anything that was recorded.
-    """
-    try:
-        mx.autograd.backward(losses, heads)
-    except base.MXNetError as error:
-        if not any(text in str(error) for text in _NO_GRAPH):
-            raise
-        raise errors.LossError(
-            "amp.scale_loss: the loss is not connected to any parameter (any more). Compute it from the model's output "
-            "inside 'with amp.autocast():'. MXNet frees a graph when its gradients have been taken, and with it what "
-            "other losses share with it, inputs included: add the losses, or compute the second one afterwards"
-        ) from error
-
-
-_NO_GRAPH = ("Cannot differentiate node", "The any container is empty")
-"""What MXNet says when a loss has no graph, and when part of its graph was freed."""

@@ -1,25 +1,47 @@
-"""``convert_model``: a copy of a model for inference whose graph holds the policy's casts."""
+"""``MXNetConverter``: a copy of a model for inference whose graph holds the policy's casts."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Sequence
 
-from unifiedamp.backend import Policy, errors
+from unifiedamp.backend import Converter, Policy, errors
 
-from .. import capabilities
-from ..device.versions import NDArray, cast, context_of, gluon, mx
+from .._types import Array, Block, HybridBlock, Symbol
+from ..device.arrays import is_array
+from ..device.numpy_semantics import in_numpy_semantics
+from ..layer_paths import is_hybrid, is_symbol_block
+from ..mxnet_api import cast, context_of, gluon, mx
+from ..patches import GRAPH_FIELDS
 from ..precision.autocast import Region
-from ..precision.casts import Table
-from ..precision.graphs import FIELDS
-from ..precision.layers import Boundaries
-from ..training import prepare
+from ..precision.casts import CastTable
+from ..precision.layers import BoundaryCasts
+from ..precision.policies import check_policy, multicasts
+from ..training.prepare_checks import kind
 from .weights import MastersOf
 
 
+class MXNetConverter(Converter):
+    """Converts to a ``gluon.SymbolBlock`` whose graph holds the casts; its parameters stay float32.
+
+    Args:
+        masters_of: Parameter → its float32 master weights.
+    """
+
+    means = "a SymbolBlock that casts float32 parameters in its graph"
+
+    def __init__(self, masters_of: MastersOf) -> None:
+        self._masters_of = masters_of
+
+    @in_numpy_semantics
+    def convert(self, model: HybridBlock, inputs: Sequence[object], policy: Policy) -> Block:
+        wide = policy.replace(param_dtype="float32")
+        return convert_model(model, *inputs, policy=wide, masters_of=self._masters_of)
+
+
 def convert_model(
-    block: Any, *inputs: Any, policy: str | Policy = "mixed_bfloat16", masters_of: MastersOf = lambda _: None
-) -> Any:
+    block: HybridBlock, *inputs: object, policy: str | Policy = "mixed_bfloat16", masters_of: MastersOf = lambda _: None
+) -> Block:
     """Return a copy of a model that computes under ``policy`` wherever it is called, without regions.
 
     MXNet's own converter casts by its operator lists and, in 2.0, loses the parameters of models built of layers; this
@@ -27,7 +49,7 @@ def convert_model(
     bfloat16 is no faster, and MXNet 2 cannot save them so.
 
     Args:
-        block: a ``gluon.HybridBlock``; it is left as it is.
+        block: a ``gluon.HybridBlock``; it is not changed.
         *inputs: arrays like those it will be called with, on the device that the copy is for.
         policy: the policy or its name; overrides count.
         masters_of: Parameter → its float32 master weights, which the copy takes in place of 16-bit ones.
@@ -40,36 +62,40 @@ def convert_model(
         WrongObjectError: ``block`` is no HybridBlock (or a SymbolBlock already), or an input is no array.
         PolicyNotSupportedError: the policy cannot run on the inputs' device.
     """
-    if not isinstance(block, gluon.HybridBlock) or isinstance(block, gluon.SymbolBlock):
-        raise errors.WrongObjectError(f"convert_model: expected gluon.HybridBlock, got {prepare.kind(block)}")
-    if not inputs or not all(isinstance(value, NDArray) for value in inputs):
-        raise errors.WrongObjectError("convert_model: give the arrays that the model is called with, after the model")
+    arrays = _check(block, inputs)
     if isinstance(policy, str):
         policy = Policy.parse(policy)
-    capabilities.check_region_policy(policy, context_of(inputs[0]))
+    check_policy(policy, context_of(arrays[0]))
     if any(param._data is None for param in block.collect_params().values()):
         with mx.autograd.pause():
-            block(*inputs)  # Parameters whose shape follows from the input get theirs.
-    names, output = _trace(block, inputs, policy)
+            block(*arrays)  # Parameters whose shape follows from the input get theirs.
+    names, output = _trace(block, arrays, policy)
     with warnings.catch_warnings():
         # It says that it cannot tell the inputs' dtype and takes float32 parameters, which is what they are.
         warnings.filterwarnings("ignore", "Cannot decide type", UserWarning)
-        converted = gluon.SymbolBlock(output, names)
-    values = {param.var().name: param for param in block.collect_params().values()}
-    for param in converted.collect_params().values():
-        source = values[param.name]
-        _copy(source, masters_of(source), param)
+        converted: Block = gluon.SymbolBlock(output, names)
+    _copy_parameters(block, converted, masters_of)
     return converted
 
 
-def _trace(block: Any, inputs: tuple[Any, ...], policy: Policy) -> tuple[list[Any], Any]:
+def _check(block: object, inputs: Sequence[object]) -> list[Array]:
+    """Refuse what cannot be converted; return the inputs as arrays."""
+    if not is_hybrid(block) or is_symbol_block(block):
+        raise errors.WrongObjectError(f"convert_model: expected gluon.HybridBlock, got {kind(block)}")
+    arrays = [value for value in inputs if is_array(value)]
+    if not inputs or len(arrays) < len(inputs):
+        raise errors.WrongObjectError("convert_model: give the arrays that the model is called with, after the model")
+    return arrays
+
+
+def _trace(block: HybridBlock, inputs: Sequence[Array], policy: Policy) -> tuple[list[Symbol], Symbol]:
     """Return the symbols of the inputs and of the output that a region under ``policy`` would run."""
-    boundaries = Boundaries()
+    boundaries = BoundaryCasts()
     boundaries.add_model(block)
-    fields = block.__dict__
-    found = {name: fields[name] for name in FIELDS if name in fields}
+    fields = vars(block)
+    found = {name: fields[name] for name in GRAPH_FIELDS if name in fields}
     try:
-        table = Table(policy, multicast=capabilities.multicasts(policy, context_of(inputs[0])))
+        table = CastTable(policy, multicast=multicasts(policy, context_of(inputs[0])))
         boundaries.apply(table)
         block._clear_cached_op()
         with Region(table, infer=True):
@@ -80,7 +106,11 @@ def _trace(block: Any, inputs: tuple[Any, ...], policy: Policy) -> tuple[list[An
         boundaries.close()
 
 
-def _copy(source: Any, masters: list[Any] | None, target: Any) -> None:
-    values = [cast(value, "float32") for value in masters or source.list_data()]
-    target.shape = source.shape
-    target._load_init(values[0], [context_of(value) for value in values])
+def _copy_parameters(source: Block, target: Block, masters_of: MastersOf) -> None:
+    """Fill a converted block's parameters by those of the same name in the graph, in float32."""
+    sources = {param.var().name: param for param in source.collect_params().values()}
+    for param in target.collect_params().values():
+        found = sources[param.name]
+        values = [cast(value, "float32") for value in masters_of(found) or found.list_data()]
+        param.shape = found.shape
+        param._load_init(values[0], [context_of(value) for value in values])

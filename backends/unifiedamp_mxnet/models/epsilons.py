@@ -1,20 +1,20 @@
-"""The epsilons of blocks and optimizers, and what they are added in."""
+"""The epsilons of blocks and optimizers, and the dtypes that they are added in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from unifiedamp.backend import Policy, match_layers, recording
 
-from ..precision.layers import walk
+from .._types import Block, Trainer
+from ..layer_paths import walk
 
 NAMES = ("eps", "epsilon", "_eps", "_epsilon", "variance_epsilon")
 _NATIVE = "mxnet.gluon."
 """MXNet's lists have its own normalizing operators compute in float32."""
 
 
-def epsilons(models: Iterable[Any], trainers: Iterable[Any], policy: Policy) -> Iterator[recording.Epsilon]:
+def epsilons(models: Iterable[Block], trainers: Iterable[Trainer], policy: Policy) -> Iterator[recording.Epsilon]:
     """Yield the epsilons of blocks, then those of Trainers' optimizers (their parameters are float32)."""
     for model in models:
         blocks = dict(walk(model))
@@ -29,7 +29,7 @@ def epsilons(models: Iterable[Any], trainers: Iterable[Any], policy: Policy) -> 
             yield recording.Epsilon(type(trainer.optimizer).__name__, name, value, "float32")
 
 
-def _of(obj: Any) -> Iterator[tuple[str, float]]:
+def _of(obj: object) -> Iterator[tuple[str, float]]:
     for name in NAMES:
         value = vars(obj).get(name)
         if isinstance(value, float) and value > 0:

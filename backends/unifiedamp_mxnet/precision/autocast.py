@@ -1,37 +1,38 @@
-"""Regions: a policy in force on this thread, with gradients recorded (``Autocast``) or not (``Inference``)."""
+"""Regions: a policy in force on this thread, with gradients recorded (autocast) or not (inference)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..device.numpy_semantics import numpy_semantics
-from ..device.versions import autograd
-from .casts import Table, ThreadState, current
-from .dispatch import installed
+from ..mxnet_api import autograd
+from . import dispatch
+from .casts import CastTable, ThreadState, current
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Region:
-    """Operators inside run under a table; reusable, nestable, and each thread is in its own.
+    """Runs operators under a table; reusable, nestable, thread-local.
 
     Args:
-        table: the rules; None runs operators as they are.
+        table: the rules; None runs operators unchanged.
         infer: record no gradients and run layers in evaluation mode; otherwise both are on, except inside a region
             that infers.
     """
 
     __slots__ = ("_infer", "_table")
 
-    def __init__(self, table: Table | None, infer: bool = False) -> None:
+    def __init__(self, table: CastTable | None, infer: bool = False) -> None:
         self._table = table if table is not None and table.casts else None
         self._infer = infer
 
     def __enter__(self) -> Region:
-        opened = Opened(current)
+        opened = OpenRegion(current)
         try:
             current.stack.append(opened)
             self._open(current, opened)
@@ -40,9 +41,9 @@ class Region:
             raise
         return self
 
-    def _open(self, state: ThreadState, opened: Opened) -> None:
+    def _open(self, state: ThreadState, opened: OpenRegion) -> None:
         if self._table is not None:
-            installed.enter(opened)
+            dispatch.install(opened)
         opened.semantics.__enter__()
         train = not (self._infer or state.inferring)
         autograd.set_recording(train)
@@ -61,8 +62,8 @@ class Region:
             raise
 
 
-class Opened:
-    """An open region: what was in force before it.
+class OpenRegion:
+    """The state to restore when a region is left.
 
     Args:
         state: the thread's.
@@ -75,32 +76,32 @@ class Opened:
         self.semantics = numpy_semantics()
 
     def close(self, state: ThreadState) -> None:
-        """Put back what was in force. Idempotent."""
+        """Restore what was in force. Idempotent."""
         state.table, state.inferring = self._before
         recording, training = self._flags
         autograd.set_recording(recording)
         autograd.set_training(training)
         self.semantics.__exit__(None, None, None)
-        installed.leave(self)
+        dispatch.uninstall(self)
         del state.stack[self._depth :]
 
 
-def outside_regions(function: F) -> F:
-    """Run a function as outside all regions: nothing is cast or recorded. For what works on gradients."""
+def outside_regions(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function as outside all regions: nothing is cast or recorded. For work on gradients."""
 
     @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with numpy_semantics(), Suspended(), autograd.pause():
             return function(*args, **kwargs)
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 class Suspended:
-    """Operators inside run as they are; gradients are recorded or not as before. For custom functions."""
+    """Suspends casts; gradients are recorded or not as before. For custom functions."""
 
     def __enter__(self) -> None:
-        self._table: Any = current.table
+        self._table: CastTable | None = current.table
         current.table = None
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""One table of rules per policy, and the casts it puts before an operator."""
+"""One table of rules per policy, and the casts that it makes before an operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from unifiedamp.backend import Policy
 
-from ..device.versions import CODES, Symbol, cast, create_native, dtype_code, map_tensors, mx, op_handle
+from .._types import Array, Symbol
+from ..mxnet_api import CODES, cast, create_native, dtype_code, map_tensors, mx, op_handle
+from ..mxnet_api import Symbol as NativeSymbol
 from .operations import (
     COMPUTE,
     FIRST_INPUT_ONLY,
@@ -28,31 +30,32 @@ _F32 = CODES["float32"]
 
 
 class ThreadState(threading.local):
-    """What is in force on a thread.
+    """The state of autocast on a thread.
 
     Attributes:
         table: the rules of the innermost region; None runs operators as they are.
         inferring: an inference region is open, so regions inside it record no gradients.
-        stack: what to put back when the regions that are open now are left.
+        stack: the open regions, each with what it restores when it is left.
     """
 
-    table: Table | None = None
+    table: CastTable | None = None
     inferring = False
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, ...]] = []
+        self.stack: list[Any] = []
 
 
 current = ThreadState()
+"""This thread's."""
 
 
-class Table:
+class CastTable:
     """The rules of one policy in one session; also the key of the graphs traced under them.
 
     Args:
         policy: whose compute dtype, operator overrides and output dtype are followed.
         scaled: losses are scaled, so operators whose gradient does not begin with that of a loss are refused.
-        multicast: graphs may hold ``amp_multicast``; without it, float32 stands for the widest dtype in them.
+        multicast: graphs may hold ``amp_multicast``; without it, they cast to float32 in place of the widest dtype.
 
     Attributes:
         layers: id of a block → the table that replaces this one inside it.
@@ -65,10 +68,9 @@ class Table:
         self.scaled = scaled
         self.multicast = multicast
         self.dtype = policy.compute_dtype
-        self.code = CODES[self.dtype]
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
-        self.layers: dict[int, Table] = {}
+        self.layers: dict[int, CastTable] = {}
         self.outputs: set[int] = set()
 
     @property
@@ -76,16 +78,16 @@ class Table:
         """Whether anything is ever cast under this table."""
         return bool(self.rules or self.layers) or self.policy.output_dtype != "float32"
 
-    def rule(self, handle: int, keys: Iterable[str], values: Iterable[Any]) -> str:
+    def rule(self, handle: int, keys: Iterable[str], values: Iterable[object]) -> str:
         """Return the rule for one call of an operator."""
         rule: Rule = self.rules.get(handle, self.default)
         if type(rule) is ByAttribute:
             attributes = dict(zip(keys, values, strict=True))
             return rule.choose(attributes.get(rule.attribute))
-        return rule  # type: ignore[return-value]
+        return rule  # type: ignore[return-value]  # by type(), which is faster here than isinstance()
 
-    def cast_arrays(self, handle: int, rule: str, arrays: list[Any]) -> list[Any]:
-        """Return an operator's inputs, cast as its rule says; other dtypes than the policy's stay."""
+    def cast_arrays(self, handle: int, rule: str, arrays: list[Array]) -> list[Array]:
+        """Return an operator's inputs, cast by its rule; dtypes that a policy cannot name stay."""
         if rule == REFUSED:
             refuse_loss_output()
         target = self._target(rule, arrays)
@@ -96,7 +98,7 @@ class Table:
             return [cast(a, target) if i == 0 and dtype_code(a) in fits else a for i, a in enumerate(arrays)]
         return [cast(a, target) if dtype_code(a) in fits else a for a in arrays]
 
-    def _target(self, rule: str, arrays: list[Any]) -> str | None:
+    def _target(self, rule: str, arrays: list[Array]) -> str | None:
         if rule == COMPUTE:
             return self.dtype
         if rule == FLOAT32:
@@ -105,8 +107,8 @@ class Table:
             return "float32"
         return None
 
-    def cast_symbols(self, handle: int, rule: str, symbols: list[Any]) -> list[Any]:
-        """Return an operator's symbolic inputs, cast as its rule says: dtypes are not known yet while tracing."""
+    def cast_symbols(self, handle: int, rule: str, symbols: list[Symbol]) -> list[Symbol]:
+        """Return an operator's symbolic inputs, cast by its rule: dtypes are not known yet while tracing."""
         if rule == REFUSED:
             refuse_loss_output()
         if rule == WIDEST and len(symbols) < 2:
@@ -121,19 +123,19 @@ class Table:
         return [cast(s, target) for s in symbols]
 
 
-def _multicast(symbols: list[Any]) -> list[Any]:
+def _multicast(symbols: list[Symbol]) -> list[Symbol]:
     name = mx.name.NameManager._current.value.get(None, "amp_multicast")
     is_np = isinstance(symbols[0], mx.sym.np._Symbol)
     attributes = (["num_outputs"], [len(symbols)])
     return list(create_native(op_handle("amp_multicast"), symbols, None, *attributes, name, is_np, False))
 
 
-def cast_floats(value: Any, dtype: str) -> Any:
-    """Cast the float32 and half-precision tensors in nested lists to ``dtype``; everything else stays."""
+def cast_floats(value: object, dtype: str) -> Any:
+    """Cast the float32 and 16-bit tensors in nested lists to ``dtype``; everything else stays."""
     codes = [code for name, code in CODES.items() if name != dtype]
 
-    def one(tensor: Any) -> Any:
-        if isinstance(tensor, Symbol):
+    def one(tensor: Any) -> object:
+        if isinstance(tensor, NativeSymbol):
             return cast(tensor, dtype)
         return cast(tensor, dtype) if dtype_code(tensor) in codes else tensor
 

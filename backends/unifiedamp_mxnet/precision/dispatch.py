@@ -1,23 +1,22 @@
-"""The dispatcher: three functions that every operator call of MXNet ends in, and the hybridized block's one.
+"""The dispatcher: three functions that every operator call of MXNet ends in, and that of hybridized blocks.
 
 MXNet's own ``amp.init`` replaces about 1,600 module attributes for the process and cannot take them back. All of those
 functions look up their last step when they run, so replacing that step alone gives the same casts for four attributes,
-cheap enough to put in when the first region opens and to take out when the last one closes.
+cheap enough to install when the first region opens and to take out when the last one closes.
 """
 
 from __future__ import annotations
 
 import importlib
-import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..device.versions import NDArray, create_native, invoke_native, nd_register, op_handle, symbol_register
-from . import graphs
-from .casts import current
+from .._types import Array, Symbol
+from ..mxnet_api import NDArray, create_native, invoke_native, op_handle
+from ..patches import Function, Replacements, call_function_native, dispatcher
+from .casts import CastTable, current
+from .graphs import call_cached_op_code
 from .operations import KEEP, ByAttribute
-
-_Function: Any = importlib.import_module("mxnet._ffi.function").Function
-_call_native = _Function.__call__
 
 # The inputs of these come last in the call; elsewhere an array in the last place is the output to write to.
 _INPUT_LAST = frozenset(
@@ -26,25 +25,33 @@ _INPUT_LAST = frozenset(
 )  # fmt: skip
 
 
-def _ffi_handles() -> dict[int, tuple[Any, int]]:
+def _ffi_handles() -> dict[int, tuple[object, int]]:
     """Return id of a packed function → it and the handle of the operator that it runs."""
-    found: dict[int, tuple[Any, int]] = {}
+    found: dict[int, tuple[object, int]] = {}
     for module, prefix in (("numpy", "_npi_"), ("numpy_extension", "_npx_")):
         try:
             namespace = vars(importlib.import_module(f"mxnet.ndarray.{module}._api_internal"))
         except ImportError:
             continue
         for name, function in namespace.items():
-            handle = op_handle(prefix + name) if isinstance(function, _Function) else None
+            handle = op_handle(prefix + name) if isinstance(function, Function) else None
             if handle is not None:
                 found[id(function)] = (function, handle)
     return found
 
 
-_FFI = _ffi_handles()
+_FFI: Mapping[int, tuple[object, int]] = _ffi_handles()
 
 
-def _invoke(handle: int, arrays: Any, keys: Any, vals: Any, out: Any, is_np: bool, is_list: bool) -> Any:
+def _invoke(
+    handle: int,
+    arrays: list[Array],
+    keys: Sequence[str],
+    vals: Sequence[object],
+    out: Array | None,
+    is_np: bool,
+    is_list: bool,
+) -> Any:
     table = current.table
     if table is not None and out is None:
         rule = table.rule(handle, keys, vals)
@@ -54,7 +61,14 @@ def _invoke(handle: int, arrays: Any, keys: Any, vals: Any, out: Any, is_np: boo
 
 
 def _create(
-    handle: int, args: Any, kwargs: Any, keys: Any, vals: Any, name: str, is_np: bool, is_list: bool = False
+    handle: int,
+    args: Sequence[Symbol] | None,
+    kwargs: dict[str, Symbol] | None,
+    keys: Sequence[str],
+    vals: Sequence[object],
+    name: str,
+    is_np: bool,
+    is_list: bool = False,
 ) -> Any:
     table = current.table
     if table is not None:
@@ -66,18 +80,18 @@ def _create(
     return create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
 
 
-def _call(self: Any, *args: Any) -> Any:
+def _call(self: Any, *args: object) -> Any:
     table = current.table
     if table is not None:
         known = _FFI.get(id(self))
         if known is not None:
             args = _cast_packed(table, known[1], self.__name__, args)
-    return _call_native(self, *args)
+    return call_function_native(self, *args)
 
 
-def _cast_packed(table: Any, handle: int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the arrays in a packed call, whose attributes stand between them without names."""
-    rule = table.rules.get(handle, table.default)
+def _cast_packed(table: CastTable, handle: int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cast the arrays in a packed call, whose attributes are between them, without names."""
+    rule: Any = table.rules.get(handle, table.default)
     if type(rule) is ByAttribute:
         rule = next((rule.rules[arg] for arg in args if type(arg) is str and arg in rule.rules), rule.otherwise)
     if rule is KEEP:
@@ -92,35 +106,14 @@ def _cast_packed(table: Any, handle: int, name: str, args: tuple[Any, ...]) -> t
     return tuple(cast)
 
 
-class _Installed:
-    """Knows the open regions of all threads; the first puts the dispatcher in, the last takes it out."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[object] = set()
-
-    def enter(self, region: object) -> None:
-        """Put the dispatcher in for a region. Idempotent."""
-        with self._lock:
-            self._open.add(region)
-            if len(self._open) == 1:
-                nd_register._imperative_invoke = _invoke
-                symbol_register._symbol_creator = _create
-                graphs.install()
-                _Function.__call__ = _call
-
-    def leave(self, region: object) -> None:
-        """Take it out when no other region is open. Idempotent."""
-        with self._lock:
-            if region not in self._open:
-                return
-            if len(self._open) == 1:
-                nd_register._imperative_invoke = invoke_native
-                symbol_register._symbol_creator = create_native
-                graphs.remove()
-                if "__call__" in vars(_Function):
-                    del _Function.__call__
-            self._open.discard(region)
+REPLACEMENTS = Replacements(_invoke, _create, _call, call_cached_op_code)
 
 
-installed = _Installed()
+def install(region: object) -> None:
+    """Install the dispatcher for a region. Idempotent."""
+    dispatcher.enter(region, REPLACEMENTS)
+
+
+def uninstall(region: object) -> None:
+    """Take it out when no other region is open. Idempotent."""
+    dispatcher.leave(region)

@@ -1,28 +1,28 @@
-"""A model's own parameters in float16, under a policy that keeps them so."""
+"""A model's own parameters in float16, under a policy with ``param_dtype``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from unifiedamp.backend import Policy, match_layers
 
-from ..device.versions import gluon, param_dtype
-from .layers import walk
+from .._types import Array, Block, Parameter
+from ..layer_paths import is_hybrid, walk
+from ..mxnet_api import gluon, param_dtype
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
 
-Arrays = list[Any]
+Arrays = list[Array]
 """One array for each context."""
 
 
-def is_half(param: Any) -> bool:
-    """Tell whether a Parameter has 16 bits."""
+def is_low_precision(param: Parameter) -> bool:
+    """Return whether a Parameter has 16 bits."""
     return param_dtype(param.dtype) in ("float16", "bfloat16")
 
 
-def layer_dtypes(model: Any, policy: Policy) -> dict[str, str]:
+def layer_dtypes(model: Block, policy: Policy) -> dict[str, str]:
     """Return path → dtype of the blocks that do not have the policy's: layer overrides, and norms that stay float32.
 
     Raises:
@@ -38,10 +38,13 @@ def layer_dtypes(model: Any, policy: Policy) -> dict[str, str]:
     return norms | named
 
 
-def cast_parameters(model: Any, dtypes: Mapping[str, str], policy: Policy) -> dict[int, Arrays]:
-    """Cast a model's parameters to the policy's dtype or their layer's; return id of each Parameter cast → what it was.
+def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> dict[int, Arrays]:
+    """Cast a model's parameters to the policy's dtype or their layer's.
 
     Batch norm stays float32: its operator takes no other parameters, as ``BatchNorm.cast`` knows too.
+
+    Returns:
+        id of each Parameter that was cast → its arrays before.
     """
     blocks = dict(walk(model))
     before: dict[int, Arrays] = {}
@@ -55,7 +58,7 @@ def cast_parameters(model: Any, dtypes: Mapping[str, str], policy: Policy) -> di
                 param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
     if before:
         for block in blocks.values():
-            if isinstance(block, gluon.HybridBlock):
+            if is_hybrid(block):
                 block._clear_cached_op()
     return before
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from unifiedamp.backend import Policy, errors
 
-from ..device.versions import amp_lists, op_handle
+from ..mxnet_api import amp_lists, op_handle
 
 COMPUTE, FLOAT32, WIDEST, KEEP, REFUSED = "compute", "float32", "widest", "keep", "refused"
 """Rules: cast inputs to the compute dtype, to float32, to the widest of them, leave them; or refuse the call."""
@@ -54,7 +53,7 @@ COMPOSED = {
     "mse_loss": "gluon.loss.L2Loss is made of square and mean: name 'mean'",
     "l1_loss": "gluon.loss.L1Loss is made of abs and mean: name 'mean'",
 }
-"""Words of the vocabulary that are no operator of MXNet, each with what to name instead."""
+"""Names in the vocabulary that are no operator of MXNet → what to name instead."""
 
 BFLOAT16_KERNELS = frozenset(
     {"linear", "conv", "batch_norm", "relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax"}
@@ -64,7 +63,7 @@ BFLOAT16_KERNELS = frozenset(
 NUMPY_BFLOAT16: Mapping[str, str] = {
     "_npx_relu": KEEP, "_npi_square": KEEP, "_npi_absolute": KEEP,
     "_npi_add": WIDEST, "_npi_subtract": WIDEST, "_npi_multiply": WIDEST,
-    **dict.fromkeys(VOCABULARY["matmul"], FLOAT32),
+    **{str(name): FLOAT32 for name in VOCABULARY["matmul"]},
 }  # fmt: skip
 """What MXNet's bfloat16 lists get wrong or leave out: MXNet 2's numpy operators that have a kernel for it, and matrix
 products, listed as "widest", that find none for two bfloat16 inputs."""
@@ -84,7 +83,7 @@ LOSS_OUTPUTS = (
     "MAERegressionOutput",
     "MakeLoss",
 )
-"""Operators that begin the backward pass by themselves: what a loss is multiplied by does not reach their gradient."""
+"""Operators that make their own gradient: the loss scale does not reach it."""
 
 UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_copyto", "reset_arrays", "_CachedOp")
 """Operators whose inputs are never cast."""
@@ -98,7 +97,7 @@ class ByAttribute:
     rules: dict[str, str] = field(default_factory=dict)
     otherwise: str = KEEP
 
-    def choose(self, value: Any) -> str:
+    def choose(self, value: object) -> str:
         """Return the rule for this value of the attribute."""
         return self.rules.get(str(value), self.otherwise)
 
@@ -108,7 +107,7 @@ Rules = dict[int, Rule]
 
 
 def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
-    """Return handle → rule for a policy, and the rule of every operator that has none of its own."""
+    """Return handle → rule for a policy, and the rule of every operator without one."""
     low = policy.compute_dtype
     rules = {} if low == "float32" else dict(_listed(low))
     for word, choice in policy.op_overrides.items():
@@ -121,13 +120,13 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     return rules, FLOAT32 if low == "bfloat16" else KEEP
 
 
-def relisted(
+def replace_lists(
     rules: Rules,
     compute: Iterable[str] | None,
     float32: Iterable[str] | None,
     conditional: Iterable[tuple[str, str, Iterable[str]]] | None,
 ) -> Rules:
-    """Return rules in which lists given here, of MXNet's own names, stand in place of MXNet's; None keeps its own.
+    """Return rules with these lists of operator names in place of MXNet's; None keeps MXNet's list.
 
     Args:
         rules: the rules to change.
@@ -212,7 +211,7 @@ def _override(rules: Rules, target: Target, choice: str) -> None:
 
 
 def check_overrides(policy: Policy) -> None:
-    """Refuse an override that MXNet cannot follow.
+    """Refuse an override that MXNet cannot apply.
 
     Raises:
         UnsupportedError: no operator of that name, or no kernel for the dtype; the message says which.
@@ -220,7 +219,7 @@ def check_overrides(policy: Policy) -> None:
     for word, choice in policy.op_overrides.items():
         if word not in VOCABULARY:
             reason = COMPOSED.get(word, "it has no such operator")
-            raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no operator of its own for it ({reason})")
+            raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no separate operator for it ({reason})")
         if choice == COMPUTE and policy.compute_dtype == "bfloat16" and word not in BFLOAT16_KERNELS:
             raise errors.UnsupportedError(
                 f"op_overrides.{word}='compute': MXNet has no bfloat16 CPU kernel for it "

@@ -1,10 +1,10 @@
-"""``amp.scope()``: native objects are made on the session's device."""
+"""``amp.scope()``: native objects are created on the session's device."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
+from .._types import Context
 from ..device.numpy_semantics import numpy_semantics
 
 
@@ -17,8 +17,8 @@ class Scope:
         context: the session's context.
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = type(context)(context.device_type, context.device_id)
+    def __init__(self, context: Context) -> None:
+        self._context: Context = type(context)(context.device_type, context.device_id)  # type: ignore[call-arg]  # as MXNet's does
         self._semantics = numpy_semantics()
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recorded step is boiled down to: counts by powers of two, and largest values.
+"""The numbers of a recorded step: counts by powers of two, and largest values.
 
 By numpy where the arrays lie on the host, which is ten times faster than MXNet's operators on a CPU; by operators on a
 device. No operator shows a number's bits, so the device works them out by a logarithm.
@@ -14,15 +14,21 @@ import numpy as np
 
 from unifiedamp.backend import recording
 
-from ..device.versions import CODES, base, call, cast, context_of, dtype_code
+from .._types import Array, HostArray
+from ..device.selection import is_cpu
+from ..mxnet_api import CODES, base, call, cast, context_of, dtype_code
 from ..training.multi_tensor import by_context
 
 BUCKETS = recording.BUCKETS
-TOGETHER = 2**20
-"""Values that are counted at a time on the host, at most, where a gradient has no more."""
+
+Counted = Any
+"""A vector of numbers: a numpy array, or one of MXNet's on a device."""
+
+HOST_CHUNK = 2**20
+"""Values that are counted at once on the host, at most; a larger gradient is counted by itself."""
 
 
-def count(gradients: Sequence[Any], scale: float) -> list[Any]:
+def count(gradients: Sequence[Array], scale: float) -> list[Counted]:
     """Return two vectors of counts per gradient, of its values and of its values divided by ``scale``.
 
     Args:
@@ -34,16 +40,16 @@ def count(gradients: Sequence[Any], scale: float) -> list[Any]:
     return count_on_device(gradients, scale)
 
 
-def largest(array: Any, memory: Memory) -> Any:
+def largest(array: Array, buffer: HostBuffer) -> Counted:
     """Return the largest absolute value as a vector of one number: inf or nan where the array holds one."""
     if _on_host(array):
-        there = memory.read(array)
+        there = buffer.read(array)
         return np.maximum(there.max(keepdims=True), -there.min(keepdims=True))
     values = cast(array.reshape((-1,)), "float32")
     return call("max", [call("abs", [values])], axis=0, keepdims=True)
 
 
-def read(arrays: Sequence[Any]) -> list[Any]:
+def read(arrays: Sequence[Counted]) -> list[HostArray]:
     """Return vectors of one length as numpy arrays; those that lie on a device are read in one go."""
     values = {id(array): array for array in arrays if isinstance(array, np.ndarray)}
     for group in by_context({id(array): array for array in arrays if id(array) not in values}.values()):
@@ -52,18 +58,18 @@ def read(arrays: Sequence[Any]) -> list[Any]:
     return [values[id(array)] for array in arrays]
 
 
-class Memory:
-    """Where arrays on the host are copied to for numpy, one after the other: new memory costs more than copying.
+class HostBuffer:
+    """Memory that arrays on the host are copied to for numpy, one after the other; reused, as new memory costs more.
 
-    Not a view by DLPack, which refuses what oneDNN left in a layout of its own. A copy of float32 is made by the thread
+    Not a view by DLPack, which refuses what oneDNN left in its blocked layout. A copy of float32 is made by the thread
     that asks, beside MXNet's own, which may be at the backward pass.
     """
 
     def __init__(self) -> None:
         self._values = np.empty(0, np.float32)
 
-    def read(self, array: Any) -> Any:
-        """Return an array as a flat one of float32, good until the next is read."""
+    def read(self, array: Array) -> HostArray:
+        """Return an array as a flat one of float32, valid until the next is read."""
         if dtype_code(array) != CODES["float32"]:
             array = cast(array, "float32")
         if array.size > self._values.size:
@@ -74,14 +80,14 @@ class Memory:
         return values
 
 
-def _on_host(array: Any) -> bool:
-    return bool(context_of(array).device_type.startswith("cpu"))
+def _on_host(array: Array) -> bool:
+    return is_cpu(context_of(array))
 
 
-def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
+def count_on_host(gradients: Sequence[Array], scale: float) -> list[HostArray]:
     """Return numpy arrays; see :func:`count`."""
     counts = []
-    for group in _groups(Memory().read(gradient) for gradient in gradients):
+    for group in _groups(HostBuffer().read(gradient) for gradient in gradients):
         joined = np.concatenate(group)
         ends = np.cumsum([values.size for values in group[:-1]], dtype=np.int64)
         scaled = _numpy_counts(joined, ends)
@@ -90,12 +96,12 @@ def count_on_host(gradients: Sequence[Any], scale: float) -> list[Any]:
     return counts
 
 
-def _groups(arrays: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield neighbours, up to ``TOGETHER`` values at a time: most are small, and each numpy call costs some."""
-    group: list[Any] = []
+def _groups(arrays: Iterable[HostArray]) -> Iterator[list[HostArray]]:
+    """Yield neighbours, up to ``HOST_CHUNK`` values at a time: most are small, and each numpy call costs some."""
+    group: list[HostArray] = []
     held = 0
     for values in arrays:
-        if group and held + values.size > TOGETHER:
+        if group and held + values.size > HOST_CHUNK:
             yield group
             group, held = [], 0
         group.append(values)
@@ -103,7 +109,7 @@ def _groups(arrays: Iterable[Any]) -> Iterator[list[Any]]:
     yield group
 
 
-def _numpy_counts(values: Any, ends: Any) -> list[Any]:
+def _numpy_counts(values: HostArray, ends: HostArray) -> list[HostArray]:
     """Return the counts of each piece of ``values``; all but the last end at ``ends``."""
     bits = values.view(np.int32) & 0x7FFFFFFF
     above = (bits > recording.MAX_BITS).astype(np.int32) + (bits > recording.INF_BITS)
@@ -111,7 +117,7 @@ def _numpy_counts(values: Any, ends: Any) -> list[Any]:
     return [np.bincount(piece, minlength=BUCKETS) for piece in np.split(places, ends)]
 
 
-def count_on_device(gradients: Sequence[Any], scale: float) -> list[Any]:
+def count_on_device(gradients: Sequence[Array], scale: float) -> list[Array]:
     """Return MXNet arrays; see :func:`count`."""
     flat = [cast(gradient.reshape((-1,)), "float32") for gradient in gradients]
     joined = _join(flat)
@@ -125,17 +131,18 @@ def count_on_device(gradients: Sequence[Any], scale: float) -> list[Any]:
     return counts
 
 
-def _join(arrays: Sequence[Any]) -> Any:
+def _join(arrays: Sequence[Array]) -> Array:
     return call("Concat", list(arrays), dim=0, num_args=len(arrays)) if len(arrays) > 1 else arrays[0]
 
 
-def _histogram(places: Any, start: int, end: int) -> Any:
+def _histogram(places: Array, start: int, end: int) -> Array:
     part = call("slice", [places], begin=(start,), end=(end,))
-    return call("_histogram", [part], bin_cnt=BUCKETS, range=(0.0, float(BUCKETS)))[0]
+    histogram: Array = call("_histogram", [part], bin_cnt=BUCKETS, range=(0.0, float(BUCKETS)))[0]
+    return histogram
 
 
-def _places(values: Any) -> Any:
-    """Return the number of each value's bucket, as ``recording.EDGE_BITS`` part them."""
+def _places(values: Array) -> Array:
+    """Return the number of each value's bucket between ``recording.EDGE_BITS``."""
     size = call("abs", [values])
     guess = call("clip", [call("floor", [call("log2", [size])])], a_min=-126.0, a_max=127.0)
     power = call("_rpower_scalar", [guess], scalar=2.0)
@@ -144,4 +151,5 @@ def _places(values: Any) -> Any:
     places = exponent + 128.0 + call("_greater_scalar", [size], scalar=recording.FLOAT16_MAX)
     places = places * call("_not_equal_scalar", [size], scalar=0.0)
     nan = call("ones_like", [size]) * float(BUCKETS - 1)
-    return call("where", [call("_equal", [size, size]), places, nan])
+    result: Array = call("where", [call("_equal", [size, size]), places, nan])
+    return result

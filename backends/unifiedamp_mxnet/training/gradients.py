@@ -1,62 +1,62 @@
-"""One Trainer's gradients in the current window, on all its contexts: gathered, added, checked, scaled, emptied."""
+"""One Trainer's gradients in the current window, on all its contexts: gathered, added, reduced, divided, dropped."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from ..device.versions import NUMPY_API, cast, context_of
-from ..precision.low_precision_params import is_half
+from .._types import Array, Trainer
+from ..distributed.distributed import allreduce, connect
+from ..mxnet_api import cast, context_of
+from ..precision.low_precision_params import is_low_precision
 from .multi_tensor import zero
-
-if TYPE_CHECKING:
-    from .master_weights import Masters
-
-
-LENT: dict[str, Any] = {"allow_np_array": True} if NUMPY_API else {}
-"""What an optimizer is told while it updates. One of MXNet 2 that was made outside the main thread would refuse the
-arrays of Gluon."""
 
 
 class Entry(NamedTuple):
     """One parameter on one context: its place in the Trainer, its gradient and its data."""
 
-    index: int
-    grad: Any
-    data: Any
+    place: int
+    grad: Array
+    data: Array
 
 
-class Window:
-    """What a Trainer has gathered since its last step.
+Gradients = list[list[Entry]]
+"""The gradients of each context."""
+
+
+class Stashed(NamedTuple):
+    """A gradient before another backward pass overwrites it."""
+
+    entry: Entry
+    values: Array
+    adds: bool
+    """The next pass adds to it, by ``grad_req``."""
+
+
+class GradientBuffer:
+    """The gradients that a Trainer has gathered since its last step.
+
+    A backward pass of MXNet's marks each gradient that it wrote (``_fresh_grad``). Where gradients are scaled, the
+    buffer takes the marks off after the session's passes, so that a mark found later is another pass's.
 
     Args:
         trainer: a ``gluon.Trainer`` whose updates are not made on its kvstore.
         names: id of a Parameter → the name that ``gradients`` gives it.
-        masters: the Trainer's float32 master weights, whose gradients are float32 too; None without.
-        rescales: its gradients have another size than an unscaled loss's, by a scale or a window's mean; then those of
-            other backward passes are told from the session's.
+        widens: gradients of 16-bit parameters are gathered in float32, for master weights.
+        rescales: gradients are those of a scaled loss or of a window's mean, so native ones must not mix with them.
 
     Attributes:
         pending: a loss was scaled for it in this window.
         backwards: backward passes made for it in this window.
         unscaled: its gradients have been divided by the scale.
-        found_inf: whether a gradient was inf or nan; None when nobody looked.
+        found_inf: whether a gradient was inf or nan; None when not checked.
         losses: unscaled losses of the window, for diagnosis.
-        updating: the Trainer's updaters have begun, and are not done.
     """
 
-    def __init__(
-        self, trainer: Any, names: dict[int, str], masters: Masters | None = None, rescales: bool = False
-    ) -> None:
+    def __init__(self, trainer: Trainer, names: dict[int, str], widens: bool = False, rescales: bool = False) -> None:
         self.trainer = trainer
-        self.names = names
-        self.masters = masters
-        self.rescales = rescales
-        self.updating = False
-        self._settings: dict[str, Any] = {}
-        self._adding: list[Any] = []
-        self.write_only()
+        self._names, self._widens, self._rescales = names, widens, rescales
         self.restart()
 
     def restart(self) -> None:
@@ -64,142 +64,130 @@ class Window:
         self.backwards = 0
         self.pending = self.unscaled = False
         self.found_inf: bool | None = None
-        self.losses: list[Any] = []
-        self._wide: dict[tuple[int, int], Any] = {}
+        self.losses: list[Array] = []
+        self._wide: dict[tuple[int, int], Array] = {}
         self._own: set[tuple[int, int]] = set()
 
     def begin(self) -> None:
         """Note that a loss is scaled for the Trainer. Its first one overwrites what came before, as MXNet does."""
-        if self.rescales and not self.pending:
-            self.forget(self.written())
+        if self._rescales and not self.pending:
+            self._mark_dropped(self.written())
         self.pending = True
 
-    def note(self, losses: list[Any]) -> None:
+    def add_backward(self, losses: list[Array]) -> None:
         """Note that a backward pass of these losses was made for the Trainer."""
         self.backwards += 1
         self.losses += losses
-        if self.masters is not None:
+        if self._widens:
             self._widen()
-        self._claim()
+        self._take_marks()
 
-    def _claim(self) -> None:
-        """Take the marks of a backward pass off what is the window's own."""
-        if self.rescales:
+    def _take_marks(self) -> None:
+        """Take the marks of a backward pass off the window's own gradients."""
+        if self._rescales:
             for context, entries in enumerate(self.written()):
                 for index, _, data in entries:
                     self._own.add((context, index))
                     data._fresh_grad = False
 
-    def has_others(self) -> bool:
-        """Tell whether backward passes that were not the session's wrote gradients."""
-        params = self.trainer._params if self.rescales else ()
-        return any(data._fresh_grad for param in params if param._grad is not None for data in param._data)
+    def has_native_gradients(self) -> bool:
+        """Return whether backward passes that were not the session's wrote gradients."""
+        params = self.trainer._params if self._rescales else ()
+        return any(data._fresh_grad for param in params if param._grad is not None for data in param._data or ())
 
     # -- which gradients there are -------------------------------------------------------------------------------
 
-    def fresh(self) -> list[list[Entry]]:
-        """Return, for each context, the window's gradients; those of master weights in float32."""
+    def gradients(self) -> Gradients:
+        """Return the window's gradients; those of master weights in float32."""
         contexts = self.written()
         params = self.trainer._params
         for (context, index), grad in self._wide.items():
-            contexts[context].append(Entry(index, grad, params[index]._data[context]))
+            contexts[context].append(Entry(index, grad, (params[index]._data or ())[context]))
         if self._wide:
             for entries in contexts:
                 entries.sort(key=operator.itemgetter(0))
         return contexts
 
-    def written(self) -> list[list[Entry]]:
-        """Return, for each context, what backward passes wrote into the parameters' own gradients in this window."""
-        contexts: list[list[Entry]] = [[] for _ in self.trainer._updaters]
+    def written(self) -> Gradients:
+        """Return what backward passes wrote into the parameters' own gradients in this window."""
+        contexts: Gradients = [[] for _ in self.trainer._updaters]
         for index, param in enumerate(self.trainer._params):
             if param._grad is not None:
-                for context, (data, grad) in enumerate(zip(param._data, param._grad, strict=True)):
+                for context, (data, grad) in enumerate(zip(param._data or (), param._grad, strict=True)):
                     if (context, index) in self._own or data._fresh_grad:
                         contexts[context].append(Entry(index, grad, data))
         return contexts
 
+    def by_name(self) -> dict[str, Array | list[Array]]:
+        """Return name → gradient; on several contexts, name → the list of its gradients, one for each."""
+        contexts = self.gradients()
+        found: dict[str, list[Array]] = {}
+        for entries in contexts:
+            for entry in entries:
+                found.setdefault(self.name(entry.place), []).append(entry.grad)
+        return {name: grads[0] if len(contexts) == 1 else grads for name, grads in found.items()}
+
     def name(self, index: int) -> str:
         """Return the name of the Trainer's parameter at ``index``."""
         param = self.trainer._params[index]
-        return self.names.get(id(param), param.name)
+        return self._names.get(id(param), param.name)
 
     # -- accumulation --------------------------------------------------------------------------------------------
-
-    def write_only(self) -> None:
-        """Have backward passes write their gradients; :meth:`take_back` adds those that came before.
-
-        MXNet's own ``grad_req="add"`` loses the gradient of a parameter that is cast to bfloat16: its ``amp_cast``
-        writes zeros there. Called at each region, since users may set it at any time.
-        """
-        for param in [param for param in self.trainer._params if param._grad_req == "add"]:
-            param.grad_req = "write"
-            self._adding.append(param)
-
-    def restore(self) -> None:
-        """Give the parameters back the ``grad_req`` they had."""
-        for param in self._adding:
-            param.grad_req = "add"
-        self._adding.clear()
 
     def _widen(self) -> None:
         """Add the 16-bit gradients that were written to the window's float32 ones."""
         params, taken = self.trainer._params, []
         for context, entries in enumerate(self.written()):
             for entry in entries:
-                if is_half(params[entry.index]):
-                    grad, key = cast(entry.grad, "float32"), (context, entry.index)
+                if is_low_precision(params[entry.place]):
+                    grad, key = cast(entry.grad, "float32"), (context, entry.place)
                     self._wide[key] = self._wide[key] + grad if key in self._wide else grad
                     taken.append(entry)
-        self.forget([taken])
+        self._mark_dropped([taken])
 
-    def set_aside(self) -> list[tuple[Entry, Any, bool]]:
+    def stash_gradients(self) -> list[Stashed]:
         """Copy the gradients before another backward pass overwrites them."""
         params = self.trainer._params
         return [
-            (entry, entry.grad.copy(), params[entry.index].grad_req == "add")
+            Stashed(entry, entry.grad.copy(), params[entry.place].grad_req == "add")
             for entries in self.written()
             for entry in entries
         ]
 
-    def mark_as_old(self, kept: list[tuple[Entry, Any, bool]]) -> None:
-        """Mark what was set aside as not written, so that what the next pass writes can be told from it."""
-        for entry, _, _ in kept:
+    def mark_stashed(self, stashed: Iterable[Stashed]) -> None:
+        """Take the marks off what was stashed, so that those of the next pass are that pass's."""
+        for entry, _, _ in stashed:
             entry.data._fresh_grad = False
 
-    def take_back(self, kept: list[tuple[Entry, Any, bool]], add: bool) -> None:
-        """After that pass: add what was set aside to what it wrote, or (``add=False``) put it back in its place."""
+    def restore_gradients(self, stashed: Iterable[Stashed], add: bool) -> None:
+        """After that pass: add what was stashed to what it wrote, or (``add=False``) restore it."""
         if not add:
-            self.forget(self.written())
+            self._mark_dropped(self.written())
             self._own.clear()
-        for (_, now, data), before, adds in kept:
+        for (_, now, data), before, adds in stashed:
             if not add:
                 now[:] = before
             elif data._fresh_grad and not adds:
                 now += before
             data._fresh_grad = True
         if not add:
-            self._claim()
+            self._take_marks()
 
-    # -- deciding and editing ------------------------------------------------------------------------------------
+    # -- reducing and dividing -----------------------------------------------------------------------------------
 
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers, as ``Trainer.allreduce_grads`` does."""
-        trainer = self.trainer
-        if not trainer._kv_initialized:
-            trainer._init_kvstore()
-        if trainer._params_to_init:
-            trainer._init_params()
-        if trainer._kvstore:
+        if connect(self.trainer):
             self._fill_in()
-        trainer._allreduce_grads()
+        allreduce(self.trainer)
         for index in {index for _, index in self._wide}:
             self._sum_wide(index)
 
     def _fill_in(self) -> None:
         """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
         written = self.written()
-        held = {(context, entry.index) for context, entries in enumerate(written) for entry in entries}
-        stale = []
+        held = {(context, entry.place) for context, entries in enumerate(written) for entry in entries}
+        stale: list[Array] = []
         for index, param in enumerate(self.trainer._params):
             places = [(context, index) for context in range(len(written))]
             if param._grad is not None:
@@ -214,10 +202,10 @@ class Window:
         total = first
         for grad in others:
             total = total + grad.copyto(context_of(total))
-        for context, data in enumerate(self.trainer._params[index]._data):
+        for context, data in enumerate(self.trainer._params[index]._data or ()):
             self._wide[context, index] = total.copyto(context_of(data))
 
-    def divide(self, contexts: list[list[Entry]], scale: float) -> None:
+    def divide(self, contexts: Gradients, scale: float) -> None:
         """Divide the gradients by the scale, in place."""
         if scale != 1.0:
             for entries in contexts:
@@ -225,13 +213,15 @@ class Window:
                     grad /= scale
         self.unscaled = True
 
-    def empty(self, contexts: list[list[Entry]] | None = None) -> None:
+    # -- dropping ------------------------------------------------------------------------------------------------
+
+    def zero_grad(self, contexts: Gradients | None = None) -> None:
         """Drop the window's gradients and begin the next window."""
         self._wide = {}
-        self.forget(self.written() if contexts is None else contexts)
+        self._mark_dropped(self.written() if contexts is None else contexts)
         self.restart()
 
-    def forget(self, contexts: list[list[Entry]]) -> None:
+    def _mark_dropped(self, contexts: Gradients) -> None:
         """Mark gradients as not written, and zero those that backward passes add to."""
         params = self.trainer._params
         added = []
@@ -243,36 +233,8 @@ class Window:
         if added:
             zero(added)
 
-    def apply(self, contexts: list[list[Entry]], rescale: float) -> None:
-        """Run the Trainer's updaters on the gradients, each multiplied by ``rescale``."""
-        trainer = self.trainer
-        settings = {"rescale_grad": rescale} | LENT
-        self._settings = {name: getattr(trainer._optimizer, name) for name in settings}
-        try:
-            self._set(settings)
-            self.updating = True
-            for context, (updater, entries) in enumerate(zip(trainer._updaters, contexts, strict=True)):
-                if entries and self.masters is not None:
-                    self.masters.update(context, entries)
-                elif entries:
-                    updater(*zip(*entries))  # noqa: B905
-            self.updating = False
-        finally:
-            self._restore_settings()
-
-    def _set(self, settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
-            setattr(self.trainer._optimizer, name, value)
-
-    def _restore_settings(self) -> None:
-        self._set(self._settings)
-        self._settings = {}
-
-    def rollback(self) -> bool:
-        """Drop the window wherever it was interrupted; return whether its update had begun and was not done."""
-        self._restore_settings()
-        if self.masters is not None:
-            self.masters.restore()
+    def rollback(self) -> None:
+        """Drop the window wherever it was interrupted."""
         self._wide = {}
         grads = []
         for param in self.trainer._params:
@@ -281,5 +243,3 @@ class Window:
                 grads.append(grad)
         zero(grads)
         self.restart()
-        partly, self.updating = self.updating, False
-        return partly

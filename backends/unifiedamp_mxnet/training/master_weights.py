@@ -16,45 +16,46 @@ import numpy as np
 
 from unifiedamp.backend import errors
 
-from ..device.versions import NDArray, call, context_of, dtype_name, from_numpy, mx, param_dtype
-from ..precision.low_precision_params import Arrays, is_half
+from .._types import Array, Optimizer, Parameter, Trainer
+from ..mxnet_api import NDArray, call, context_of, dtype_name, from_numpy, mx, param_dtype
+from ..precision.low_precision_params import Arrays, is_low_precision
 from .gradients import Entry
 
 _PROBE = np.array([3.25, 3.25], np.float16)
 
 
-class Masters:
-    """The masters of one Trainer.
+class MasterWeights:
+    """The master weights of one Trainer.
 
     Args:
-        trainer: a ``gluon.Trainer`` whose optimizer keeps such copies; it is told to.
-        before: id of a Parameter → its float32 values before it was cast, which its masters begin from.
+        trainer: a ``gluon.Trainer`` whose optimizer can keep such copies; its ``multi_precision`` is turned on.
+        before: id of a Parameter → its float32 values before it was cast, which its masters start from.
 
     Raises:
         PrepareError: see :func:`check`.
     """
 
-    def __init__(self, trainer: Any, before: Mapping[int, Arrays]) -> None:
+    def __init__(self, trainer: Trainer, before: Mapping[int, Arrays]) -> None:
         self._trainer = trainer
         self._before = before
         self._place = check(trainer, before)
         self._pairs: dict[tuple[int, int], Any] = {}
         self._adopt_states()
         trainer._optimizer.multi_precision = True
-        for context, index, low in _halves(trainer):
+        for context, index, low in _low_precision_data(trainer):
             self._state(context, index, low)
 
     def _adopt_states(self) -> None:
-        """Put what the optimizer gathered while the parameters were float32 beside their masters."""
+        """Pair the states that the optimizer has of float32 parameters with their masters."""
         for context, updater in enumerate(self._trainer._updaters):
             for index, state in updater.states.items():
                 param = self._trainer._params[index]
-                if is_half(param) and not _is_pair(self._trainer, state, self._place):
+                if is_low_precision(param) and not _is_pair(self._trainer, state, self._place):
                     master = self._before[id(param)][context].as_nd_ndarray().copy()
                     updater.states[index] = (master, state) if self._place == 0 else (state, master)
 
-    def _state(self, context: int, index: int, low: Any) -> tuple[Any, Any]:
-        """Return (master, the optimizer's state beside it) of one parameter on one context, made where missing."""
+    def _state(self, context: int, index: int, low: Array) -> tuple[Array, Any]:
+        """Return (master, the optimizer's own state) of one parameter on one context, made where missing."""
         updater = self._trainer._updaters[context]
         if index not in updater.states:
             state = _create(updater.optimizer, index, low)
@@ -71,23 +72,23 @@ class Masters:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def update(self, context: int, entries: Sequence[Entry]) -> None:
-        """Run the Trainer's updater on one context, over masters where there are some; parameters follow them."""
+        """Run the Trainer's updater on one context, over masters where there are some; cast them to the parameters."""
         updater = self._trainer._updaters[context]
         try:
-            weights = [self._show(context, index, low) for index, _, low in entries]
-            updater([e.index for e in entries], [e.grad for e in entries], weights)
+            weights = [self._master_to_update(context, index, low) for index, _, low in entries]
+            updater([e.place for e in entries], [e.grad for e in entries], weights)
         finally:
             self.restore()
         for (_, _, low), master in zip(entries, weights, strict=True):
             if master is not low:
                 call("amp_cast", [master], out=low.as_nd_ndarray(), dtype=dtype_name(low))
 
-    def _show(self, context: int, index: int, low: Any) -> Any:
-        """Return the weight to update, and show the updater the state of that one alone.
+    def _master_to_update(self, context: int, index: int, low: Array) -> Any:
+        """Return the weight to update, and let the updater see the optimizer's own state alone.
 
-        It sees a float32 weight with its state, and so runs the optimizer's own float32 update.
+        It then has a float32 weight with its state, and runs the optimizer's own float32 update.
         """
-        if not is_half(self._trainer._params[index]):
+        if not is_low_precision(self._trainer._params[index]):
             return low
         master, state = self._state(context, index, low)
         states = self._trainer._updaters[context].states
@@ -96,16 +97,16 @@ class Masters:
         return master
 
     def restore(self) -> None:
-        """Put the pairs of masters and states back into the updaters. Idempotent."""
+        """Restore the pairs of masters and states in the updaters. Idempotent."""
         for (context, index), pair in self._pairs.items():
             self._trainer._updaters[context].states[index] = pair
         self._pairs = {}
 
     # -- whole models --------------------------------------------------------------------------------------------
 
-    def of(self, param: Any) -> Arrays | None:
-        """Return a parameter's masters, one for each context; None where it is its own or not this Trainer's."""
-        if not is_half(param) or param._data is None:
+    def of(self, param: Parameter) -> Arrays | None:
+        """Return a parameter's masters, one for each context; None for a float32 parameter or another Trainer's."""
+        if not is_low_precision(param) or param._data is None:
             return None
         for index, one in enumerate(self._trainer._params):
             if one is param:
@@ -113,8 +114,8 @@ class Masters:
         return None
 
 
-def check(trainer: Any, before: Mapping[int, Arrays]) -> int:
-    """Refuse a Trainer that cannot have masters; return where its optimizer puts them: 0 in (master, state), else 1.
+def check(trainer: Trainer, before: Mapping[int, Arrays]) -> int:
+    """Refuse a Trainer that cannot have masters; return where its optimizer keeps them: 0 in (master, state), else 1.
 
     Raises:
         PrepareError: the optimizer keeps no float32 copies, or already has states in float16.
@@ -122,7 +123,7 @@ def check(trainer: Any, before: Mapping[int, Arrays]) -> int:
     place = _place(trainer._optimizer)
     for index, state in trainer._updaters[0].states.items():
         param = trainer._params[index]
-        if is_half(param) and id(param) not in before and not _is_pair(trainer, state, place):
+        if is_low_precision(param) and id(param) not in before and not _is_pair(trainer, state, place):
             raise errors.PrepareError(
                 f"the Trainer has updated {param.name!r} in {param_dtype(param.dtype)} before amp.prepare: its state "
                 "has no float32 master weights. Make a new Trainer, or give its optimizer multi_precision=True from "
@@ -131,28 +132,28 @@ def check(trainer: Any, before: Mapping[int, Arrays]) -> int:
     return place
 
 
-def _is_pair(trainer: Any, state: Any, place: int) -> bool:
+def _is_pair(trainer: Trainer, state: object, place: int) -> bool:
     pair = isinstance(state, tuple) and len(state) == 2 and isinstance(state[place], NDArray)
     return pair and bool(trainer._optimizer.multi_precision)
 
 
-def make_states(trainer: Any) -> None:
-    """Make the states of float16 parameters, without MXNet's warning of them: the policy asked for such parameters."""
-    for context, index, low in _halves(trainer):
+def create_states(trainer: Trainer) -> None:
+    """Create the states of float16 parameters, without MXNet's warning: the policy asked for such parameters."""
+    for context, index, low in _low_precision_data(trainer):
         updater = trainer._updaters[context]
         if index not in updater.states:
             updater.states[index], updater.states_synced[index] = _create(updater.optimizer, index, low), True
 
 
-def _halves(trainer: Any) -> Iterator[tuple[int, int, Any]]:
+def _low_precision_data(trainer: Trainer) -> Iterator[tuple[int, int, Array]]:
     """Yield context, index and array of each trained parameter that has 16 bits."""
     for index, param in enumerate(trainer._params):
-        if is_half(param) and param.grad_req != "null":
+        if is_low_precision(param) and param.grad_req != "null":
             for context, low in enumerate(param._data or ()):
                 yield context, index, low
 
 
-def _place(optimizer: Any) -> int:
+def _place(optimizer: Optimizer) -> int:
     trial = copy.copy(optimizer)
     trial.multi_precision = True
     state = _create(trial, 0, from_numpy(_PROBE, mx.cpu()))
@@ -166,7 +167,7 @@ def _place(optimizer: Any) -> int:
     )
 
 
-def _create(optimizer: Any, index: int, low: Any) -> Any:
+def _create(optimizer: Optimizer, index: int, low: Array) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accumulating with float16", UserWarning)
         return optimizer.create_state_multi_precision(index, low.as_nd_ndarray())

@@ -1,8 +1,4 @@
-"""MXNet's own ``backward`` and ``step`` beside the session's, while a scaled loss is pending.
-
-A backward pass leaves a mark on each gradient that it wrote. The session takes the marks off after its own passes, so
-that a mark found later is another's. A Trainer's own calls are guarded on the object.
-"""
+"""MXNet's own ``backward`` and ``step`` beside the session's, while a scaled loss is pending."""
 
 from __future__ import annotations
 
@@ -12,19 +8,21 @@ from typing import Any
 
 from unifiedamp.backend import errors
 
-from .gradients import Window
+from .._types import Trainer
+from ..patches import AttributePatch, patched
+from .gradients import GradientBuffer
 
 STEPS = ("step", "update", "allreduce_grads")
 """The calls of a Trainer that use its gradients."""
 
 
-def check_backward(windows: Iterable[Window], call: str) -> None:
+def check_backward(buffers: Iterable[GradientBuffer], call: str) -> None:
     """Refuse gradients that did not come from the scaled loss.
 
     Raises:
         StepOrderError: naming both calls.
     """
-    if any(window.has_others() for window in windows):
+    if any(buffer.has_native_gradients() for buffer in buffers):
         raise errors.StepOrderError(
             f"amp.{call}: backward() ran on a loss that is not scaled, between amp.scale_loss and amp.step: its "
             "gradients would be divided by a scale that they do not have; call scaled_loss.backward() instead of "
@@ -32,24 +30,15 @@ def check_backward(windows: Iterable[Window], call: str) -> None:
         )
 
 
-def guard_steps(trainer: Any, window: Window) -> Callable[[], None]:
-    """Have the Trainer's own calls refused while a scaled loss is pending; return what ends that."""
-    found = {name: vars(trainer)[name] for name in STEPS if name in vars(trainer)}
-    for name in STEPS:
-        setattr(trainer, name, _guarded(getattr(trainer, name), name, window))
-
-    def end() -> None:
-        for name in STEPS:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(found)
-
-    return end
+def guard_steps(trainer: Trainer, buffer: GradientBuffer) -> AttributePatch:
+    """Refuse the Trainer's own calls while a scaled loss is pending; return the patch, to be undone."""
+    return patched(trainer, **{name: _guarded(getattr(trainer, name), name, buffer) for name in STEPS})
 
 
-def _guarded(native: Callable[..., Any], name: str, window: Window) -> Callable[..., Any]:
+def _guarded(native: Callable[..., Any], name: str, buffer: GradientBuffer) -> Callable[..., Any]:
     @functools.wraps(native)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if window.pending:
+    def run(*args: object, **kwargs: object) -> Any:
+        if buffer.pending:
             raise errors.StepOrderError(
                 f"Trainer.{name}(): a loss was scaled for this Trainer by amp.scale_loss, and its gradients are the "
                 f"session's until amp.step(trainer); call amp.step(trainer) instead of trainer.{name}(), or "

@@ -13,31 +13,32 @@ from typing import Any
 import torch
 
 from ..precision.autocast import entered
-from .force_eager import Uncompiled
+from .force_eager import ForceEager
 
 _TRACED = {
     "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
-    "unifiedamp_torch": {"conformance", "precision"},
+    "unifiedamp_torch": {"conformance", "precision", "training"},
     "unifiedamp_torch.precision": {
         "autocast", "casts", "custom_functions", "float8", "float8_layers", "layers", "recomputation",
     },
+    "unifiedamp_torch.training": {"compiled_update", "scale_transition"},
 }  # fmt: skip
-"""Package → what dynamo may trace of it: the Python that runs inside a model's forward, and what steps are written in.
-It leaves everything else alone, since it would guard on the counters there and trace again at each step."""
+"""Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates are.
+Everything else runs uncompiled, since dynamo would guard on the counters there and trace again at each step."""
 
 
 NOTHING = nullcontext()
 
 _TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
-"""Inductor's settings that make one kernel of several pointwise ones that do not depend on each other: the casts of all
-weights, and of their gradients. Reductions stay apart; together they become slower."""
+"""Inductor's settings that fuse independent pointwise kernels: the casts of all weights, and of their gradients.
+Reductions stay separate; fused they are slower."""
 
 
 @functools.cache
 def ready_dynamo() -> None:
-    """Make dynamo run the layer's own Python uncompiled; a call of it inside a compiled step is a graph break."""
+    """Make dynamo run this package's Python uncompiled; a call of it inside a compiled step is a graph break."""
     with warnings.catch_warnings():
-        # torch's compiler uses at import what torch deprecates.
+        # torch's compiler uses deprecated parts of torch at import.
         warnings.simplefilter("ignore", DeprecationWarning)
         importlib.import_module("torch._inductor.compile_fx")
     from torch._dynamo import trace_rules
@@ -47,7 +48,7 @@ def ready_dynamo() -> None:
 
 
 def untraced_modules() -> list[str]:
-    """Return the modules and packages of core and of this backend that dynamo leaves alone.
+    """Return the modules and packages of core and of this backend that dynamo does not trace.
 
     Raises:
         RuntimeError: a module named in the table of traced ones does not exist.
@@ -64,7 +65,7 @@ def untraced_modules() -> list[str]:
 def compile_step(
     fn: Callable[..., Any],
     overrides: Mapping[str, str],
-    uncompiled: Callable[[], bool],
+    runs_eager: Callable[[], bool],
     static: bool = False,
     switches: AbstractContextManager[Any] = NOTHING,
     begin: Callable[[], object] = lambda: None,
@@ -74,8 +75,8 @@ def compile_step(
     Args:
         fn: a step, or a module (which stays one).
         overrides: the session's op overrides.
-        uncompiled: asked at each call of a step whether this one is to run as plain Python.
-        static: compile anew for each shape, as a step that is captured for each shape wants it, and for few kernels.
+        runs_eager: called at each call of a step: whether this one runs as plain Python.
+        static: compile for each shape anew, and for few kernels, as a step that is captured for each shape needs it.
         switches: held around each call of a step.
         begin: called where each call of a step begins.
     """
@@ -91,8 +92,8 @@ def compile_step(
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         begin()
-        if uncompiled():
-            with Uncompiled():
+        if runs_eager():
+            with ForceEager():
                 return fn(*args, **kwargs)
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
@@ -114,7 +115,7 @@ def _few_kernels() -> dict[str, Any]:
 
 
 class _OwnInductor:
-    """Inductor under an identity of its own: dynamo shares no code between backends, and guards on no overrides.
+    """Inductor as a separate backend: dynamo shares no code between backends, and guards on no overrides.
 
     Args:
         settings: Inductor's, for what it compiles.

@@ -1,23 +1,29 @@
-"""Having compiled modules run as plain Python for a while, so that hooks on what is inside them are heard."""
+"""Running compiled modules as plain Python for a while, so that hooks on the modules inside them are called."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import ClassVar
 
 
-class Uncompiled:
+class ForceEager:
     """A context in which nothing runs compiled; several may overlap in any order, in one process-wide count.
 
-    Without dynamo there is nothing compiled, and asking ``torch.compiler`` would import it, which takes seconds.
-    Inside a running compiled function torch refuses to change this: then nothing happens, and ``compile_step`` sees to
-    its next call.
+    Without dynamo nothing is compiled, and asking ``torch.compiler`` would import it, which takes seconds. Inside a
+    running compiled function torch refuses to change this: then nothing happens, and ``compile_step`` runs its next
+    call as plain Python.
     """
 
-    _open = 0
-    _stance: Any = None
+    _open: ClassVar[int] = 0
+    _stance: ClassVar[AbstractContextManager[object] | None] = None
 
-    def __enter__(self) -> Uncompiled:
+    @classmethod
+    def active(cls) -> bool:
+        """Return whether such a context is open."""
+        return cls._open > 0
+
+    def __enter__(self) -> ForceEager:
         kind = type(self)
         self._counted = kind._open > 0 or self._begin()
         kind._open += self._counted
@@ -36,7 +42,7 @@ class Uncompiled:
     def __exit__(self, *error: object) -> None:
         kind = type(self)
         kind._open -= self._counted
-        if self._counted and not kind._open:
+        if self._counted and not kind._open and kind._stance is not None:
             kind._stance.__exit__(None, None, None)
             kind._stance = None
         self._counted = False

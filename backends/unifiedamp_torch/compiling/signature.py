@@ -62,7 +62,7 @@ def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def difference(before: Any, now: Any) -> str:
-    """Say in words where two descriptions of :func:`split` part first."""
+    """Describe the first difference of two descriptions of :func:`split`."""
     if type(before) is not type(now) or not isinstance(now, tuple):
         return f"{_words(before)} became {_words(now)}"
     if _is_tensor(before) and _is_tensor(now):

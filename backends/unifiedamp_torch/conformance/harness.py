@@ -13,82 +13,12 @@ from torch import nn
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
+from .models import ConvNet, Mlp, Picked, Probe, Ratio
+from .operations import OPERATIONS
+
 ON_GPU = torch.cuda.is_available()
 """There all optimizers are fused, as one that decides on the device must be; elsewhere some, so that both kinds are
 tested."""
-
-
-class Probe(nn.Module):
-    """``sum(w_i * x_i)``, so that the gradient of ``w_i`` is ``x_i``."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        super().__init__()
-        for index, value in enumerate(values):
-            self.register_parameter(f"w{index}", nn.Parameter(torch.tensor([value], dtype=torch.float32)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the float32 scalar."""
-        return (torch.cat([param.float() for param in self.parameters()]) * x.float()).sum()
-
-
-class Picked(nn.Module):
-    """The sum of the rows picked, of a table whose gradient is sparse."""
-
-    def __init__(self, table: Array) -> None:
-        super().__init__()
-        self.table = nn.Embedding.from_pretrained(torch.tensor(table), freeze=False, sparse=True)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the float32 scalar."""
-        return self.table(rows).sum()
-
-
-class Mlp(nn.Module):
-    """Dense layers with ReLU between."""
-
-    def __init__(self, weights: Sequence[tuple[Array, Array]]) -> None:
-        super().__init__()
-        self.depth = len(weights)
-        for index, (weight, bias) in enumerate(weights):
-            layer = nn.Linear(*weight.shape)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
-                layer.bias.copy_(torch.from_numpy(np.asarray(bias, np.float32)))
-            self.add_module(f"layer{index}", layer)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's output."""
-        for index in range(self.depth):
-            x = self.get_submodule(f"layer{index}")(x)
-            if index + 1 < self.depth:
-                x = torch.relu(x)
-        return x
-
-
-class Ratio(nn.Module):
-    """Divides each row by the sum of its absolute values."""
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rows of sum 1."""
-        return x / (x.abs().sum(-1, keepdim=True) + self.epsilon)
-
-
-class ConvNet(nn.Module):
-    """Convolution, batch norm, ReLU, dense; for (batch, 1, 8, 8)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.head = nn.Linear(8 * 8 * 8, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits."""
-        return self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
 
 
 class TorchHarness(Harness):
@@ -102,50 +32,40 @@ class TorchHarness(Harness):
     float8_emulation: Mapping[str, Any] = {"emulate": True}
 
     def probe(self, values: Sequence[float]) -> nn.Module:
-        """See ``Harness``."""
         return Probe(values)
 
     def mlp(self, weights: Sequence[tuple[Array, Array]]) -> nn.Module:
-        """See ``Harness``."""
         return Mlp(weights)
 
     def convnet(self, seed: int) -> nn.Module:
-        """See ``Harness``."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return ConvNet()
 
     def ratio(self, epsilon: float) -> nn.Module:
-        """See ``Harness``."""
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(4, 4))
         model.add_module("ratio", Ratio(epsilon))
         return model
 
     def image_batch(self, array: Array) -> Array:
-        """See ``Harness``."""
         return np.ascontiguousarray(np.moveaxis(array, -1, 1))
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         # On a CPU, torch's fused SGD without momentum leaves bfloat16 parameters as they are.
         fused = ON_GPU or momentum > 0
         return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=fused)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         return torch.optim.Adam(_trainable(models), lr=learning_rate, fused=ON_GPU)
 
     def mean_square(self, output: Any, target: Any) -> torch.Tensor:
-        """See ``Harness``."""
         return nn.functional.mse_loss(output.float(), target)  # on GPUs, both must have one dtype
 
     def cross_entropy(self, logits: Any, labels: Any) -> torch.Tensor:
-        """See ``Harness``."""
         return nn.functional.cross_entropy(logits, labels.long())
 
     def parameters(self, model: Any) -> dict[str, Array]:
-        """See ``Harness``."""
         return {
             name.replace("_orig_mod.", ""): param.detach().cpu().double().numpy().copy()
             for name, param in model.named_parameters()
@@ -153,20 +73,17 @@ class TorchHarness(Harness):
         }
 
     def optimizer_steps(self, optimizer: Any) -> int:
-        """See ``Harness``."""
         if not isinstance(optimizer, torch.optim.Adam):
             raise NotImplementedError("torch's SGD keeps no count of its steps")
         return max((int(state["step"]) for state in optimizer.state.values()), default=0)
 
     def set_gradients(self, amp: Any, optimizer: Any, values: Mapping[str, Array]) -> None:
-        """See ``Harness``."""
         for name, grad in amp.gradients(optimizer).items():
             if name in values:
                 grad.copy_(torch.from_numpy(np.asarray(values[name], np.float32)).reshape(grad.shape))
 
     @contextmanager
     def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
-        """See ``Harness``."""
 
         def broken(*_: Any, **__: Any) -> None:
             group = optimizer.param_groups[0]
@@ -182,24 +99,20 @@ class TorchHarness(Harness):
             del optimizer.step
 
     def native_backward(self, loss: Any) -> bool:
-        """See ``Harness``."""
         loss.backward()
         return True
 
     def native_step(self, optimizer: Any) -> bool:
-        """See ``Harness``."""
         optimizer.step()
         return True
 
     def run_op(self, op: str) -> str | None:
-        """See ``Harness``."""
-        run = _OPS.get(op)
+        run = OPERATIONS.get(op)
         # An autocast region is of one device type: run where the present one acts.
         device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         return None if run is None else self.dtype_of(run(torch.linspace(0.1, 1.0, 64, device=device).reshape(8, 8)))
 
     def global_state(self) -> Any:
-        """See ``Harness``."""
         devices = ("cpu", "cuda")
         return (
             [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices],
@@ -216,11 +129,9 @@ class TorchHarness(Harness):
         )
 
     def set_trainable(self, model: nn.Module, layer: str, trainable: bool) -> None:
-        """See ``Harness``."""
         model.get_submodule(layer).requires_grad_(trainable)
 
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
-        """See ``Harness``."""
         from .ranks import run_on_ranks
 
         return [(weight, skipped) for (weight,), skipped in run_on_ranks([(g,) for g in gradients], loss_scale)]
@@ -228,12 +139,10 @@ class TorchHarness(Harness):
     # -- optional ------------------------------------------------------------------------------------------------
 
     def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         params = zip(model.parameters(), learning_rates, strict=True)
         return torch.optim.SGD([{"params": [param], "lr": rate} for param, rate in params], fused=True)
 
     def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> torch.optim.Optimizer:
-        """See ``Harness``."""
         return torch.optim.SGD(_trainable([model]), lr=learning_rate, weight_decay=weight_decay, fused=True)
 
     def sparse(self, table: Array, learning_rate: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -242,7 +151,6 @@ class TorchHarness(Harness):
         return model, torch.optim.SGD(model.parameters(), lr=learning_rate)
 
     def wide_probe(self, values: Sequence[float]) -> nn.Module:
-        """See ``Harness``."""
         model = Probe(values)
         for param in list(model.parameters())[1::2]:
             param.data = param.data.double()
@@ -253,7 +161,6 @@ class TorchHarness(Harness):
         return tensor.to(getattr(torch, dtype))
 
     def layer_norm(self, size: int) -> nn.Module:
-        """See ``Harness``."""
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(size, size))
         model.add_module("norm", nn.LayerNorm(size))
@@ -262,22 +169,18 @@ class TorchHarness(Harness):
     def clipped_device_run(
         self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
     ) -> list[list[float]]:
-        """See ``Harness``."""
         from .ranks import run_on_ranks
 
         return [weights for weights, _ in run_on_ranks(gradients, loss_scale, max_norm)]
 
     def extend(self, optimizer: Any, model: Any) -> None:
-        """See ``Harness``."""
         optimizer.add_param_group({"params": list(model.parameters())})
 
     def rest(self, model: Any, layer: str) -> None:
-        """See ``Harness``."""
         model.get_submodule(layer).eval()
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
-        """See ``Harness``."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -287,7 +190,6 @@ class TorchHarness(Harness):
             torch.set_default_dtype(before)
 
     def attached(self, obj: Any) -> Any:
-        """See ``Harness``."""
         if isinstance(obj, torch.optim.Optimizer):
             groups = [{**group, "params": list(map(id, group["params"]))} for group in obj.param_groups]
             hooks = [list(value) for name, value in sorted(vars(obj).items()) if name.endswith("_hooks")]
@@ -295,7 +197,6 @@ class TorchHarness(Harness):
         return [_attached(module) for module in obj.modules()]
 
     def dtype_of(self, tensor: Any) -> str:
-        """See ``Harness``."""
         return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -308,63 +209,5 @@ def _attached(module: nn.Module) -> Any:
 def _trainable(models: Sequence[Any]) -> list[torch.nn.Parameter]:
     return [param for model in models for param in model.parameters() if param.requires_grad]
 
-
-_F = nn.functional
-
-
-def _image(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(1, 1, 8, 8)
-
-
-def _rnn(x: torch.Tensor) -> torch.Tensor:
-    return nn.LSTM(8, 8, device=x.device)(x)[0]
-
-
-_OPS = {
-    "matmul": lambda x: torch.matmul(x, x),
-    "linear": lambda x: _F.linear(x, x),
-    "conv": lambda x: _F.conv2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
-    "conv_transpose": lambda x: _F.conv_transpose2d(_image(x), torch.ones(1, 1, 3, 3, device=x.device)),
-    "attention": lambda x: _F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-    "embedding": lambda x: _F.embedding(torch.tensor([1, 2], device=x.device), x),
-    "rnn": _rnn,
-    "softmax": lambda x: torch.softmax(x, -1),
-    "log_softmax": lambda x: torch.log_softmax(x, -1),
-    "layer_norm": lambda x: _F.layer_norm(x, (8,)),
-    "batch_norm": lambda x: _F.batch_norm(x, torch.zeros(8, device=x.device), torch.ones(8, device=x.device)),
-    "group_norm": lambda x: _F.group_norm(x, 2),
-    "relu": torch.relu,
-    "gelu": _F.gelu,
-    "silu": _F.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softplus": _F.softplus,
-    "exp": torch.exp,
-    "log": torch.log,
-    "pow": lambda x: torch.pow(x, 2),
-    "rsqrt": torch.rsqrt,
-    "sum": torch.sum,
-    "mean": torch.mean,
-    "prod": torch.prod,
-    "cumsum": lambda x: torch.cumsum(x, 0),
-    "norm": torch.norm,
-    "cross_entropy": lambda x: _F.cross_entropy(x, torch.zeros(8, dtype=torch.long, device=x.device)),
-    "mse_loss": lambda x: _F.mse_loss(x, x * 2),
-    "l1_loss": lambda x: _F.l1_loss(x, x * 2),
-}
-
-
-def _low_lstm_runs() -> bool:
-    """Whether torch's own bfloat16 LSTM runs here: oneDNN has none for CPUs without AVX512."""
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            _rnn(torch.ones(8, 8))
-    except RuntimeError:
-        return False
-    return True
-
-
-if not _low_lstm_runs() or torch.cuda.is_available():
-    del _OPS["rnn"]  # on CUDA torch's autocast casts it to float16 whatever its dtype: prepare sees to the layers
 
 harness = TorchHarness()

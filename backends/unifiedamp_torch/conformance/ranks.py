@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 
 SECONDS = 120
-"""How long the processes may take."""
+"""The longest time that the processes may take."""
 
 
 def run_on_ranks(
@@ -30,7 +30,8 @@ def run_on_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         args = (folder, list(gradients), loss_scale, max_norm)
-        _join(mp.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
+        processes: Any = mp  # torch leaves it untyped
+        _join(processes.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
         return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
 
 
@@ -44,7 +45,7 @@ def _join(ranks: Any) -> None:
 
 
 def _start_method() -> str:
-    """Processes forked by one that has imported torch, and done nothing else, where the system can do that."""
+    """Return "forkserver", from a process that has only imported torch, where the system has it."""
     if "forkserver" not in mp.get_all_start_methods():
         return "spawn"
     mp.get_context("forkserver").set_forkserver_preload(["unifiedamp_torch.backend", __name__])
@@ -57,7 +58,7 @@ def _rank(
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
     try:
         torch.save(_step(gradients[rank], loss_scale, max_norm), Path(folder, f"rank{rank}"))
-        dist.barrier()  # gloo's threads wait for ever for a peer that left first
+        dist.barrier()  # gloo's threads wait forever for a peer that left first
     finally:
         dist.destroy_process_group()
 
@@ -69,10 +70,11 @@ def _step(gradient: Sequence[float], loss_scale: LossScale, max_norm: float | No
     model: Any = torch.nn.Linear(len(gradient), 1, bias=False)
     torch.nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    backend.prepare([model], [optimizer])
-    backend.backward(lambda: model(torch.tensor([gradient])).sum(), [optimizer])
+    training = backend.training
+    training.prepare([model], [optimizer])
+    training.backward(lambda: model(torch.tensor([gradient])).sum(), [optimizer])
     if max_norm is not None:
-        backend.unscale(optimizer)
-        backend.clip_grad_norm(optimizer, max_norm)
-    backend.step(optimizer, update=True)
-    return model.weight[0].tolist(), backend.read_state().skipped_steps
+        training.unscale(optimizer)
+        training.clip_grad_norm(optimizer, max_norm)
+    training.step(optimizer, update_scale=True)
+    return model.weight[0].tolist(), training.read_state().skipped_steps

@@ -14,9 +14,9 @@ def to_native(array: Any, device: torch.device, dtype: str | None = None) -> tor
     """Return ``array`` as a tensor on ``device``; memory is shared on the CPU where torch can write to it.
 
     Args:
-        array: see ``Backend.to_native``.
-        device: where the tensor is to be.
-        dtype: its dtype; None makes float32 of floating-point arrays with more bits, unless they are torch's own.
+        array: see ``Device.to_native``.
+        device: the tensor's.
+        dtype: its dtype; None converts floating-point arrays of more bits to float32, except torch's own.
 
     Raises:
         WrongObjectError: torch has no tensors of the array's dtype (text, Python objects).
@@ -24,7 +24,7 @@ def to_native(array: Any, device: torch.device, dtype: str | None = None) -> tor
     if isinstance(array, torch.Tensor):
         return array.to(device, _wanted(dtype, array.dtype), non_blocking=True)
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        tensor = torch.from_dlpack(array)
+        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
     else:
         tensor = _from_numpy(np.asarray(array), dtype)
     kept = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
@@ -55,11 +55,11 @@ def _plain(array: Any) -> Any:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is sharded over processes, all of which must call this, in one piece; others as they are."""
+    """Return a tensor that is sharded over processes, all of which must call this, as a whole; others unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def like(tensor: Any, values: torch.Tensor) -> torch.Tensor:
     """Return ``values``, which every process has, sharded as ``tensor`` is."""
     if not hasattr(tensor, "full_tensor"):
         return values

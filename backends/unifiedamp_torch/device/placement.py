@@ -1,4 +1,4 @@
-"""Where new modules are made, and moving those that were made elsewhere."""
+"""Where new modules are created, and moving modules and optimizer state to the session's device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def creation_scope(device: torch.device, on_device: bool = True) -> AbstractContextManager[Any]:
-    """Return a context in which tensors and modules are made on ``device`` by default, if that is wanted."""
+    """Return a context that creates tensors and modules on ``device`` by default; with ``on_device`` False, a no-op."""
     if not on_device:
         return nullcontext()
     return nullcontext() if torch.get_default_device() == device else device
@@ -29,32 +29,47 @@ def move(model: torch.nn.Module, device: torch.device) -> bool:
 
 
 def has_images(model: torch.nn.Module) -> bool:
-    """Tell whether a model convolves in two dimensions."""
+    """Return whether a model has two-dimensional convolutions."""
     return any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in model.modules())
 
 
 def to_channels_last(model: torch.nn.Module) -> bool:
-    """Lay out a convolutional model's weights as Tensor Cores want them, in place; return whether it was done.
+    """Convert a convolutional model's weights to channels last, in place; return whether it was done.
 
-    Convolutions then answer in that layout whatever the layout of their input, so batches need not be changed.
+    Convolutions then return that layout whatever the layout of their input, so batches need not be converted.
     """
     if not has_images(model):
         return False
-    model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
     return True
 
 
-def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Bring an optimizer's state to the device, dtype and layout of its parameters."""
+def match_state(optimizer: torch.optim.Optimizer) -> None:
+    """Convert an optimizer's state to the device, dtype and layout of its parameters."""
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())
-        align(optimizer)
+        match_layouts(optimizer)
 
 
-def align(optimizer: torch.optim.Optimizer) -> None:
-    """Give state tensors the layout of their parameters, which fused kernels ask for."""
+def match_layouts(optimizer: torch.optim.Optimizer) -> None:
+    """Convert state tensors to the layout of their parameters, which fused kernels require."""
     for param, state in optimizer.state.items():
         for name, value in state.items():
             same = isinstance(value, torch.Tensor) and value.shape == param.shape
             if same and value.stride() != param.stride():
                 state[name] = torch.empty_like(param).copy_(value)
+
+
+def steps_to_device(optimizer: torch.optim.Optimizer) -> None:
+    """Move step counters to the device of their parameters, where fused and compiled steps read them."""
+    for param, state in optimizer.state.items():
+        step = state.get("step")
+        if isinstance(step, torch.Tensor) and step.device != param.device:
+            state["step"] = step.to(param.device)
+
+
+def steps_to_cpu(optimizer: torch.optim.Optimizer) -> None:
+    """Move step counters to the CPU, where an optimizer that is neither fused nor capturable reads them."""
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].cpu()

@@ -1,4 +1,4 @@
-"""Batches on the session's device ahead of the loop; on a GPU from pinned memory, on a stream of their own."""
+"""Batches on the session's device ahead of the loop; on a GPU from pinned memory, on a dedicated stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from unifiedamp.backend import Prefetcher, convert_batch
 
 from . import arrays
+from .kinds import traits
 
 
 def ahead(batches: Iterable[Any], size: int, device: torch.device) -> Prefetcher:
     """Return ``batches`` on ``device``, ``size`` of them ready ahead."""
-    if device.type != "cuda":
+    if not traits(device).copy_streams:
         return Prefetcher(
             batches, size, functools.partial(convert_batch, to_native=functools.partial(_moved, device=device))
         )
@@ -40,21 +41,21 @@ class _Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def around(self, work: Callable[[], None]) -> None:
-        """Run the thread's work; a thread begins with device 0 as its own."""
+        """Run the thread's work on the session's device; a new thread starts on device 0."""
         with torch.cuda.device(self._device):
             work()
 
     def start(self, batch: Any) -> tuple[Any, list[torch.Tensor], torch.cuda.Event]:
-        """Ask for the copies of a batch; return it, its tensors, and the event that they are there."""
+        """Start the copies of a batch; return it, its tensors, and the event that ends the copies."""
         tensors: list[torch.Tensor] = []
 
         def copy(value: Any) -> torch.Tensor:
-            # What is on a GPU already is copied by the stream that this thread computes on.
+            # A tensor that is on a GPU already is copied on this thread's current stream.
             host = _native(value, torch.device("cpu"))
-            pinned = host.pin_memory() if host.device.type == "cpu" else host
+            pinned = host if traits(host.device).asynchronous else host.pin_memory()
             tensors.append(pinned.to(self._device, non_blocking=True))
             return tensors[-1]
 
@@ -64,7 +65,7 @@ class _Copies:
         return made, tensors, there
 
     def finish(self, copied: tuple[Any, list[torch.Tensor], torch.cuda.Event]) -> Any:
-        """Have the computing stream wait for the copies, and keep their memory until it is done with them."""
+        """Make the computing stream wait for the copies, and keep their memory until it has read them."""
         made, tensors, there = copied
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(there)

@@ -1,4 +1,4 @@
-"""Settings of torch that hold for the whole process and that ``Tuning`` sets while a session computes."""
+"""Process-wide settings of torch that ``Tuning`` sets while a session computes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import torch
 
 from unifiedamp.backend import Switch
 
-#: Who has what ``torch.set_float32_matmul_precision`` sets, by the name that torch 2.9 and later have for it.
-_NEWER = [each for each in (torch.backends.cuda.matmul, torch.backends.mkldnn) if hasattr(each, "fp32_precision")]
-_NEWER = [getattr(each, "matmul", each) for each in _NEWER]
+#: The objects that hold what ``torch.set_float32_matmul_precision`` sets, from torch 2.9 on.
+_NEWER: list[Any] = [
+    getattr(each, "matmul", each)
+    for each in (torch.backends.cuda.matmul, torch.backends.mkldnn)
+    if hasattr(each, "fp32_precision")
+]
 
 
 class _Precision(NamedTuple):
     """How precise products of float32 matrices are.
 
     Attributes:
-        older: as ``torch.get_float32_matmul_precision`` tells it; None where torch refuses to, because it was set by
+        older: what ``torch.get_float32_matmul_precision`` returns; None where it raises, because it was set by
             the newer names alone.
-        newer: as the newer names tell it.
+        newer: the values of the newer names.
     """
 
     older: str | None

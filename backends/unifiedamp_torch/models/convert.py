@@ -1,4 +1,4 @@
-"""``amp.convert_model``: a copy of a module for inference, with parameters in few bits and no session."""
+"""The role that copies a module for inference, with parameters in few bits and without a session."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Policy, errors
+from unifiedamp.backend import Converter, Policy, errors
 
-from ..device import devices as devices
+from ..device.selection import dtype_support
+from ..layer_paths import modules_by_path
 from ..precision import layers
 from ..precision.casts import DTYPES, InputCast, OutputCast, cast
 
@@ -32,16 +33,32 @@ class CastForward(layers.Forward):
         return cast(self.plain(*cast(args, self._inputs), **cast(kwargs, self._inputs)), self._outputs)
 
 
+class TorchConverter(Converter):
+    """Copies models.
+
+    Args:
+        true_weights: returns a parameter's true weights in float32.
+    """
+
+    means = "a deep copy with parameters cast"
+
+    def __init__(self, true_weights: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._true_weights = true_weights
+
+    def convert(self, model: torch.nn.Module, inputs: Sequence[Any], policy: Policy) -> torch.nn.Module:
+        return convert_model(model, inputs, policy, self._true_weights)
+
+
 def convert_model(
     model: torch.nn.Module, inputs: Sequence[Any], policy: Policy, true: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.nn.Module:
     """Return the copy, in evaluation mode, with parameters that need no gradient.
 
     Args:
-        model: a module, as it is or prepared; ``torch.compile``'s wrapper is left out of the copy.
-        inputs: what the copy is tried on; none, and it is not tried.
+        model: a module, prepared or not; ``torch.compile``'s wrapper is left out of the copy.
+        inputs: what the copy is run on once; without any it is not run.
         policy: computes in float16 or bfloat16.
-        true: gives a parameter's true weights in float32.
+        true: returns a parameter's true weights in float32.
 
     Raises:
         PolicyNotSupportedError: the dtype does not run where the model lies.
@@ -76,7 +93,7 @@ def _check(model: torch.nn.Module, policy: Policy) -> None:
         )
     where = next((param.device for param in model.parameters()), torch.device("cpu"))
     for dtype in {policy.compute_dtype, *policy.layer_overrides.values()}:
-        runs, _ = devices.dtype_support(where, dtype, False)
+        runs, _ = dtype_support(where, dtype, False)
         if not runs:
             raise errors.PolicyNotSupportedError(
                 f"amp.convert_model: policy {str(policy)!r}: {dtype} does not run on {where}: {runs.reason}"
@@ -84,7 +101,7 @@ def _check(model: torch.nn.Module, policy: Policy) -> None:
 
 
 def _strip(model: torch.nn.Module) -> None:
-    """Take away what a session attached to the module that this is a copy of."""
+    """Remove what a session attached to the original module."""
     for module in model.modules():
         while isinstance(module.__dict__.get("forward"), layers.Forward):
             module.__dict__["forward"].remove()
@@ -99,7 +116,7 @@ def _narrow(model: torch.nn.Module, policy: Policy) -> None:
     pure = policy.replace(param_dtype=low)
     dtypes = layers.layer_dtypes(model, pure)
     layers.cast_parameters(model, dtypes, pure)
-    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
+    modules = modules_by_path(model)
     for path, dtype in dtypes.items():
         CastForward(modules[path], DTYPES[dtype], DTYPES[low])
     model.register_forward_pre_hook(InputCast(DTYPES[low]), with_kwargs=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from unifiedamp.backend import Policy, recording
 
+from ..layer_paths import plain_name
 from ..precision.layers import dtype_at, layer_dtypes
-from ..training.gradients import parameters
-from ..training.prepare import plain_name
 
 NAMES = ("eps", "epsilon", "_eps", "_epsilon", "variance_epsilon")
 _NORMALIZING = "torch.nn.modules."
@@ -19,7 +18,7 @@ _NORMALIZING = "torch.nn.modules."
 
 
 def epsilons(
-    models: Iterable[torch.nn.Module], optimizers: Iterable[Any], policy: Policy
+    models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer], policy: Policy
 ) -> Iterator[recording.Epsilon]:
     """Yield the epsilons of layers, then those of optimizers (added in the dtype of their parameters)."""
     for model in models:
@@ -32,12 +31,13 @@ def epsilons(
                 yield recording.Epsilon(layer, name, value, dtype)
     for optimizer in optimizers:
         found = {(name, value) for group in optimizer.param_groups for name, value in _of(group)}
-        dtype = str(next(parameters(optimizer)).dtype).removeprefix("torch.")
+        first = next(param for group in optimizer.param_groups for param in group["params"])
+        dtype = str(first.dtype).removeprefix("torch.")
         for name, value in sorted(found):
             yield recording.Epsilon(type(optimizer).__name__, name, value, dtype)
 
 
-def _of(values: Any) -> Iterator[tuple[str, float]]:
+def _of(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name in NAMES:
         value = values.get(name)
         if isinstance(value, float) and value > 0:

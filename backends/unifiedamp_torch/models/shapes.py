@@ -1,4 +1,4 @@
-"""The sizes of a module's matrix products."""
+"""The role that knows the sizes of matrix products."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from unifiedamp.backend import MatmulShape
+from unifiedamp.backend import LayerShapes, MatmulShape
 
-from ..training.prepare import plain_name
+from ..layer_paths import plain_name
 
 nn = torch.nn
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def matmul_shapes(models: Iterable[nn.Module]) -> Iterator[MatmulShape]:
-    """Yield one entry per layer that multiplies matrices; lazy modules are left out until their first batch."""
+class TorchLayerShapes(LayerShapes):
+    """One entry per layer that multiplies matrices; lazy modules are left out until their first batch."""
+
+    means = "Linear, convolutions, RNNs, MultiheadAttention"
+
+    def matmul_shapes(self, models: Sequence[nn.Module]) -> list[MatmulShape]:
+        return list(_shapes(models))
+
+
+def _shapes(models: Iterable[nn.Module]) -> Iterator[MatmulShape]:
     for model in models:
         inside: set[nn.Module] = set()
         for path, module in model.named_modules():

@@ -1,26 +1,50 @@
-"""A module's true weights as float32 arrays (complex ones as complex64), by the names of its ``state_dict``."""
+"""The role that reads and writes true weights, by the names of ``state_dict``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from unifiedamp.backend import Weights
+
 from ..device.arrays import like, whole
-from ..training.master_weights import Masters
-from ..training.prepare import plain_name
+from ..layer_paths import plain_name
 
 
-def read(model: torch.nn.Module, masters: Masters) -> dict[str, Any]:
-    """Return name → array; of what is sharded over processes (all of which must call this), the whole."""
-    return {name: whole(masters.read(tensor)).to("cpu", copy=True).numpy() for name, tensor in _tensors(model)}
+class TrueWeights(Protocol):
+    """Where the true weights of parameters are (see ``training.master_weights``)."""
+
+    def read(self, param: torch.Tensor) -> torch.Tensor:
+        """Return a parameter's true weights in float32, or complex64."""
+
+    def write(self, param: torch.Tensor, values: torch.Tensor) -> None:
+        """Set a parameter's true weights, and so the parameter."""
 
 
-def write(model: torch.nn.Module, masters: Masters, weights: Mapping[str, Any]) -> None:
-    """Set parameters, masters and buffers."""
-    for name, tensor in _tensors(model):
-        masters.write(tensor, like(tensor, torch.from_numpy(weights[name])))
+class TorchWeights(Weights):
+    """Float32 arrays (complex64 for complex parameters); whole ones of what is sharded over processes, all of which
+    must call.
+
+    Args:
+        true_weights: the session's.
+    """
+
+    means = "by the names of state_dict"
+
+    def __init__(self, true_weights: TrueWeights) -> None:
+        self._true_weights = true_weights
+
+    def read(self, model: torch.nn.Module) -> dict[str, Any]:
+        return {name: self._array(tensor) for name, tensor in _tensors(model)}
+
+    def _array(self, tensor: torch.Tensor) -> Any:
+        return whole(self._true_weights.read(tensor)).to("cpu", copy=True).numpy()
+
+    def write(self, model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+        for name, tensor in _tensors(model):
+            self._true_weights.write(tensor, like(tensor, torch.from_numpy(weights[name])))
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Autocast regions: ``torch.autocast``, made once per session and entered as often as wanted."""
+"""Autocast regions: ``torch.autocast``, created once per session and entered any number of times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unifiedamp.backend import Switches
 
 
 class _Entered(threading.local):
-    """What this thread is in: native regions, innermost last, and the op overrides that are active."""
+    """The native regions that a thread is in, innermost last, and its active op overrides."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[torch.autocast, Mapping[str, str] | None]] = []
@@ -23,7 +23,7 @@ class _Entered(threading.local):
 class _Recomputing:
     """The overrides of the session that runs backward now, for forwards recomputed there (checkpointing).
 
-    Those may run in threads of the autograd engine, which have entered no region of ours.
+    Those may run in threads of the autograd engine, which have entered no region.
     """
 
     overrides: Mapping[str, str] | None = None
@@ -33,7 +33,7 @@ recomputing = _Recomputing()
 
 
 def active_overrides() -> Mapping[str, str] | None:
-    """Return the op overrides that hold for the operation being run."""
+    """Return the op overrides for the operation being run."""
     if entered.overrides is None and recomputing.overrides and torch._C._current_graph_task_id() != -1:
         return recomputing.overrides
     return entered.overrides
@@ -43,17 +43,17 @@ entered = _Entered()
 
 
 class Region(torch.autocast):
-    """A ``torch.autocast`` that may be entered while it is entered already, and by several threads.
+    """A ``torch.autocast`` that is reentrant and can be entered by several threads.
 
-    A native region keeps what it found in its own attributes, so entering it twice loses that. This one enters a
-    spare native region each time. It stays a ``torch.autocast``, which is what lets torch.compile trace through it.
+    A native region saves the previous state in its attributes, so entering it twice loses that state. This one enters a
+    spare native region each time. It is still a ``torch.autocast``, so that torch.compile traces through it.
 
     Args:
         device_type: "cpu", "cuda", ….
-        dtype: the dtype that matrix products and convolutions run in; None makes a region without autocast.
+        dtype: the dtype that matrix products and convolutions run in; None disables autocast in the region.
         cache_enabled: keep the casts of parameters until the outermost region is left.
         overrides: operation → choice, active inside.
-        switches: process-wide settings that hold inside; torch.compile has them around the whole step instead.
+        switches: process-wide settings that hold inside; a compiled step holds them as a whole instead.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Region(torch.autocast):
             native = torch.autocast(*self._native)
         if self._switches is not None:
             self._switches.__enter__()
-        native.__enter__()
+        native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         entered.stack.append((native, entered.overrides))
         entered.overrides = self._overrides
         return self
@@ -95,10 +95,10 @@ class Region(torch.autocast):
 
 
 class Inference:
-    """A region without gradients, with models in evaluation mode; each module's own mode is put back.
+    """A region without gradients, with models in evaluation mode; each module's mode is restored.
 
-    Gradients are turned off as by ``no_grad``: tensors made in ``inference_mode`` cannot be used in training later,
-    and autocast's cache of casts would hand them on. The region given should keep no cache, for the same reason.
+    Gradients are disabled as by ``no_grad``: tensors made in ``inference_mode`` cannot be used in training later, and
+    autocast's cache would return them there. The region should keep no cache, for the same reason.
 
     Args:
         region: the autocast region.
@@ -120,14 +120,14 @@ class Inference:
             torch.set_grad_enabled(False)
             self._region.__enter__()
         except BaseException:
-            self._put_back()
+            self._restore()
             raise
 
     def __exit__(self, *error: Any) -> None:
         self._region.__exit__(*error)
-        self._put_back()
+        self._restore()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         torch.set_grad_enabled(self._had_grad)
         for module in self._training:
             module.training = True

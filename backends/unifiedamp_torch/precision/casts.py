@@ -1,4 +1,4 @@
-"""The tensors in whatever a module takes or returns, and casting those of floating point."""
+"""Finding and casting the floating-point tensors in a module's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Return ``value`` with each float16, bfloat16 or float32 tensor in it as ``dtype``.
 
-    Tensors of other dtypes (integers, float64, complex) stay; so does whatever is not a tensor, tuple, list or
-    mapping. Containers are rebuilt as what they are, only when something in them changed.
+    Tensors of other dtypes (integers, float64, complex) are unchanged, and so is what is not a tensor, tuple, list or
+    mapping. A container is rebuilt, with the same type, only if something in it changed.
     """
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.dtype in _NARROWED else value
@@ -55,11 +55,11 @@ def _cast_mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
 
 
 class NotScriptable(errors.UnsupportedError, AttributeError):
-    """TorchScript asked for a hook's source by its name; whatever else asks for the name finds none."""
+    """Raised where TorchScript asks for a hook's source by its name; others find no such attribute."""
 
 
 class Hook:
-    """A hook of a model: a plain object, so models pickle."""
+    """A hook of a model; a plain object, so that models pickle."""
 
     @property
     def __name__(self) -> str:
@@ -81,9 +81,9 @@ class OutputCast(Hook):
         self.dtype = dtype
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        """Return the outputs cast, None to leave them."""
-        if type(output) is torch.Tensor and output.dtype is self.dtype:
-            return None
+        """Return the outputs cast; None where they need no cast."""
+        if type(output) is torch.Tensor:
+            return None if output.dtype is self.dtype or output.dtype not in _NARROWED else output.to(self.dtype)
         return cast(output, self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Custom operations under autocast: ``torch.amp.custom_fwd`` and ``custom_bwd``, on whatever device the tensors are."""
+"""Custom operations under autocast: ``torch.amp.custom_fwd`` and ``custom_bwd``, on the device of their tensors."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ def wrap_custom(target: Any, cast_inputs: str | None) -> Any:
             f"amp_function: {target.__name__} has setup_context, which torch.amp.custom_fwd does not know: "
             "give its forward the ctx argument instead"
         )
-    target.forward = staticmethod(_for_device(target.forward, _forward_on(dtype)))
-    target.backward = staticmethod(_for_device(target.backward, _backward_on))
+    wrappers = {"forward": _forward_on(dtype), "backward": _backward_on}
+    for name, wrap in wrappers.items():
+        setattr(target, name, staticmethod(_for_device(getattr(target, name), wrap)))
     return target
 
 
 def _forward_on(dtype: torch.dtype | None) -> Callable[..., Any]:
     def wrap(forward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-        return torch.amp.custom_fwd(forward, device_type=device_type, cast_inputs=dtype)
+        wrapped: Callable[..., Any] = torch.amp.custom_fwd(forward, device_type=device_type, cast_inputs=dtype)
+        return wrapped
 
     return wrap
 
 
 def _backward_on(backward: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    return torch.amp.custom_bwd(backward, device_type=device_type)
+    wrapped: Callable[..., Any] = torch.amp.custom_bwd(backward, device_type=device_type)
+    return wrapped
 
 
 def _for_device(method: Callable[..., Any], wrap: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The three matrix products of a linear layer in float8, each operand scaled by its present largest magnitude.
 
 Activations and weights are float8 e4m3 (finite maximum 448), gradients e5m2 (57344), as in Micikevicius et al., "FP8
-Formats for Deep Learning" (arXiv:2209.05433). Each tensor has one scale, worked out anew each time ("current" or
+Formats for Deep Learning" (arXiv:2209.05433). Each tensor has one scale, computed anew each time ("current" or
 "just in time" scaling, as in NVIDIA's Transformer Engine and torchao's tensorwise recipe)::
 
     scale = float8_max / amax(|tensor|)
@@ -11,8 +11,8 @@ Formats for Deep Learning" (arXiv:2209.05433). Each tensor has one scale, worked
 A tensor of zeros keeps a finite scale. An inf or nan in a tensor makes its amax inf or nan, hence every element of its
 product nan: a saturating cast cannot hide it from the finite check.
 
-All of it is plain torch operations on the device: no value is read, so that dynamo traces it without a break, Inductor
-fuses the casts with what stands around them, and a CUDA graph captures it.
+Everything is plain torch operations on the device: no value is read, so that dynamo traces it without a break, Inductor
+fuses the casts with adjacent operations, and a CUDA graph captures it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
-"""What the hardware's product wants each of its three sizes to be a multiple of."""
+"""Each of the three sizes of the hardware's product is a multiple of this."""
 LARGEST_SCALE = 2.0**126
 """The scale of a tensor of zeros; its inverse is still a normal float32 number."""
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quantized(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``tensor`` in float8, contiguous, and what to multiply it by to have it back: float32 of shape (1,)."""
+    """Return ``tensor`` in float8, contiguous, and its inverse scale, float32 of shape (1,)."""
     tensor = tensor.contiguous()
     amax = tensor.abs().amax().float().reshape(1)
     scale = (torch.finfo(dtype).max / amax).clamp(max=LARGEST_SCALE)
@@ -51,7 +51,7 @@ def product(
         a: float8 of shape (m, k), row-major, and its inverse scale.
         b: float8 of shape (k, n), column-major, and its inverse scale.
         dtype: of the result; the bias has it too.
-        emulate: multiply in float32, which holds every product of two float8 numbers exactly; any device does that.
+        emulate: multiply in float32, on any device; it holds every product of two float8 numbers exactly.
         bias: shape (n,), or None.
         fast: let the hardware sum in fewer bits (``use_fast_accum``).
     """
@@ -90,7 +90,7 @@ class Linear8(torch.autograd.Function):
         return product((x8, x_inverse), (w8.t(), w_inverse), torch.bfloat16, emulate, bias, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
         x8, x_inverse, w8, w_inverse = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
@@ -117,12 +117,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, emu
     missing = -rows % MULTIPLE
     if missing:
         flat = torch.nn.functional.pad(flat, (0, 0, 0, missing))
-    out = Linear8.apply(flat, weight, None if bias is None else bias.to(torch.bfloat16), emulate)
+    low_bias = None if bias is None else bias.to(torch.bfloat16)
+    out = Linear8.apply(flat, weight, low_bias, emulate)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if missing:
         out = out[:rows]
     return out.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
 
 
 def takes(x: Any) -> bool:
-    """Tell whether an input can run in float8: a float32, bfloat16 or float16 tensor that is not empty."""
+    """Return whether an input can run in float8: a float32, bfloat16 or float16 tensor that is not empty."""
     return isinstance(x, torch.Tensor) and x.dtype in _TAKEN and x.numel() > 0

@@ -1,4 +1,4 @@
-"""Which linear layers of a model run in float8, and having them do so."""
+"""Which linear layers of a model run in float8, and replacing their forward."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from unifiedamp.backend import PlanRow
 
+from ..layer_paths import modules_by_path
 from .autocast import Region
 from .float8 import MULTIPLE, linear, takes
 from .layers import Forward, dtype_at
@@ -21,7 +22,7 @@ RULE = (
 
 
 class Float8Forward(Forward):
-    """A linear layer's ``forward`` in float8 wherever autocast to bfloat16 is on, and as it was elsewhere.
+    """A linear layer's ``forward`` in float8 where autocast to bfloat16 is on, unchanged elsewhere.
 
     Args:
         module: a ``torch.nn.Linear``.
@@ -31,6 +32,7 @@ class Float8Forward(Forward):
 
     def __init__(self, module: torch.nn.Linear, region: Region, emulate: bool) -> None:
         super().__init__(module)
+        self._linear = module
         self._region = region
         self._device = region.device
         self._emulate = emulate
@@ -42,14 +44,14 @@ class Float8Forward(Forward):
         if not on or not takes(x):
             return self.plain(x)
         with self._region:
-            return linear(x, self._module.weight, self._module.bias, self._emulate)
+            return linear(x, self._linear.weight, self._linear.bias, self._emulate)
 
 
 def wrap(
     model: torch.nn.Module, chosen: Mapping[str, str], device_type: str, emulate: bool
 ) -> list[Callable[[], None]]:
-    """Have the layers that :func:`choose` gave no reason against run in float8; return what takes that back."""
-    modules: dict[str, Any] = dict(_named(model))
+    """Run the layers that :func:`choose` gave no reason against in float8; return what undoes it."""
+    modules: dict[str, Any] = modules_by_path(model)
     region = Region(device_type, None)
     return [Float8Forward(modules[path], region, emulate).remove for path, why in chosen.items() if not why]
 
@@ -62,7 +64,9 @@ def choose(model: torch.nn.Module, dtypes: Mapping[str, str]) -> dict[str, str]:
         dtypes: layer path → dtype that ``layer_overrides`` gave it.
     """
     return {
-        path: why_not(path, module, dtypes) for path, module in _named(model) if isinstance(module, torch.nn.Linear)
+        path: why_not(path, module, dtypes)
+        for path, module in modules_by_path(model).items()
+        if isinstance(module, torch.nn.Linear)
     }
 
 
@@ -74,7 +78,7 @@ def why_not(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> st
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "the layer that holds it uses its weight without calling it"
     if type(module).forward is not torch.nn.Linear.forward:
-        return f"{type(module).__name__} has a forward of its own"
+        return f"{type(module).__name__} overrides forward"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     sizes = {"in_features": module.in_features, "out_features": module.out_features}
@@ -82,15 +86,11 @@ def why_not(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> st
     return f"{', '.join(odd)}: not a multiple of {MULTIPLE}" if odd else ""
 
 
-def _named(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    return [(path.replace("_orig_mod.", ""), module) for path, module in model.named_modules()]
-
-
 def rows(models: Sequence[Mapping[str, str]], emulate: bool) -> list[PlanRow]:
     """Return the rows of ``amp.explain()``: the rule, and each linear layer once models are prepared.
 
     Args:
-        models: what :func:`choose` gave for each prepared model.
+        models: what :func:`choose` returned for each prepared model.
         emulate: see ``float8.product``.
     """
     native = "float32 products of operands rounded to float8" if emulate else "torch._scaled_mm, forward and backward"

@@ -9,6 +9,8 @@ import torch
 
 from unifiedamp.backend import Policy, errors, match_layers
 
+from ..device.kinds import traits
+from ..layer_paths import modules_by_path
 from .autocast import Region
 from .casts import DTYPES, cast
 
@@ -45,7 +47,7 @@ class Forward:
         return type(self._module).forward(self._module, *args, **kwargs)
 
     def remove(self) -> None:
-        """Put the module's own forward back."""
+        """Restore the module's own forward."""
         if self._before is not None:
             self._module.forward = self._before
         else:
@@ -53,10 +55,10 @@ class Forward:
 
 
 class LayerForward(Forward):
-    """A module's ``forward`` inside a region of its own, with inputs and outputs cast.
+    """A module's ``forward`` inside a dedicated region, with inputs and outputs cast.
 
     Args:
-        module: whose forward is replaced on the instance; :meth:`remove` puts it back.
+        module: whose forward is replaced on the instance; :meth:`remove` restores it.
         region: the autocast region that the layer runs in.
         inputs, outputs: dtype that floating-point inputs and outputs are cast to; None leaves them.
         always: run so outside an autocast region as well.
@@ -91,30 +93,36 @@ class LayerForward(Forward):
 def layer_dtypes(model: torch.nn.Module, policy: Policy, device_type: str = "cpu") -> dict[str, str]:
     """Return layer path → dtype, where it is not the policy's own.
 
-    On CUDA devices recurrent layers stay in float32 under a mixed policy with bfloat16, unless they are named: torch's
-    autocast casts them to float16 there, whatever its dtype is, and no loss scale looks after them.
+    Recurrent layers that autocast would run in float16 stay in float32 unless they are named.
 
     Raises:
         PolicyError: two globs match one layer, or a glob matches none.
     """
-    paths = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules() if path}
+    paths = {path: module for path, module in modules_by_path(model).items() if path}
     chosen = match_layers(policy.layer_overrides, paths) if policy.layer_overrides else {}
     if policy.param_dtype != "float32" and policy.keep_norm_float32:
         norms = {path: "float32" for path, module in paths.items() if isinstance(module, _NORMS)}
         chosen = norms | chosen
-    if device_type == "cuda" and policy.is_mixed and policy.region_dtype == "bfloat16":
+    if rnns_need_float32(policy, device_type):
         rnns = [path for path, module in paths.items() if isinstance(module, torch.nn.RNNBase)]
         chosen |= {path: "float32" for path in rnns if dtype_at(path, chosen) is None}
     return chosen
 
 
+def rnns_need_float32(policy: Policy, device_type: str) -> bool:
+    """Return whether recurrent layers must be kept in float32: autocast would run them in float16, without the loss
+    scale that float16 needs.
+    """
+    return traits(device_type).casts_rnns_to_float16 and policy.is_mixed and policy.region_dtype == "bfloat16"
+
+
 def wrap_layers(
     model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy, device_type: str, cache_enabled: bool
 ) -> list[Callable[[], None]]:
-    """Have the named layers run in their dtypes; return what takes that back, to be called in reverse."""
-    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
+    """Run the named layers in their dtypes; return what undoes it, to be called in reverse."""
+    modules = modules_by_path(model)
     pure = policy.param_dtype != "float32"
-    # Where the rest of the model runs without autocast, nothing else would make dtypes meet again.
+    # Where the rest of the model runs without autocast, nothing else converts the dtypes back.
     alone = not policy.is_mixed
     undo: list[Callable[[], None]] = []
     for path, dtype in dtypes.items():
@@ -155,8 +163,8 @@ def cast_parameters(model: torch.nn.Module, dtypes: Mapping[str, str], policy: P
     """Cast parameters and buffers in place to the policy's dtype, or their layer's; return whether any changed."""
     narrowed = frozenset(DTYPES.values())
     changed = False
-    for path, module in model.named_modules():
-        dtype = DTYPES[dtype_at(path.replace("_orig_mod.", ""), dtypes) or policy.param_dtype]
+    for path, module in modules_by_path(model).items():
+        dtype = DTYPES[dtype_at(path, dtypes) or policy.param_dtype]
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and tensor.dtype in narrowed and tensor.dtype is not dtype:
                 tensor.data = tensor.data.to(dtype)

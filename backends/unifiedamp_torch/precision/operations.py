@@ -1,4 +1,4 @@
-"""Op overrides: kernels at the autocast dispatch key, looking at what the thread's region asks for."""
+"""Op overrides: kernels at the autocast dispatch key that apply what the thread's region asks for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 
 from unifiedamp.backend import errors
 
+from ..device.kinds import traits
 from .autocast import active_overrides
 from .casts import tensors
 
-#: Operation of the vocabulary → the aten operators it means here. What is not here cannot be overridden.
+#: Operation of the neutral vocabulary → its aten operators. Others cannot be overridden.
 TABLE: dict[str, tuple[str, ...]] = {
     "matmul": ("matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linalg_multi_dot"),
     "linear": ("linear",),
@@ -50,9 +51,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "l1_loss": ("l1_loss",),
 }  # fmt: skip
 
-#: Arguments left as they are, by position: batch norm writes its statistics, and its weights must match them.
+#: Arguments that are not cast, by position: batch norm writes its statistics, and its weights must match them.
 _KEPT = {"batch_norm": (1, 2, 3, 4)}
-_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU"}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -62,12 +62,12 @@ def aten_names(op: str) -> list[str]:
 
 
 def key(device_type: str) -> str:
-    """Return the name of the autocast dispatch key."""
-    return _KEYS[device_type]
+    """Return the name of the autocast dispatch key; "" where op overrides cannot be registered."""
+    return traits(device_type).autocast_key
 
 
 def check(overrides: Iterable[str], device_type: str) -> None:
-    """Refuse overrides that cannot be done here.
+    """Refuse overrides that are not supported here.
 
     Raises:
         UnsupportedError: naming the operation, or the torch that has what is missing.
@@ -80,7 +80,7 @@ def check(overrides: Iterable[str], device_type: str) -> None:
             f"op_overrides ({', '.join(wanted)}) need torch 2.9 or newer, this is {torch.__version__}: older ones "
             "cannot give back autocast's own kernel to threads that ask for no override"
         )
-    if device_type not in _KEYS:
+    if not key(device_type):
         raise errors.UnsupportedError(f"op_overrides ({', '.join(wanted)}) are not done on {device_type!r} devices")
     missing = [op for op in wanted if op not in TABLE]
     if missing:
@@ -88,7 +88,7 @@ def check(overrides: Iterable[str], device_type: str) -> None:
 
 
 class _Registry:
-    """Counts who wants which operation overridden on which device type."""
+    """Counts the users of each overridden operation, by device type."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,20 +101,20 @@ class _Registry:
             self._held[op, device_type] = (library or _register(op, device_type), users + 1)
 
     def release(self, op: str, device_type: str) -> None:
-        """Give the kernels back when nobody else holds them."""
+        """Remove the kernels with their last user."""
         with self._lock:
             library, users = self._held.pop((op, device_type))
             if users > 1:
                 self._held[op, device_type] = (library, users - 1)
             else:
-                library._destroy()
+                library._destroy()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 _registry = _Registry()
 
 
 def hold(overrides: Iterable[str], device_type: str) -> Callable[[], None]:
-    """Have overrides of these operations work in regions that ask for them; return what gives them back, once."""
+    """Make overrides of these operations work in regions that ask for them; return what releases them, once."""
     left = list(overrides)
     for op in left:
         _registry.hold(op, device_type)
@@ -127,13 +127,13 @@ def hold(overrides: Iterable[str], device_type: str) -> Callable[[], None]:
 
 
 def _register(op: str, device_type: str) -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it untyped
     with warnings.catch_warnings():
-        # torch says once per process that an operator's kernel was overridden; here that is the point.
+        # torch warns once per process that an operator's kernel was overridden; here that is the point.
         warnings.simplefilter("ignore", UserWarning)
         for name in TABLE[op]:
             kernel = _kernel(op, name, device_type)
-            library.impl(name, kernel, _KEYS[device_type], with_keyset=True)
+            library.impl(name, kernel, key(device_type), with_keyset=True)  # type: ignore[no-untyped-call]  # torch's
     return library
 
 
@@ -141,7 +141,7 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     native = _native_kernel(operator, name, device_type)
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[device_type]))
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key(device_type)))
     kept = _KEPT.get(packet, ())
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,12 +159,12 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
 
 
 def _native_kernel(operator: Any, name: str, device_type: str) -> Callable[..., Any]:
-    """Return what autocast does with the operator by itself."""
-    key = _KEYS[device_type]
-    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
-        return torch.library.get_kernel(f"aten::{name}", key).call_boxed
-    # Nothing of autocast's own: go on to the next key, with autocast still on for what the operator calls.
-    here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    """Return autocast's own kernel of the operator."""
+    at = key(device_type)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", at):
+        return torch.library.get_kernel(f"aten::{name}", at).call_boxed
+    # Autocast has no kernel: go on to the next key, with autocast still on for what the operator calls.
+    here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, at))
 
     def fall_through(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return operator.redispatch(keyset - here, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Layers that compute again in the backward pass what they would have kept (``Tuning.checkpoint_layers``)."""
+"""Activation checkpointing: layers that are recomputed in the backward pass (``Tuning.checkpoint_layers``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unifiedamp.backend import match_layers
 
+from ..layer_paths import modules_by_path
 from .layers import Forward
 
 _BATCH_NORM = torch.nn.modules.batchnorm._NormBase
@@ -19,7 +20,7 @@ _BATCH_NORM = torch.nn.modules.batchnorm._NormBase
 class Checkpointed(Forward):
     """A module's ``forward`` under ``torch.utils.checkpoint``, which enters the region's autocast again.
 
-    Where nothing is differentiated the module runs as it is. The batch norms inside count a batch once.
+    Without gradients the module runs unchanged. The batch norms inside count a batch once.
 
     Args:
         module: whose forward is replaced on the instance.
@@ -34,7 +35,7 @@ class Checkpointed(Forward):
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
         if torch.compiler.is_compiling() or not self._norms:
-            # A compiled graph writes to its buffers once, however often a part of it is computed.
+            # A compiled graph writes to its buffers once, even if part of it is recomputed.
             return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
         return checkpoint(self.plain, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 
@@ -44,7 +45,7 @@ class Checkpointed(Forward):
 
 @contextmanager
 def _uncounted(norms: Sequence[Any]) -> Iterator[None]:
-    """Have batch norms normalize by the batch without adding it to their running statistics."""
+    """Make batch norms normalize by the batch without updating their running statistics."""
     kept: list[tuple[Any, Any, Any]] = []
     for norm in norms:
         kept.append((norm, norm.momentum, norm.num_batches_tracked))
@@ -57,12 +58,12 @@ def _uncounted(norms: Sequence[Any]) -> Iterator[None]:
 
 
 def choose(model: torch.nn.Module, globs: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Return path → layer of the layers to be checkpointed; one inside another is computed again with it.
+    """Return path → layer of the layers to be checkpointed; one inside another is recomputed with it.
 
     Raises:
         PolicyError: a glob matches no layer, or two match one.
     """
-    modules = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules() if path}
+    modules = {path: module for path, module in modules_by_path(model).items() if path}
     matched = match_layers(dict.fromkeys(globs, ""), modules, "tuning.checkpoint_layers")
     return {path: modules[path] for path in modules if path in matched and not _below(path, matched)}
 

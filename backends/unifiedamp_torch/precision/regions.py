@@ -1,26 +1,24 @@
-"""The autocast regions of a session, each made once for what was asked for."""
+"""The autocast regions of a session, each created once."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
 from unifiedamp.backend import Policy, SessionSpec, Switches, errors
 
-from .. import explain
 from . import casts, operations
 from .autocast import Region, entered
 
 
 @functools.cache
 def cache_loses_gradients() -> bool:
-    """Tell whether autocast's cache hands on casts of parameters that were made under ``torch.no_grad``.
+    """Return whether autocast's cache returns casts of parameters that were made under ``torch.no_grad``.
 
-    So it does before pytorch/pytorch#165068: layers that ran without gradients in a region do not train in it.
+    It does before pytorch/pytorch#165068: layers that ran without gradients in a region do not train in it.
     """
     weight, x = torch.nn.Parameter(torch.ones(1, 1, device="cpu")), torch.ones(1, 1, device="cpu")
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -30,27 +28,36 @@ def cache_loses_gradients() -> bool:
 
 
 class Regions:
-    """Makes regions, and holds the operations that their policies override.
+    """Creates regions, and registers the operations that their policies override.
 
     Args:
         spec: the session's.
         device: the session's.
         switches: held inside each region.
+        cache_enabled: the option of that name.
+        check_policy: refuses a region's policy that cannot run in this session.
 
     Attributes:
-        cache: keep casts of parameters within a region; not where torch's cache loses gradients, unless asked for.
+        cache: keep casts of parameters within a region; off where torch's cache loses gradients, unless asked for.
     """
 
-    def __init__(self, spec: SessionSpec, device: torch.device, switches: Switches) -> None:
+    def __init__(
+        self,
+        spec: SessionSpec,
+        device: torch.device,
+        switches: Switches,
+        cache_enabled: bool | None,
+        check_policy: Callable[[Policy], None],
+    ) -> None:
         self._spec, self._device, self._switches = spec, device, switches
-        self.cache = self._keeps_casts()
+        self._check_policy = check_policy
+        self.cache = self._keeps_casts(cache_enabled)
         self._made: dict[tuple[bool, Policy | None], Region] = {}
         self._release: list[Callable[[], object]] = []
         self._hold_ops(spec.policy)
 
-    def _keeps_casts(self) -> bool:
+    def _keeps_casts(self, wanted: bool | None) -> bool:
         loses = cache_loses_gradients()
-        wanted = self._spec.options.get("cache_enabled")
         if wanted and loses and self._spec.policy.is_mixed:
             self._spec.warn(
                 f"backend_options.torch.cache_enabled: autocast's cache in torch {torch.__version__} keeps casts that "
@@ -78,14 +85,13 @@ class Regions:
         return self._make(True, self._spec.policy, cache=False)
 
     def close(self) -> None:
-        """Let go of the operations."""
+        """Release the operations."""
         while self._release:
             self._release.pop()()
 
     def _add(self, enabled: bool, policy: Policy | None) -> Region:
         if policy is not None and policy != self._spec.policy:
-            explain.check_region(self._spec.policy, policy)
-            explain.check_policy(replace(self._spec, policy=policy), self._device)
+            self._check_policy(policy)
             self._hold_ops(policy)
         region = self._made[enabled, policy] = self._make(enabled, policy or self._spec.policy, self.cache)
         return region

@@ -1,6 +1,6 @@
-"""What a recorded step is boiled down to: counts by powers of two, and largest values.
+"""What a recorded step is reduced to: counts by powers of two, and largest values.
 
-Nothing here waits for the device. Gradients are counted many at a time: most are so small that starting an operator
+Nothing here waits for the device. Gradients are counted many at a time: most are so small that launching an operator
 costs more than its work.
 """
 
@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from unifiedamp.backend import recording
+
+from ..device.kinds import traits
+from ..training.gradients import dense
 
 TOGETHER = 2**20
 """Values that are counted at a time, at most, where a gradient has no more: what counting takes in memory."""
@@ -41,14 +44,15 @@ def largest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the largest absolute value, without dimensions: inf or nan where the tensor holds one."""
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        if tensor.device.type != "cpu":
-            return torch.linalg.vector_norm(tensor, float("inf"))
-        low, high = torch.aminmax(_in_memory_order(tensor))  # several times faster there; nan comes through as well
+        if traits(tensor.device).slow_min_max:
+            norm: torch.Tensor = torch.linalg.vector_norm(tensor, float("inf"))
+            return norm
+        low, high = torch.aminmax(_in_memory_order(tensor))  # several times faster there, and keeps nan
         return torch.maximum(high, -low)
 
 
 def _batches(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield neighbours of one device and dtype, up to ``TOGETHER`` values at a time."""
+    """Yield consecutive gradients of one device and dtype, up to ``TOGETHER`` values at a time."""
     batch: list[torch.Tensor] = []
     held = 0
     for values in gradients:
@@ -63,15 +67,19 @@ def _batches(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _histograms(values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return the counts of pieces of so many values, one vector after the other."""
+    """Return the counts of consecutive pieces of these sizes, one vector after the other."""
     bits = values.float().view(torch.int32) & 0x7FFFFFFF
-    if bits.device.type != "cuda":
+    if not traits(bits.device).bincount_waits:
         places = (bits >> 23).add_(1).add_(bits > recording.MAX_BITS).add_(bits > recording.INF_BITS)
         places.sub_((bits == 0).int())
-        return torch.cat([torch.bincount(piece, minlength=recording.BUCKETS) for piece in places.split(sizes)])
-    # Fewer kernels; and bincount would wait for the device to learn the largest place.
+        return torch.cat([torch.bincount(piece, minlength=recording.BUCKETS) for piece in _split(places, sizes)])
+    # Fewer kernels, and bincount would wait for the device to learn the largest place.
     places = torch.bucketize(bits, _edges(bits.device), right=True, out_int32=True)
-    return torch.cat([torch.histc(piece, recording.BUCKETS, 0, recording.BUCKETS) for piece in places.split(sizes)])
+    return torch.cat([torch.histc(piece, recording.BUCKETS, 0, recording.BUCKETS) for piece in _split(places, sizes)])
+
+
+def _split(values: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    return values.split(sizes)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves it untyped
 
 
 @functools.cache
@@ -79,21 +87,12 @@ def _edges(device: torch.device) -> torch.Tensor:
     return torch.tensor(recording.EDGE_BITS, dtype=torch.int32, device=device)
 
 
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return what is there of a gradient: of a sparse one its values, of a DTensor what lies on this rank, of a complex
-    one its real and imaginary parts.
-    """
-    values = gradient._values() if gradient.is_sparse else gradient
-    values = getattr(values, "_local_tensor", values)
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-
-
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return _in_memory_order(tensor).reshape(-1)
 
 
 def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with dimensions in the order in which they lie in memory: reading it whole copies nothing then."""
+    """Return a view with dimensions in memory order, so that flattening it copies nothing."""
     if tensor.is_contiguous():
         return tensor
     return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))

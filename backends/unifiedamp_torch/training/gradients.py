@@ -1,14 +1,16 @@
-"""Gradients of one optimizer: looking at them, dividing them by the scale, clipping, emptying."""
+"""Gradients of one optimizer: reading them, dividing them by the scale, clipping, dropping."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from unifiedamp.backend import errors
+
+from ..device.kinds import traits
 
 Optimizer = torch.optim.Optimizer
 
@@ -19,26 +21,26 @@ def parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def drop(optimizer: Optimizer) -> None:
-    """Let go of every gradient."""
+def zero_grad(optimizer: Optimizer) -> None:
+    """Set every gradient to None."""
     for group in optimizer.param_groups:
         for param in group["params"]:
             param.grad = None
 
 
-def any_there(optimizer: Optimizer) -> bool:
-    """Tell whether any parameter has a gradient."""
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether any parameter has a gradient."""
     return any(param.grad is not None for param in parameters(optimizer))
 
 
-def any_sparse(optimizer: Optimizer) -> bool:
-    """Tell whether any gradient is sparse."""
+def has_sparse(optimizer: Optimizer) -> bool:
+    """Return whether any gradient is sparse."""
     return any(param.grad is not None and param.grad.is_sparse for param in parameters(optimizer))
 
 
 def real_values(param: torch.Tensor) -> torch.Tensor:
-    """Return what is there of a parameter's gradient, to write to: of a sparse one its values, of a complex one its
-    real and imaginary parts.
+    """Return a parameter's gradient as a real tensor to write to: the values of a sparse one, the real and imaginary
+    parts of a complex one.
     """
     grad = param.grad
     assert grad is not None
@@ -46,6 +48,15 @@ def real_values(param: torch.Tensor) -> torch.Tensor:
         grad = param.grad = grad.resolve_conj()
     values = grad._values() if grad.is_sparse else grad
     return torch.view_as_real(values) if values.is_complex() else values
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a real dense tensor to read: the values of a sparse one, this rank's part of a DTensor, the
+    real and imaginary parts of a complex one.
+    """
+    values = gradient._values() if gradient.is_sparse else gradient
+    values = getattr(values, "_local_tensor", values)
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) -> bool:
@@ -59,68 +70,70 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     Returns:
         Whether there was any gradient.
     """
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            grad = param.grad
-            if grad is not None:
-                values = real_values(param) if grad.is_sparse or grad.is_complex() else grad
-                groups.setdefault((values.device, values.dtype), []).append(values)
-    for (device, _), grads in groups.items():
+    values = [
+        real_values(param) if grad.is_sparse or grad.dtype.is_complex else grad
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if (grad := param.grad) is not None
+    ]
+    for grads in _by_kind(values):
+        device = grads[0].device
         if device == found.device:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
         else:
             there = torch.zeros((), device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(grads, there, inverse.to(device, non_blocking=True))
             found.copy_(torch.maximum(found, there.to(found.device, non_blocking=True)))
-    return bool(groups)
+    return values != []
 
 
-def clip_norm(optimizer: Optimizer, max_norm: float, looking_is_free: bool) -> torch.Tensor:
+def clip_norm(optimizer: Optimizer, max_norm: float, reads_without_sync: bool) -> torch.Tensor:
     """Clip the global 2-norm in place; return the norm before, a scalar on the device.
 
     Args:
         optimizer: whose gradients.
         max_norm: the largest norm.
-        looking_is_free: reading the norm waits for nothing.
+        reads_without_sync: reading the norm waits for nothing.
     """
     _refuse_sparse(optimizer, "clip_grad_norm")
     grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
     if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):  # DTensors are summed over ranks by torch
         return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
-    groups = _alike(grads)
-    norm = _norm(groups, looking_is_free)
+    groups = _by_kind(grads)
+    norm = _norm(groups, reads_without_sync)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in groups:
         torch._foreach_mul_(group, factor.to(group[0].device, torch.promote_types(group[0].dtype, torch.float32)))
     return norm.to(torch.promote_types(grads[0].dtype, torch.float32))
 
 
-def _alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the tensors of each device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return list(groups.values())
+def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors of each device and dtype, in order; mostly there is one kind."""
+    kinds = {(tensor.device, tensor.dtype): None for tensor in tensors}
+    if len(kinds) == 1:
+        return [tensors]
+    return [[tensor for tensor in tensors if (tensor.device, tensor.dtype) == kind] for kind in kinds]
 
 
-def _norm(groups: list[list[torch.Tensor]], looking_is_free: bool) -> torch.Tensor:
+def _norm(groups: list[list[torch.Tensor]], reads_without_sync: bool) -> torch.Tensor:
     """Return the 2-norm over all tensors, also where float32 cannot hold the squares.
 
-    Where looking is free (on a CPU) that is seen, and the norm computed anew in float64, which is slower there; a GPU
-    computes it so from the start.
+    A CPU, where float64 is slower, computes it again in float64 when it overflowed; a GPU uses float64 at once.
     """
-    if looking_is_free:
+    if reads_without_sync:
         norm = _norm_in(groups, None)
         return norm if math.isfinite(norm) else _norm_in(groups, torch.float64)
-    return _norm_in(groups, None if groups[0][0].device.type == "mps" else torch.float64)  # Apple's GPU has no float64
+    return _norm_in(groups, traits(groups[0][0].device).wide_dtype)
 
 
 def _norm_in(groups: list[list[torch.Tensor]], dtype: torch.dtype | None) -> torch.Tensor:
     norms = [norm for group in groups for norm in torch._foreach_norm(group, 2, dtype=dtype)]
     wide = dtype or functools.reduce(torch.promote_types, {norm.dtype for norm in norms}, torch.float32)
     device = norms[0].device
-    return torch.linalg.vector_norm(torch.stack([norm.to(device, wide, non_blocking=True) for norm in norms]))
+    total: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([norm.to(device, wide, non_blocking=True) for norm in norms])
+    )
+    return total
 
 
 def clip_value(optimizer: Optimizer, limit: float) -> None:

@@ -1,13 +1,15 @@
 """Float32 master weights: what an optimizer trains where the model's own parameters have 16 bits.
 
-A master takes its parameter's place in the optimizer's groups. Gradients go from the parameter to the master after each
-backward pass, weights from the master to the parameter after each step. Nothing here waits for the device.
+A master parameter takes its model parameter's place in the optimizer's groups. Gradients are copied from the model
+parameter to the master after each backward pass, weights from the master to the model parameter after each step.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,41 +24,46 @@ class Pair:
     """A model's 16-bit parameter and its master.
 
     Attributes:
-        version: the parameter's version when it last held its master's value; another one means that someone else wrote
-            to it (``load_state_dict``, weight clipping), and the master follows.
+        version: the model parameter's version when it last held its master's value; a different version means that it
+            was written to otherwise (``load_state_dict``, weight clipping), and the master must follow.
     """
 
-    low: torch.Tensor
+    model_param: torch.Tensor
     master: torch.Tensor
     version: int
 
-    def adopt(self) -> None:
-        """Have the master follow what was written to the parameter by others."""
-        if self.low._version != self.version:
-            self.master.copy_(self.low)
-            self.version = self.low._version
+    def sync_master(self) -> None:
+        """Copy to the master what was written to the model parameter since."""
+        if self.model_param._version != self.version:
+            self.master.copy_(self.model_param)
+            self.version = self.model_param._version
 
 
-class Masters:
-    """The masters of one session, none where none are wanted; each parameter of a model has one at most."""
+class MasterWeights:
+    """The master weights of one session, if any; each parameter of a model has one at most.
+
+    Attributes:
+        in_use: the session has some, or may get some; without any, the calls of a step can be left out.
+    """
 
     def __init__(self) -> None:
         self._pairs: dict[int, Pair] = {}
         self._of_master: dict[int, Pair] = {}
         self._frozen: dict[int, torch.Tensor] = {}
-        self._changing: list[Pair] = []
+        self._updating: list[Pair] = []
+        self.in_use = False
 
-    def low(self, param: torch.Tensor) -> torch.Tensor:
-        """Return the model's parameter behind one of an optimizer's, which may be that parameter itself."""
+    def model_param(self, param: torch.Tensor) -> torch.Tensor:
+        """Return the model's parameter of one of an optimizer's, which may be that parameter itself."""
         pair = self._of_master.get(id(param))
-        return param if pair is None else pair.low
+        return param if pair is None else pair.model_param
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
-    def take(self, before: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Make masters for the trainable parameters among the keys that have 16 bits.
+    def create(self, before: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+        """Create masters of the trainable 16-bit parameters among the keys.
 
-        A frozen one gets its master when an optimizer that has it is met with it unfrozen.
+        A frozen parameter gets its master once it is trainable and :meth:`attach` sees it in an optimizer.
 
         Args:
             before: parameter → its values before it was cast, which become the master where they are float32.
@@ -68,6 +75,7 @@ class Masters:
                 self._add(param, values)
             else:
                 self._frozen[id(param)] = param
+        self.in_use = bool(self._pairs or self._frozen)
 
     def _thawed(self, param: torch.Tensor) -> Pair | None:
         if id(param) not in self._frozen or not param.requires_grad:
@@ -80,19 +88,19 @@ class Masters:
         self._pairs[id(param)] = self._of_master[id(master)] = pair
         return pair
 
-    def align(self) -> None:
-        """Give masters the layout of their parameters, which fused kernels ask for."""
+    def match_layouts(self) -> None:
+        """Convert masters to the layout of their model parameters, which fused kernels require."""
         for pair in self._pairs.values():
-            if pair.master.stride() != pair.low.stride():
-                pair.master.data = torch.empty_like(pair.low, dtype=torch.float32).copy_(pair.master.data)
+            if pair.master.stride() != pair.model_param.stride():
+                pair.master.data = torch.empty_like(pair.model_param, dtype=torch.float32).copy_(pair.master.data)
 
-    def enter(self, optimizers: Iterable[Optimizer]) -> None:
-        """Put masters into the optimizers' groups (also into groups added since), and have them follow other writes."""
-        if self._pairs or self._frozen:
-            self._enter(optimizers)
+    def attach(self, optimizers: Iterable[Optimizer]) -> None:
+        """Put masters into the optimizers' groups, groups added since included, and sync them with the model."""
+        if self.in_use:
+            self._attach(optimizers)
 
     @torch.no_grad()
-    def _enter(self, optimizers: Iterable[Optimizer]) -> None:
+    def _attach(self, optimizers: Iterable[Optimizer]) -> None:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 params = group["params"]
@@ -104,42 +112,38 @@ class Masters:
                             continue
                         _move_state(optimizer, param, pair.master)
                         params[index] = pair.master
-                    pair.adopt()
+                    pair.sync_master()
 
-    def leave(self, optimizers: Iterable[Optimizer]) -> None:
+    def detach(self, optimizers: Iterable[Optimizer]) -> None:
         """Put the models' own parameters back into the optimizers' groups, with their state."""
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for index, param in enumerate(group["params"]):
                     pair = self._of_master.get(id(param))
                     if pair is not None:
-                        _move_state(optimizer, param, pair.low)
-                        group["params"][index] = pair.low
-                        pair.low.grad = None if param.grad is None else param.grad.to(pair.low.dtype)
+                        _move_state(optimizer, param, pair.model_param)
+                        group["params"][index] = pair.model_param
+                        pair.model_param.grad = None if param.grad is None else param.grad.to(pair.model_param.dtype)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def carry(self, optimizer: Optimizer) -> None:
-        """Add the gradients of the model's parameters to those of the masters, in float32, and empty the former."""
-        if self._pairs:
-            self._carry(optimizer)
-
     @torch.no_grad()
-    def _carry(self, optimizer: Optimizer) -> None:
+    def model_grads_to_master_grads(self, optimizer: Optimizer) -> None:
+        """Add the gradients of the model's parameters to those of the masters, in float32, and drop the former."""
         fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
         more: list[tuple[torch.Tensor, torch.Tensor]] = []
         for pair in self._of(optimizer):
-            low, master = pair.low, pair.master
-            if low.grad is None:
+            param, master = pair.model_param, pair.master
+            if param.grad is None:
                 continue
-            if low.grad.is_sparse:
-                grad = low.grad.float()
+            if param.grad.is_sparse:
+                grad = param.grad.float()
                 master.grad = grad if master.grad is None else master.grad + grad
             elif master.grad is None:
-                fresh.append((master, low.grad))
+                fresh.append((master, param.grad))
             else:
-                more.append((master.grad, low.grad))
-            low.grad = None
+                more.append((master.grad, param.grad))
+            param.grad = None
         copies = [torch.empty_like(master) for master, _ in fresh]
         _copy(copies, [grad for _, grad in fresh])
         for (master, _), copy in zip(fresh, copies, strict=True):
@@ -148,44 +152,34 @@ class Masters:
             torch._foreach_add_([total for total, _ in more], [grad.float() for _, grad in more])
 
     def begin_update(self, optimizer: Optimizer) -> None:
-        """Note that the masters that have gradients are about to change."""
-        if self._pairs:
-            self._changing = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
-
-    def republish(self) -> None:
-        """Copy the masters that were about to change to the model's parameters; also right after a skipped step."""
-        if self._changing:
-            self._publish(self._changing)
-            self._changing = []
+        """Note that the masters that have gradients are about to be updated."""
+        self._updating = [pair for pair in self._of(optimizer) if pair.master.grad is not None]
 
     @torch.no_grad()
-    def _publish(self, pairs: Sequence[Pair]) -> None:
-        _copy([pair.low for pair in pairs], [pair.master for pair in pairs])
-        for pair in pairs:
-            pair.version = pair.low._version
+    def master_params_to_model_params(self) -> None:
+        """Copy the masters that :meth:`begin_update` noted to the model's parameters; also after a skipped step."""
+        if self._updating:
+            _copy([pair.model_param for pair in self._updating], [pair.master for pair in self._updating])
+            for pair in self._updating:
+                pair.version = pair.model_param._version
+            self._updating = []
 
-    def drop(self, optimizer: Optimizer) -> None:
-        """Let go of the gradients of the model's parameters."""
+    def zero_model_grads(self, optimizer: Optimizer) -> None:
+        """Drop the gradients of the model's parameters."""
         for pair in self._of(optimizer):
-            pair.low.grad = None
+            pair.model_param.grad = None
 
-    def low_gradients(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
-        """Yield the gradients that the model's parameters have, and their masters not yet."""
-        return (pair.low.grad for pair in self._of(optimizer) if pair.low.grad is not None)
+    def model_grads(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        """Yield the gradients of the model's parameters that were not added to their masters yet."""
+        return (pair.model_param.grad for pair in self._of(optimizer) if pair.model_param.grad is not None)
 
     def _of(self, optimizer: Optimizer) -> Iterator[Pair]:
-        if self._pairs:
-            known = self._of_master
-            for param in parameters(optimizer):
-                pair = known.get(id(param))
-                if pair is not None:
-                    yield pair
+        for param in parameters(optimizer) if self._pairs else ():
+            pair = self._of_master.get(id(param))
+            if pair is not None:
+                yield pair
 
     # -- whole models --------------------------------------------------------------------------------------------
-
-    def pairs(self) -> Iterable[Pair]:
-        """Return all pairs."""
-        return self._pairs.values()
 
     @torch.no_grad()
     def read(self, param: torch.Tensor) -> torch.Tensor:
@@ -193,7 +187,7 @@ class Masters:
         pair = self._pairs.get(id(param))
         if pair is None:
             return param.detach().to(torch.complex64 if param.is_complex() else torch.float32)
-        pair.adopt()
+        pair.sync_master()
         return pair.master.detach()
 
     @torch.no_grad()
@@ -231,8 +225,8 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
         torch._foreach_copy_(into, out_of)
 
 
-def _local(target: torch.Tensor, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what lies on this process of two DTensors that are sharded alike; other tensors as they are."""
+def _local(target: Any, source: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this process's parts of two DTensors that are sharded alike; other tensors unchanged."""
     if getattr(target, "placements", None) is None or target.placements != source.placements:
         return target, source
     return target.to_local(), source.to_local()

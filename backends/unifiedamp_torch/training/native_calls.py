@@ -1,9 +1,9 @@
-"""``loss.backward()`` and ``optimizer.step()`` beside the session's calls, refused while a scaled loss is pending.
+"""Refuses ``loss.backward()`` and ``optimizer.step()`` beside the session's calls while a scaled loss is pending.
 
-Either would train on gradients of the wrong size. The first is seen by the gradients that are there before the first
-scaled loss is differentiated; then that loss's ``backward`` refuses, and further losses have a hook that fires when a
-backward pass comes to them by another way than the scaled one. (A hook on each first loss would cost a small model's
-step two percent.) The second is seen by a hook before the optimizer's step.
+Either would train on gradients of the wrong size. The first is detected by gradients that exist before the first scaled
+loss is differentiated; afterwards that loss's ``backward`` refuses, and further losses have a hook that fires when a
+backward pass reaches them other than through the scaled loss. (A hook on each first loss would cost a small model's
+step two percent.) The second is detected by a hook before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from unifiedamp.backend import errors
 
-from .gradients import any_there, parameters
-from .master_weights import Masters
+from ..device.kinds import traits
+from .gradients import has_gradients, parameters
+from .master_weights import MasterWeights
 
 Optimizer = torch.optim.Optimizer
 
@@ -33,11 +34,11 @@ class _Stepping(threading.local):
 
 
 class _Passes:
-    """The backward passes of scaled losses, of all sessions: threads of the autograd engine ask for them.
+    """The backward passes of scaled losses, of all sessions: the autograd engine's threads read them.
 
     Attributes:
-        running: who runs one by ``scaled_loss.backward()``.
-        by_hand: the engine's numbers of the last ones that began at a ``scaled_loss.value``.
+        running: ids of the scaled losses whose ``backward`` runs.
+        by_hand: the engine's numbers of the last passes that began at a ``scaled_loss.value``.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ passes = _Passes()
 
 
 def run_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """Return ``optimizer.step(...)``, run for a session."""
+    """Return ``optimizer.step(...)``, run by a session."""
     before = _stepping.optimizer
     try:
         _stepping.optimizer = optimizer
@@ -60,7 +61,7 @@ def run_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
 
 
 def note_pass(_: torch.Tensor) -> None:
-    """Hook of a scaled loss that was handed out: the backward pass that is running began there."""
+    """Hook of a scaled loss that the user has: the running backward pass began there."""
     passes.by_hand.append(torch._C._current_graph_task_id())
 
 
@@ -69,8 +70,8 @@ class Pending:
     """One optimizer's scaled losses since its last step.
 
     Attributes:
-        used: one of them was differentiated, or handed out.
-        refusal: why its gradients may not be applied; empty when all is well.
+        used: one of them was differentiated, or the user read its value.
+        refusal: why its gradients may not be applied; empty if they may.
         hooks: on the unscaled losses.
         losses: unscaled ones whose ``backward`` refuses.
     """
@@ -81,22 +82,22 @@ class Pending:
     losses: list[torch.Tensor] = field(default_factory=list)
 
     def release(self) -> None:
-        """Take back what was put on the losses."""
+        """Remove what was put on the losses."""
         for hook in self.hooks:
             hook.remove()
         for loss in self.losses:
-            vars(loss).pop("backward", None)
+            loss.__dict__.pop("backward", None)
 
 
 class NativeCalls:
-    """Sees native calls while a scaled loss is pending.
+    """Detects native calls while a scaled loss is pending.
 
     Args:
-        rescales: the session's gradients have another size than the unscaled loss's, by a scale or a window's mean.
+        rescales: the session's gradients have another size than the unscaled loss's: a scale, or a window's mean.
         masters: the session's.
     """
 
-    def __init__(self, rescales: bool, masters: Masters) -> None:
+    def __init__(self, rescales: bool, masters: MasterWeights) -> None:
         self.rescales = rescales
         self._masters = masters
         self._pending: dict[int, Pending] = {}
@@ -109,7 +110,9 @@ class NativeCalls:
         for optimizer in optimizers:
             self._pending.setdefault(id(optimizer), Pending())
         if self.rescales and not first:
-            hook = loss.register_hook(functools.partial(self._on_unscaled, optimizers))
+            hook = loss.register_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                functools.partial(self._on_unscaled, optimizers)
+            )
             self._pending[id(optimizers[0])].hooks.append(hook)
         return first
 
@@ -121,12 +124,12 @@ class NativeCalls:
             pending.losses.append(loss)
 
     def check_first(self, optimizers: Sequence[Optimizer]) -> None:
-        """Refuse to add the first scaled gradients to others.
+        """Refuse to add the first scaled gradients to other gradients.
 
         Raises:
             StepOrderError: there are gradients already.
         """
-        if self._stale(optimizers):
+        if self._has_values(optimizers):
             raise errors.StepOrderError(
                 "amp.scale_loss: parameters have gradients that came from no scaled loss, and they would be divided by "
                 "its scale: differentiate every loss by scaled_loss.backward() instead of loss.backward(), and call "
@@ -134,7 +137,7 @@ class NativeCalls:
             )
 
     def use(self, optimizers: Sequence[Optimizer]) -> None:
-        """Note that the scaled loss is differentiated, or handed out."""
+        """Note that the scaled loss is differentiated, or that the user read its value."""
         for optimizer in optimizers:
             if id(optimizer) in self._pending:
                 self._pending[id(optimizer)].used = True
@@ -145,7 +148,7 @@ class NativeCalls:
         Raises:
             StepOrderError: naming both calls.
         """
-        if self._stale(optimizers):
+        if self._has_values(optimizers):
             raise self._refused(optimizers)
 
     def check(self, optimizer: Optimizer, call: str) -> None:
@@ -157,7 +160,7 @@ class NativeCalls:
         pending = self._pending.get(id(optimizer))
         if pending is None:
             return
-        if self.rescales and not pending.used and any_there(optimizer):
+        if self.rescales and not pending.used and has_gradients(optimizer):
             raise self._refused([optimizer])
         if pending.refusal:
             raise errors.StepOrderError(f"amp.{call}({type(optimizer).__name__}): {pending.refusal}")
@@ -165,17 +168,17 @@ class NativeCalls:
     def end(self, optimizer: Optimizer) -> None:
         """Note that the optimizer had its step, or that its gradients were dropped."""
         pending = self._pending.pop(id(optimizer), None)
-        if pending is not None:
+        if pending is not None and (pending.hooks or pending.losses):
             pending.release()
 
     @staticmethod
     def rollback() -> None:
-        """Forget the call that was interrupted: it runs no more."""
+        """Forget the call that was interrupted."""
         passes.running.clear()
         _stepping.optimizer = None
 
     def close(self) -> None:
-        """Forget what is pending, and take the hooks off its losses."""
+        """Forget what is pending, and remove the hooks from its losses."""
         for pending in self._pending.values():
             pending.release()
         self._pending.clear()
@@ -187,18 +190,18 @@ class NativeCalls:
         return {key: pending.used for key, pending in self._pending.items()}
 
     def restore(self, pending: Mapping[int, bool]) -> None:
-        """Take over what :meth:`pending` returned."""
+        """Restore what :meth:`pending` returned."""
         if pending or self._pending:
             self._pending = {key: Pending(used) for key, used in pending.items()}
 
     # -- native calls --------------------------------------------------------------------------------------------
 
     def watch(self, optimizers: Sequence[Optimizer]) -> list[Callable[[], None]]:
-        """See native steps of ``optimizers``; return what ends that."""
+        """Detect native steps of ``optimizers``; return what ends that."""
         return [optimizer.register_step_pre_hook(self._before_step).remove for optimizer in optimizers]
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if id(optimizer) in self._pending and _stepping.optimizer is not optimizer:
+        if _stepping.optimizer is not optimizer and id(optimizer) in self._pending:
             name = type(optimizer).__name__
             raise errors.StepOrderError(
                 f"{name}.step(): a loss was scaled for this optimizer by amp.scale_loss, and its gradients are the "
@@ -209,7 +212,7 @@ class NativeCalls:
     def _on_unscaled(self, optimizers: Sequence[Optimizer], _: torch.Tensor) -> None:
         if passes.running or torch._C._current_graph_task_id() in passes.by_hand:
             return
-        if any(_accumulates(self._masters.low(param)) for each in optimizers for param in parameters(each)):
+        if any(_accumulates(self._masters.model_param(param)) for each in optimizers for param in parameters(each)):
             raise self._refused(optimizers)
 
     def _refuse(self, optimizers: Sequence[Optimizer], *_: Any, **__: Any) -> NoReturn:
@@ -225,20 +228,22 @@ class NativeCalls:
             self._pending.setdefault(id(optimizer), Pending()).refusal = refusal
         return errors.StepOrderError(f"amp.scale_loss: {refusal}")
 
-    def _stale(self, optimizers: Sequence[Optimizer]) -> bool:
+    def _has_values(self, optimizers: Sequence[Optimizer]) -> bool:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for param in group["params"]:
                     grad = param.grad
                     if grad is not None and _not_zero(grad):
                         return True
-        return any(_not_zero(grad) for each in optimizers for grad in self._masters.low_gradients(each))
+        if not self._masters.in_use:
+            return False
+        return any(_not_zero(grad) for each in optimizers for grad in self._masters.model_grads(each))
 
 
 def _not_zero(grad: torch.Tensor) -> bool:
-    """Tell whether a gradient is more than what ``zero_grad(set_to_none=False)`` leaves; waits for the device."""
-    if grad.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False  # the steps before it were looked at
+    """Return whether a gradient is more than what ``zero_grad(set_to_none=False)`` leaves; waits for the device."""
+    if traits(grad.device).captures_graphs and torch.cuda.is_current_stream_capturing():
+        return False  # the uncaptured steps before it were checked
     if grad.is_sparse:
         return grad._nnz() > 0
     local = grad.to_local() if hasattr(grad, "to_local") else grad
@@ -246,12 +251,12 @@ def _not_zero(grad: torch.Tensor) -> bool:
 
 
 def _accumulates(param: torch.Tensor) -> bool:
-    """Tell whether the running backward pass adds to ``param.grad``; ``torch.autograd.grad`` does not."""
+    """Return whether the running backward pass adds to ``param.grad``; ``torch.autograd.grad`` does not."""
     if not param.requires_grad:
         return False
     if hasattr(param, "to_local"):
-        return True  # FSDP differentiates others in its place
+        return True  # FSDP differentiates other tensors in its place
     try:
-        return torch._C._will_engine_execute_node(get_gradient_edge(param).node)
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(param).node))
     except RuntimeError:
         return False

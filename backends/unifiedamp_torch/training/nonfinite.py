@@ -1,19 +1,88 @@
-"""What is known of the last skipped step."""
+"""What is known of the last skipped step: which gradients were not finite, and whether the loss was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from unifiedamp.backend import NonFiniteReport
 
-from ..recording.reductions import dense
+from .gradients import dense
+from .steps import CaptureDeferred
 
 
-def non_finite(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> NonFiniteReport:
-    """Look at gradients and at the unscaled loss; waits for the device.
+@dataclass
+class LastLoss:
+    """The unscaled loss of the step under way.
+
+    Attributes:
+        wanted: keep it.
+        value: the loss, detached; None where it is not known.
+    """
+
+    wanted: bool
+    value: torch.Tensor | None = None
+
+
+class SkipReports:
+    """Reports on skipped steps, for ``Training.nonfinite_report``.
+
+    Args:
+        gradients: returns the named gradients of an optimizer.
+        loss: the session's.
+        reads_without_sync: skipped steps can be inspected at once, so that none are kept on the device.
+
+    Attributes:
+        collect: inspect skipped steps, even if that synchronizes.
+        keep: keep what is known of a skipped step on the device.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[[torch.optim.Optimizer], Mapping[str, torch.Tensor]],
+        loss: LastLoss,
+        reads_without_sync: bool,
+    ) -> None:
+        self._gradients, self._loss = gradients, loss
+        self._reads_without_sync = reads_without_sync
+        self._inspected = NonFiniteReport()
+        self._skips = LastSkips()
+        self.collect = self.keep = False
+
+    def keep_on_device(self, enabled: bool) -> None:
+        """Set ``keep``, where it is of use."""
+        self.keep = enabled and not self._reads_without_sync
+
+    def inspect(self, optimizer: torch.optim.Optimizer, found: torch.Tensor, capturing: bool) -> None:
+        """Inspect a step that may have been skipped, before its gradients are dropped.
+
+        Args:
+            optimizer: the step's.
+            found: float32 scalar on the device, 1 where the step was skipped.
+            capturing: the step is being captured and not executed.
+
+        Raises:
+            CaptureDeferred: the capture needs tensors that an uncaptured step allocates.
+        """
+        if self.collect:
+            if found.item():
+                self._skips.forget()
+                self._inspected = inspected(self._gradients(optimizer), self._loss.value)
+        elif self.keep:
+            noted = (id(optimizer), self._gradients(optimizer), self._loss.value)
+            if capturing and not self._skips.ready(*noted):
+                raise CaptureDeferred  # each replay fills anew what a capture allocates
+            self._skips.note(*noted, found)
+
+    def report(self) -> NonFiniteReport:
+        """Return what is known of the last skipped step; may wait for the device."""
+        return self._skips.report() or self._inspected
+
+
+def inspected(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> NonFiniteReport:
+    """Return a report on gradients and the unscaled loss; waits for the device.
 
     Args:
         gradients: name → gradient of the skipped step, dense or sparse.
@@ -24,13 +93,13 @@ def non_finite(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None)
 
 
 @dataclass
-class Kept:
-    """What is on the device of one optimizer's step, where it was the last that was skipped.
+class SkipFlags:
+    """One optimizer's step on the device, where it was the last skipped one.
 
     Attributes:
         names: of its gradients.
         has_loss: the last flag is the loss's.
-        flags: for each of them, true where it was not finite; all false else.
+        flags: for each gradient, true where it was not finite; all false otherwise.
     """
 
     names: tuple[str, ...]
@@ -41,31 +110,31 @@ class Kept:
 class LastSkips:
     """Keeps on the device, without a wait, which gradients were not finite in the last skipped step, of any optimizer.
 
-    A captured step writes into the tensors that were there when it was captured.
+    A captured step writes into the tensors that existed when it was captured.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, SkipFlags] = {}
 
     def ready(self, optimizer: int, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) -> bool:
-        """Tell whether :meth:`note` has tensors to write into, so that it may be captured."""
+        """Return whether :meth:`note` has tensors to write into, so that it may be captured."""
         kept = self._kept.get(optimizer)
         return kept is not None and (kept.names, kept.has_loss) == (tuple(gradients), loss is not None)
 
     def note(
         self, optimizer: int, gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None, found: torch.Tensor
     ) -> None:
-        """Note a step; one that was not skipped (``found``, a float32 scalar, is 0) leaves what was kept.
+        """Note a step; one that was not skipped (``found``, a float32 scalar, is 0) changes nothing.
 
         Args:
-            optimizer: tells optimizers apart.
+            optimizer: its ``id``.
             gradients: name → gradient, dense or sparse.
             loss: the last unscaled loss, or None when it is not known.
             found: whether the step was skipped, on the device.
         """
         if not self.ready(optimizer, gradients, loss):
             flags = torch.zeros(len(gradients) + (loss is not None), dtype=torch.bool, device=found.device)
-            self._kept[optimizer] = Kept(tuple(gradients), loss is not None, flags)
+            self._kept[optimizer] = SkipFlags(tuple(gradients), loss is not None, flags)
         kept = self._kept[optimizer].flags
         with torch.no_grad():
             seen = _largest([*gradients.values(), *([] if loss is None else [loss.detach()])], found.device)
@@ -75,12 +144,12 @@ class LastSkips:
                     other.flags.logical_and_(found == 0)
 
     def forget(self) -> None:
-        """Forget what is kept; the tensors stay."""
+        """Clear the flags; the tensors stay."""
         for kept in self._kept.values():
             kept.flags.zero_()
 
     def report(self) -> NonFiniteReport | None:
-        """Return what is known of the last skipped step, None where nothing was noted; waits for the device."""
+        """Return what is known of the last skipped step, None where none was; waits for the device."""
         bad: list[str] = []
         finite: bool | None = None
         for kept in self._kept.values():

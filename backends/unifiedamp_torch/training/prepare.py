@@ -1,126 +1,146 @@
-"""Which parameter belongs to which model and optimizer, and the checks that ``prepare`` makes."""
+"""What ``prepare`` attaches to models and optimizers, and taking it off again."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from unifiedamp.backend import Policy, errors
+from unifiedamp.backend import SessionSpec, errors
 
-from .gradients import parameters
-
-Optimizer = torch.optim.Optimizer
-_LOW = (torch.float16, torch.bfloat16)
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's name without what torch.compile put into it."""
-    return name.replace("_orig_mod.", "")
-
-
-class Names:
-    """Names of the parameters of all prepared models, by parameter."""
-
-    def __init__(self, names: Mapping[int, str] | None = None, models: Sequence[torch.nn.Module] = ()) -> None:
-        self._names = dict(names or {})
-        # Held, so that no other parameter takes an id.
-        self._models = list(models)
-
-    def with_models(self, models: Sequence[torch.nn.Module]) -> Names:
-        """Return the same with more models; a name that an earlier one has gets ``model<index>.`` before it."""
-        more = Names(self._names, [*self._models, *models])
-        for index, model in enumerate(models, len(self._models)):
-            taken = set(more._names.values())
-            for name, param in model.named_parameters():
-                plain = plain_name(name)
-                more._names.setdefault(id(param), plain if plain not in taken else f"model{index}.{plain}")
-        return more
-
-    def __contains__(self, param: torch.Tensor) -> bool:
-        return id(param) in self._names
-
-    def of(self, param: torch.Tensor) -> str:
-        """Return a parameter's name; one that was added to the optimizer later has only its shape."""
-        return self._names.get(id(param)) or f"parameter of shape {tuple(param.shape)}"
+from ..device import placement
+from ..device.tuning import TorchTuner
+from ..distributed.distributed import is_wrapped
+from ..layer_paths import is_in
+from ..precision import casts, float8_layers, layers, recomputation
+from . import prepare_checks as checks
+from .native_calls import NativeCalls
+from .prepared import Optimizer, PreparedObjects
 
 
-def check_models(models: Sequence[Any]) -> None:
-    """Refuse what is not a module.
+class Preparation:
+    """Prepares the models and optimizers of one session.
 
-    Raises:
-        WrongObjectError: something else.
+    Args:
+        spec: the session's.
+        device: the session's.
+        prepared: where they are added.
+        native: detects native steps of the optimizers.
+        tuner: tunes them.
+        cache_enabled: regions keep casts of parameters.
+        emulate: float8 is emulated.
+
+    Attributes:
+        float8: for each model, layer path → why the layer does not run in float8.
     """
-    for model in models:
-        if isinstance(model, torch.jit.ScriptModule):
-            raise errors.PrepareError(
-                "amp.prepare: a torch.jit.ScriptModule keeps the casts it was scripted with; prepare the plain module"
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        device: torch.device,
+        prepared: PreparedObjects,
+        native: NativeCalls,
+        tuner: TorchTuner,
+        cache_enabled: bool,
+        emulate: bool,
+    ) -> None:
+        self._spec, self._device = spec, device
+        self._prepared, self._native, self._tuner = prepared, native, tuner
+        self._cache_enabled, self._emulate = cache_enabled, emulate
+        self._undo: list[Callable[[], None]] = []
+        self.float8: list[dict[str, str]] = []
+
+    def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Check and attach; see ``Training.prepare``."""
+        prepared = self._prepared
+        new = [model for model in models if not is_in(model, prepared.models)]
+        fresh = [each for each in optimizers if not is_in(each, prepared.optimizers)]
+        dtypes, checkpointed = self._check(new, optimizers)
+        moved = [placement.move(model, self._device) for model in new]
+        for model, chosen, recomputed in zip(new, dtypes, checkpointed, strict=True):
+            moved.append(self._attach(model, chosen, recomputed))
+        if self._spec.compile_mode == "max" or self._spec.tuning.channels_last:
+            moved += [self._to_channels_last(model) for model in new]
+            for each in optimizers:
+                self._undo.append(each.register_load_state_dict_post_hook(placement.match_layouts).remove)
+        prepared.masters.match_layouts()
+        prepared.masters.attach(optimizers)
+        prepared.models += new
+        prepared.optimizers += fresh
+        self._undo += self._native.watch(fresh)
+        if any(moved):
+            for optimizer in prepared.optimizers:
+                placement.match_state(optimizer)
+        self._undo += self._tuner.fuse(optimizers)
+
+    def _check(
+        self, new: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[dict[str, str]], list[dict[str, torch.nn.Module]]]:
+        """Refuse what cannot be trained; return each model's layer dtypes and recomputed layers."""
+        spec, prepared = self._spec, self._prepared
+        checks.check_models(new)
+        checks.check_optimizers(optimizers)
+        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights)
+        names = prepared.names.with_models(new)
+        checks.check_owned(optimizers, names, prepared.masters.model_param)
+        dtypes = [layers.layer_dtypes(model, spec.policy, self._device.type) for model in new]
+        for model, chosen in zip(new, dtypes, strict=True):
+            layers.check_sharded(model, chosen, spec.policy)
+        checkpointed = [recomputation.choose(model, spec.tuning.checkpoint_layers) for model in new]
+        prepared.names = names
+        return dtypes, checkpointed
+
+    def _attach(
+        self, model: torch.nn.Module, dtypes: Mapping[str, str], recomputed: Mapping[str, torch.nn.Module]
+    ) -> bool:
+        """Attach casts and layer regions; return whether parameters changed."""
+        policy = self._spec.policy
+        changed = policy.param_dtype != "float32" and self._cast(model, dtypes)
+        self._undo += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
+        if policy.compute_dtype == "float8":
+            self._attach_float8(model, dtypes)
+        self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
+        self._tuner.note_model(model, list(recomputed))
+        cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
+        self._undo.append(model.register_forward_hook(cast_output).remove)
+        return changed
+
+    def _cast(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> bool:
+        policy = self._spec.policy
+        before = {param: param.data for param in model.parameters()}
+        changed = layers.cast_parameters(model, dtypes, policy)
+        if self._spec.master_weights:
+            self._prepared.masters.create(before)
+        cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
+        self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
+        return changed
+
+    def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
+        chosen = float8_layers.choose(model, dtypes)
+        if all(chosen.values()):
+            path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
+            self._spec.warn(
+                f"policy '{self._spec.policy}' runs nothing of {type(model).__name__} in float8: "
+                f"{path and path + ': '}{why}; amp.explain() lists the layers",
+                errors.PolicyWarning,
             )
+        self.float8.append(chosen)
+        self._undo += float8_layers.wrap(model, chosen, self._device.type, self._emulate)
 
-
-def check_optimizers(optimizers: Sequence[Any]) -> None:
-    """Refuse what is not an optimizer that ``amp.step`` can drive.
-
-    Raises:
-        WrongObjectError: not a ``torch.optim.Optimizer``.
-        PrepareError: its ``step`` needs a closure.
-    """
-    for optimizer in optimizers:
-        name = type(optimizer).__name__
-        if not isinstance(optimizer, Optimizer):
-            raise errors.WrongObjectError(
-                f"amp.prepare: expected torch.nn.Module and torch.optim.Optimizer objects, got {name}"
+    def _to_channels_last(self, model: torch.nn.Module) -> bool:
+        if not is_wrapped(model):
+            return placement.to_channels_last(model)
+        if self._spec.tuning.channels_last and placement.has_images(model):
+            self._spec.warn(
+                f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "
+                "in the layout that it found; call model.to(memory_format=torch.channels_last) before wrapping it",
+                errors.TuningWarning,
             )
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
-            raise errors.PrepareError(
-                f"amp.prepare: {name}.step needs a closure that evaluates the loss several times per step, and no loss "
-                "scale or skipped step has a meaning there; use an optimizer whose step takes no closure"
-            )
+        return False
 
-
-def check_owned(
-    optimizers: Sequence[Optimizer], names: Names, of_model: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    """Refuse an optimizer over parameters of no prepared model; ``of_model`` finds the one behind a master.
-
-    Raises:
-        PrepareError: with the shapes of the first ones, and the likely reason.
-    """
-    for optimizer in optimizers:
-        strays = [param for param in parameters(optimizer) if of_model(param) not in names]
-        if strays:
-            total = sum(1 for _ in parameters(optimizer))
-            shapes = errors.first_names(f"{tuple(param.shape)} {param.dtype}" for param in strays)
-            raise errors.PrepareError(
-                f"amp.prepare: {len(strays)} of the {total} parameters of {type(optimizer).__name__} belong to no "
-                f"prepared model (shapes: {shapes}); make the optimizer from the parameters of the model you prepare, "
-                "and pass that model too"
-            )
-
-
-def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool, masters: bool = False) -> None:
-    """Refuse trainable half-precision parameters where float32 ones are needed and no ``masters`` will stand for them.
-
-    Raises:
-        ParamDtypeError: naming the first five.
-    """
-    if masters or (not scaling and policy.param_dtype != "float32"):
-        return
-    bad = {
-        plain_name(name): param.dtype
-        for model in models
-        for name, param in model.named_parameters()
-        if param.requires_grad and param.dtype in _LOW
-    }
-    if not bad:
-        return
-    dtype = str(next(iter(bad.values()))).removeprefix("torch.")
-    why = "under a loss scaler" if scaling else f"under policy {policy.name or str(policy)!r}"
-    raise errors.ParamDtypeError(
-        f"amp.prepare: {len(bad)} trainable parameters are {dtype} (first: {errors.first_names(bad)}); {why} "
-        f"parameters stay float32 and autocast makes the {policy.compute_dtype} copies: load the model in float32 "
-        f"(model.float()), or use policy {dtype!r}"
-    )
+    def close(self) -> None:
+        """Remove hooks and layer regions, restore the optimizers' own parameters. Idempotent."""
+        self._native.close()
+        self._prepared.masters.detach(self._prepared.optimizers)
+        while self._undo:
+            self._undo.pop()()

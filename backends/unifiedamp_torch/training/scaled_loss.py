@@ -1,85 +1,91 @@
-"""What ``amp.scale_loss`` takes and gives: a loss that is checked, and a handle on the scaled one."""
+"""The scaled loss: the check of what ``amp.scale_loss`` is given, and what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from unifiedamp.backend import Switches, errors
 
 from ..precision.autocast import recomputing
+from .master_weights import MasterWeights
 from .native_calls import NativeCalls, note_pass, passes
-from .thread_mark import ThreadMark
+from .thread_flags import ThreadFlags
+
+Optimizer = torch.optim.Optimizer
 
 
-class Handle:
-    """What ``with amp.scale_loss(...) as scaled_loss`` gives; it is its own context.
+@dataclass(frozen=True)
+class BackwardContext:
+    """What the backward passes of one session share.
 
-    Args:
-        value: see below.
-        optimizers: those that the loss trains.
-        inputs: the parameters that get gradients; None means all.
+    Attributes:
+        native: the session's.
+        masters: the session's.
+        flags: the session's.
         overrides: the session's op overrides.
-        after: called when gradients are there.
-        switches: held during the backward pass.
-        native: the session's look at native calls.
-        first: no other loss was scaled since the optimizers' last steps.
-        loss: the unscaled loss.
-        mark: what holds for the thread where the backward pass begins.
+        switches: held during backward passes; None for none.
     """
 
-    __slots__ = (
-        "_after", "_first", "_handed_out", "_inputs", "_loss", "_mark", "_native", "_optimizers", "_overrides",
-        "_switches", "_used", "_value",
-    )  # fmt: skip
+    native: NativeCalls
+    masters: MasterWeights
+    flags: ThreadFlags
+    overrides: Mapping[str, str]
+    switches: Switches | None
+
+
+class TorchScaledLoss:
+    """What ``with amp.scale_loss(...) as scaled_loss`` yields; it is its own context.
+
+    Args:
+        context: the session's.
+        value: the scaled loss, a float32 scalar.
+        loss: the unscaled loss.
+        optimizers: those that the loss trains.
+        inputs: the parameters that get gradients; None means all.
+        first: no other loss was scaled since the optimizers' last steps.
+    """
+
+    __slots__ = ("_context", "_first", "_inputs", "_loss", "_optimizers", "_used", "_value", "_value_read")
 
     def __init__(
         self,
+        context: BackwardContext,
         value: torch.Tensor,
-        optimizers: Sequence[Any],
-        inputs: Sequence[torch.Tensor] | None,
-        overrides: Mapping[str, str],
-        after: Callable[[], None],
-        switches: Switches,
-        native: NativeCalls,
-        first: bool,
         loss: torch.Tensor,
-        mark: ThreadMark,
+        optimizers: Sequence[Optimizer],
+        inputs: Sequence[torch.Tensor] | None,
+        first: bool,
     ) -> None:
-        self._mark = mark
-        self._value = value
-        self._optimizers = optimizers
-        self._native = native
-        self._first, self._loss = first, loss
-        self._used = self._handed_out = False
-        self._inputs = inputs
-        self._after = after
-        self._overrides = overrides
-        self._switches = switches
+        self._context = context
+        self._value, self._loss = value, loss
+        self._optimizers, self._inputs = optimizers, inputs
+        self._first = first
+        self._used = self._value_read = False
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> TorchScaledLoss:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None and self._first and not self._used:
-            self._native.check_unused(self._optimizers)
+            self._context.native.check_unused(self._optimizers)
 
     @property
     def value(self) -> torch.Tensor:
         """The scaled loss, a float32 scalar; it may be differentiated by hand."""
-        if not self._handed_out:
+        if not self._value_read:
             self._use()
-            self._handed_out = True
-            if self._native.rescales:
-                self._value.register_hook(note_pass)
+            self._value_read = True
+            if self._context.native.rescales:
+                self._value.register_hook(note_pass)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self._value
 
     def _use(self) -> None:
         if self._first and not self._used:
-            self._native.check_first(self._optimizers)
-        self._native.use(self._optimizers)
+            self._context.native.check_first(self._optimizers)
+        self._context.native.use(self._optimizers)
         self._used = True
 
     def backward(self, retain_graph: bool = False) -> None:
@@ -88,23 +94,30 @@ class Handle:
         Args:
             retain_graph: keep the graph, for another loss that shares part of it.
         """
+        context = self._context
         self._use()
-        self._mark.set()
+        context.flags.grad_enabled = torch.is_grad_enabled()
         before = recomputing.overrides
         try:
-            recomputing.overrides = self._overrides
+            recomputing.overrides = context.overrides
             passes.running.add(id(self))
-            with self._switches:
-                self._value.backward(retain_graph=retain_graph or None, inputs=self._inputs)
+            differentiate: Callable[..., None] = self._value.backward
+            if context.switches is None:
+                differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+            else:
+                with context.switches:
+                    differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
             passes.running.discard(id(self))
             recomputing.overrides = before
         if self._first:
-            self._native.differentiated(self._loss, self._optimizers)
-        self._after()
+            context.native.differentiated(self._loss, self._optimizers)
+        if context.masters.in_use:
+            for optimizer in self._optimizers:
+                context.masters.model_grads_to_master_grads(optimizer)
 
 
-def checked_loss(loss: Any) -> torch.Tensor:
+def checked_loss(loss: object) -> torch.Tensor:
     """Return ``loss`` in float32.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,11 +10,13 @@ import torch
 from unifiedamp.backend import ScaleState, StepResult
 
 from . import gradients
+from .compiled_update import Updates
 from .native_calls import run_step
-from .scale_state import DeviceScale, move
+from .nonfinite import SkipReports
+from .scale_state import DeviceScale
+from .scale_transition import update_scale
 from .scaler import Scaler, step_in_kernel
-from .steps import UNCOUNTED, NotYet, Optimizer, Steps, check_capturable, versions
-from .update import Updates
+from .steps import CaptureDeferred, Optimizer, Steps, check_capturable, versions
 
 
 class ScaledSteps(Steps):
@@ -22,128 +24,104 @@ class ScaledSteps(Steps):
 
     Args:
         scaler: the scaler.
-        looking_is_free: reading ``found_inf`` waits for nothing.
-        look_into: called with an optimizer whose step may have been skipped and its ``found_inf``, before its
-            gradients are emptied.
+        reads_without_sync: reading ``found_inf`` waits for nothing.
+        reports: inspects each step that may have been skipped, before its gradients are dropped.
     """
 
-    def __init__(
-        self, scaler: Scaler, looking_is_free: bool, look_into: Callable[[Optimizer, torch.Tensor], None]
-    ) -> None:
+    def __init__(self, scaler: Scaler, reads_without_sync: bool, reports: SkipReports) -> None:
         super().__init__()
         self.scaler = scaler
         self._state = scaler.state
-        self._free = looking_is_free
-        self._look_into = look_into
-
-    def use(self, updates: Updates | None) -> Updates | None:
-        """See ``Steps``; the move of the scale is compiled too."""
-        if isinstance(self._state, DeviceScale):
-            self._state.move = move if updates is None else updates.move
-        return super().use(updates)
-
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the float32 loss times the scale."""
-        scale = self.scaler.scale_tensor
-        return loss * (scale if scale.device == loss.device else scale.to(loss.device, non_blocking=True))
+        self._reads_without_sync = reads_without_sync
+        self._reports = reports
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Decide finiteness and divide by the scale, in place."""
         self.scaler.check(optimizer)
 
-    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:
-        """Skip or apply, count, and move the scale when ``update``; None when there are no gradients."""
+    def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
         found = self.scaler.check(optimizer)
         before = self._state.mark()
         if found is not None:
             self._apply(optimizer, found.inf)
             self._state.count(found)
-            gradients.drop(optimizer)
-        if update:
+            gradients.zero_grad(optimizer)
+        if update_scale:
             self.scaler.update()
         if found is None:
             return None
-        # A captured result is copied when it is handed out, so it may hold the scale itself.
-        return self._state.result(found, before, self.scaler.scale_tensor if self.capturing else self._state.mark())
+        # A captured result is copied when it is returned, so it may hold the scale itself.
+        return self._state.result(found, before, self._state.scale if self.capturing else self._state.mark())
 
     def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
-        compiled = self._compiled(optimizer)
+        compiled = None if self.updates is None else self._compiled(self.updates, optimizer)
         if compiled is not None:
-            self._update(optimizer, UNCOUNTED, compiled, found)
-            self._look_into(optimizer, found)
+            self._update(optimizer, None, compiled, found)
+            self._reports.inspect(optimizer, found, self.capturing)
             return
-        if self._skips_in_kernel(optimizer):
+        if not self._reads_without_sync and self._skips_in_kernel(optimizer):
             self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, found)
-            self._look_into(optimizer, found)
+            self._reports.inspect(optimizer, found, self.capturing)
             return
         if self.capturing:
             check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
-            raise NotYet
+            raise CaptureDeferred
         if found.item():
-            self._look_into(optimizer, found)
+            self._reports.inspect(optimizer, found, False)
         else:
             self._update(optimizer, versions(optimizer), run_step, optimizer)
-            self._settled.add(id(optimizer))
+            self._stepped.add(id(optimizer))
 
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
         # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
         # decides until one step has been applied.
-        return (
-            not self._free
-            and id(optimizer) in self._settled
-            and getattr(optimizer, "_step_supports_amp_scaling", False)
-        )
+        return getattr(optimizer, "_step_supports_amp_scaling", False) and id(optimizer) in self._stepped
 
-    def update(self) -> None:
-        """End the iteration."""
+    def update_scale(self) -> None:
         self.scaler.update()
 
-    def drop(self, optimizer: Optimizer) -> None:
-        """Empty the gradients and forget what was found in them."""
-        gradients.drop(optimizer)
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        gradients.zero_grad(optimizer)
         self.scaler.forget(optimizer)
 
-    def settle(self) -> None:
-        """Complete what an interrupted move of the scale left."""
-        self._state.settle()
+    def use_updates(self, updates: Updates | None) -> None:
+        """See ``Steps``; the update of the scale is compiled too."""
+        if isinstance(self._state, DeviceScale):
+            self._state.transition = update_scale if updates is None else updates.update_scale
+        super().use_updates(updates)
 
-    def mark(self) -> Any:
-        """Return the scale in a form that later steps do not change."""
-        return self._state.mark()
+    def repair(self) -> None:
+        self._state.repair()
 
-    def peek(self) -> ScaleState | None:
-        """Return the scale and counts of a moment ago, if they are at hand."""
-        return self._state.peek()
+    # -- captures ------------------------------------------------------------------------------------------------
 
-    def read(self) -> ScaleState:
-        """Return the scale and counts."""
-        return self._state.read()
+    def findings(self) -> dict[int, dict[str, Any]]:
+        return self.scaler.findings()
 
-    def write(self, state: ScaleState) -> None:
-        """Take over the scale and counts."""
-        self._state.write(state)
-
-    def records(self) -> dict[int, dict[str, Any]]:
-        """See ``Steps``."""
-        return {key: dict(record) for key, record in self.scaler._per_optimizer_states.items()}
-
-    def hold(self, records: Mapping[int, Mapping[str, Any]]) -> None:
-        """See ``Steps``."""
-        states = self.scaler._per_optimizer_states
-        if states or records:
-            states.clear()
-            states.update({key: dict(record) for key, record in records.items()})
+    def restore_findings(self, findings: Mapping[int, Mapping[str, Any]]) -> None:
+        self.scaler.restore_findings(findings)
 
     def begin_capture(self) -> None:
-        """See ``Steps``."""
         self._state.forget_mark()
         super().begin_capture()
 
     def end_capture(self, counted: int) -> None:
-        """See ``Steps``."""
         self._state.forget_mark()
         super().end_capture(counted)
 
     def replayed(self, counted: int) -> None:
-        """See ``Steps``: the device counted, and moved the scale."""
+        """See ``Steps``: the device counted, and updated the scale."""
         self._state.forget_mark()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def mark(self) -> Any:
+        return self._state.mark()
+
+    def read(self) -> ScaleState:
+        return self._state.read()
+
+    def poll(self) -> ScaleState | None:
+        return self._state.poll()
+
+    def write(self, state: ScaleState) -> None:
+        self._state.write(state)

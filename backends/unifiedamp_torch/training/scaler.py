@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,14 @@ from torch.amp.grad_scaler import OptState
 
 from unifiedamp.backend import LossScale, float32
 
+from ..distributed.distributed import world_size
 from . import gradients
 from .native_calls import run_step
-from .scale_state import DeviceScale, Found, HostScale
-
-
-def world_size() -> int:
-    """Return how many processes train together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
 
 
 def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Have a fused optimizer skip or apply by itself; its gradients are unscaled already."""
+    """Run a fused optimizer's step, which skips in its kernel; its gradients are unscaled already."""
     try:
         optimizer.grad_scale, optimizer.found_inf = None, found
         return run_step(optimizer, *args, **kwargs)
@@ -31,7 +28,7 @@ def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: An
 
 
 def leave_kernel(optimizer: Any) -> None:
-    """Take from an optimizer what its kernel skips by; it may be gone."""
+    """Remove from an optimizer what its kernel skips by. Idempotent."""
     for name in ("grad_scale", "found_inf"):
         vars(optimizer).pop(name, None)
 
@@ -39,12 +36,16 @@ def leave_kernel(optimizer: Any) -> None:
 class Scaler(torch.amp.GradScaler):
     """A GradScaler, enabled on every device, whose ``update`` is the transition of a ``LossScale``.
 
-    torch's own tools may use it as theirs.
+    torch's own tools can use it as a GradScaler.
 
     Args:
         device: where the scale lives.
         settings: the loss scale in force.
-        on_host: keep the state in plain numbers (looking at the device is free).
+        on_host: keep the state in plain numbers (reading the device waits for nothing).
+
+    Attributes:
+        scale_tensor: the scale, a float32 scalar on the device.
+        state: the scale and its counters.
     """
 
     def __init__(self, device: torch.device, settings: LossScale, on_host: bool) -> None:
@@ -54,18 +55,22 @@ class Scaler(torch.amp.GradScaler):
         self._growth_interval = settings.growth_interval
         self._lazy_init_scale_growth_tracker(device)
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
-        self.state = (HostScale if on_host else DeviceScale)(settings, self._scale, self._growth_tracker)
+        assert self._scale is not None
+        assert self._growth_tracker is not None
+        self.scale_tensor: torch.Tensor = self._scale
+        holder: type[HostScale] | type[DeviceScale] = HostScale if on_host else DeviceScale
+        self.state: ScaleHolder = holder(settings, self._scale, self._growth_tracker)
 
-    @property
-    def scale_tensor(self) -> torch.Tensor:
-        """The scale, a float32 scalar on the session's device."""
-        return self._scale
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a float32 loss times the scale."""
+        scale = self.scale_tensor
+        return loss * (scale if scale.device == loss.device else scale.to(loss.device, non_blocking=True))
 
     def check(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """Unscale the optimizer's gradients unless that is done; return what was found, None without gradients."""
+        """Unscale the optimizer's gradients unless done; return what was found, None without gradients."""
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is not OptState.UNSCALED:
-            self.unscale_(optimizer)
+            self._unscale(optimizer, record)
         return record.get("found")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,9 +78,12 @@ class Scaler(torch.amp.GradScaler):
         record = self._per_optimizer_states[id(optimizer)]
         if record["stage"] is OptState.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        self._unscale(optimizer, record)
+
+    def _unscale(self, optimizer: torch.optim.Optimizer, record: dict[str, Any]) -> None:
         counted = self._nothing_found.clone()
         found_inf = counted[1]
-        there = gradients.unscale(optimizer, self._scale.reciprocal(), found_inf)
+        there = gradients.unscale(optimizer, self.scale_tensor.reciprocal(), found_inf)
         if world_size() > 1:
             dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         record["stage"] = OptState.UNSCALED
@@ -106,22 +114,31 @@ class Scaler(torch.amp.GradScaler):
         return fused and bool(optimizer.state) and isinstance(self.state, DeviceScale)
 
     def forget(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drop what was found for the optimizer."""
+        """Drop what was found in the optimizer's gradients."""
         self._per_optimizer_states.pop(id(optimizer), None)
 
     def update(self, new_scale: Any = None) -> None:
-        """Move the scale by what the steps since the last update found; ``new_scale`` sets it instead."""
+        """Update the scale by the findings of the steps since the last update; ``new_scale`` sets it instead."""
+        records = [*self._per_optimizer_states.values()]
+        self._per_optimizer_states.clear()  # first: an interrupted update must not run twice
         if new_scale is not None:
             value = new_scale.item() if isinstance(new_scale, torch.Tensor) else float(new_scale)
             self._write(scale=float32(value))
-        else:
-            records = [*self._per_optimizer_states.values()]
-            self._per_optimizer_states.clear()  # first: an interrupted update must not be made twice
-            founds = [record["found"] for record in records if record.get("found") is not None]
-            if founds:
-                self.state.update(founds)
             return
-        self._per_optimizer_states.clear()
+        founds = [record["found"] for record in records if record.get("found") is not None]
+        if founds:
+            self.state.update(founds)
+
+    def findings(self) -> dict[int, dict[str, Any]]:
+        """Return a copy of what was found in gradients so far in this iteration, by optimizer."""
+        return {key: dict(record) for key, record in self._per_optimizer_states.items()}
+
+    def restore_findings(self, findings: Mapping[int, Mapping[str, Any]]) -> None:
+        """Restore what :meth:`findings` returned."""
+        states = self._per_optimizer_states
+        if states or findings:
+            states.clear()
+            states.update({key: dict(record) for key, record in findings.items()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` of any GradScaler gave; growth settings stay the session's."""

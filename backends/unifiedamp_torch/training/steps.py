@@ -1,38 +1,31 @@
-"""Optimizer steps: what they have in common, and steps without a loss scaler."""
+"""Optimizer steps: what steps with and without a loss scaler have in common."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from unifiedamp.backend import ScaleState, StepResult, errors, result
+from unifiedamp.backend import ScaleState, StepResult, errors
 
 from . import gradients
-from .native_calls import run_step
-from .update import CompiledUpdate, Updates
+from .compiled_update import CompiledUpdate, Updates
 
 Optimizer = torch.optim.Optimizer
 
 
-UNCOUNTED = -1
-"""What :func:`versions` is where nothing counts changes of parameters, as in fused and in compiled updates."""
+class CaptureDeferred(Exception):
+    """The step being captured needs one more uncaptured step before it can be captured."""
 
 
-def versions(optimizer: Optimizer) -> int:
-    """Return a number that changes with every change of the optimizer's parameters in place, or ``UNCOUNTED``."""
-    if any(group.get("fused") for group in optimizer.param_groups):
-        return UNCOUNTED
-    return sum([param._version for group in optimizer.param_groups for param in group["params"]])
+def check_capturable(optimizer: Optimizer, ready: bool) -> None:
+    """Refuse to capture a step that the host takes part in.
 
-
-class NotYet(Exception):
-    """The step being captured needs one more step run by the host before it can be captured."""
-
-
-def check_capturable(optimizer: Any, ready: bool) -> None:
-    """Refuse to capture a step that the host takes part in."""
+    Raises:
+        UnsupportedError: not ``ready``.
+    """
     if not ready:
         name = type(optimizer).__name__
         raise errors.UnsupportedError(
@@ -40,145 +33,140 @@ def check_capturable(optimizer: Any, ready: bool) -> None:
         )
 
 
-class Steps:
-    """What steps have in common: compiled updates, and the part that the host plays in a capture.
+def versions(optimizer: Optimizer) -> list[int] | None:
+    """Return the versions of the optimizer's parameters, which in-place updates change; None for a fused optimizer,
+    whose updates do not.
+    """
+    if True in [group.get("fused") for group in optimizer.param_groups]:
+        return None
+    return [param._version for group in optimizer.param_groups for param in group["params"]]
 
-    A captured step is not done by the host, but the host keeps things beside the device: what was found in gradients in
-    this iteration, and counts. ``capture.py`` saves them, and puts them back after each replay.
+
+class RunningUpdate(NamedTuple):
+    """An update of parameters that began.
 
     Attributes:
-        capturing: steps are being captured and not done.
-        remembers: what is known of a skipped step is kept on the device.
+        optimizer: whose parameters.
+        versions: what :func:`versions` returned before it; None where versions do not tell of the update.
+    """
+
+    optimizer: Optimizer
+    versions: list[int] | None
+
+    def changed_parameters(self) -> bool:
+        """Return whether parameters may have changed since it began."""
+        return self.versions is None or versions(self.optimizer) != self.versions
+
+
+class Steps(ABC):
+    """Optimizer steps, eager, compiled or captured.
+
+    A captured step runs on the device alone, but the host keeps state beside it: the findings in gradients of this
+    iteration, and counts. ``compiling.capture_context`` saves that state, and restores it after each replay.
+
+    Attributes:
+        capturing: steps are being captured and not executed.
         updates: the compiled updates in use.
     """
 
     def __init__(self) -> None:
-        self.capturing = self.remembers = False
-        self._settled: set[int] = set()
+        self.capturing = False
         self.updates: Updates | None = None
-        self._updating: tuple[Optimizer, int] | None = None
+        self._stepped: set[int] = set()
+        self._running: RunningUpdate | None = None
 
-    def use(self, updates: Updates | None) -> Updates | None:
-        """Have steps done by compiled updates, or no longer; return what was used before."""
-        before, self.updates = self.updates, updates
-        return before
+    # -- one step ------------------------------------------------------------------------------------------------
 
-    def _compiled(self, optimizer: Optimizer) -> CompiledUpdate | None:
-        """Return the optimizer's compiled step where it is wanted; its first step makes its state, uncompiled."""
-        if self.updates is None or id(optimizer) not in self._settled or gradients.any_sparse(optimizer):
+    @abstractmethod
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Check the gradients for inf and nan, and divide them by the scale."""
+
+    @abstractmethod
+    def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
+        """Apply or skip, drop the gradients, count; None when there are no gradients."""
+
+    @abstractmethod
+    def update_scale(self) -> None:
+        """End the iteration."""
+
+    @abstractmethod
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Drop the gradients, and what was found in them."""
+
+    def use_updates(self, updates: Updates | None) -> None:
+        """Run steps as compiled updates from here on, or no longer."""
+        self.updates = updates
+
+    def _compiled(self, updates: Updates, optimizer: Optimizer) -> CompiledUpdate | None:
+        """Return the optimizer's compiled step; None for its first step, which creates its state, uncompiled."""
+        if id(optimizer) not in self._stepped or gradients.has_sparse(optimizer):
             return None  # torch.compile takes no sparse tensors
-        update = self.updates.of(optimizer)
+        update = updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
-            raise NotYet  # compiling asks for what a graph cannot hold
+            raise CaptureDeferred  # a graph cannot hold what compiling asks of the device
         return update
 
-    def _update(self, optimizer: Optimizer, versions: int, run: Callable[..., Any], *args: Any) -> None:
-        """Have ``run(*args)`` update the optimizer's parameters, whose :func:`versions` are these."""
-        self._updating = (optimizer, versions)
+    def _update(self, optimizer: Optimizer, before: list[int] | None, run: Callable[..., Any], *args: Any) -> None:
+        """Update the optimizer's parameters by ``run(*args)``; ``before``: see :class:`RunningUpdate`."""
+        self._running = RunningUpdate(optimizer, before)
         run(*args)
-        self._updating = None
+        self._running = None
+
+    # -- interruptions -------------------------------------------------------------------------------------------
 
     def partly_updated(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Tell whether an update of one of these began, changed parameters and did not end."""
-        if self._updating is None or self.capturing:
+        """Return whether an update of one of these began, changed parameters and did not end."""
+        running = self._running
+        if running is None or self.capturing:
             return False
-        optimizer, before = self._updating
-        return any(each is optimizer for each in optimizers) and (before == UNCOUNTED or versions(optimizer) != before)
+        return any(each is running.optimizer for each in optimizers) and running.changed_parameters()
 
     def forget_update(self) -> None:
-        """Go on with the parameters as an update left them that did not end."""
-        self._updating = None
+        """Accept the parameters as an interrupted update left them."""
+        self._running = None
 
-    def records(self) -> dict[int, dict[str, Any]]:
+    def repair(self) -> None:
+        """Complete an update of the scale that was interrupted."""
+
+    # -- captures ------------------------------------------------------------------------------------------------
+
+    def findings(self) -> dict[int, dict[str, Any]]:
         """Return what was found in gradients so far in this iteration, by optimizer."""
         return {}
 
-    def hold(self, records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take over what :meth:`records` returned."""
+    def restore_findings(self, findings: Mapping[int, Mapping[str, Any]]) -> None:
+        """Restore what :meth:`findings` returned."""
 
     def begin_capture(self) -> None:
-        """Note that the steps to come are captured and not done."""
+        """Capture the steps to come instead of executing them."""
         self.capturing = True
+
+    def end_capture(self, counted: int) -> None:
+        """Forget the steps that were captured; ``counted`` is what :meth:`counted` returned before."""
+        self.capturing = False
+        self._running = None
 
     def counted(self) -> int:
         """Return how many steps the host has counted."""
         return 0
 
-    def end_capture(self, counted: int) -> None:
-        """Forget the steps that were captured; ``counted`` is what :meth:`counted` returned before."""
-        self.capturing = False
-        self._updating = None
-
     def replayed(self, counted: int) -> None:
-        """Count the steps that a replay did."""
+        """Count the steps of a replay."""
 
+    # -- state ---------------------------------------------------------------------------------------------------
 
-class PlainSteps(Steps):
-    """Steps without loss scaling: no factor, no finite check, each step with gradients is applied."""
+    @abstractmethod
+    def mark(self) -> Any:
+        """Return the scale in a form that later steps do not change."""
 
-    _APPLIED = StepResult.of(True, False, result.APPLIED, 1.0, 1.0)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._state = ScaleState()
-        self._applied = 0
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Nothing to divide by."""
-
-    def step(self, optimizer: Optimizer, update: bool) -> StepResult | None:
-        """Apply the step; None when there are no gradients."""
-        if not gradients.any_there(optimizer):
-            return None
-        compiled = self._compiled(optimizer)
-        if compiled is not None:
-            self._update(optimizer, UNCOUNTED, compiled, None)
-        else:
-            if self.capturing:
-                groups = optimizer.param_groups
-                check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-            self._update(optimizer, versions(optimizer), run_step, optimizer)
-            self._settled.add(id(optimizer))
-        gradients.drop(optimizer)
-        self._applied += 1
-        return self._APPLIED
-
-    def update(self) -> None:
-        """Nothing to move."""
-
-    def drop(self, optimizer: Optimizer) -> None:
-        """Empty the gradients."""
-        gradients.drop(optimizer)
-
-    def settle(self) -> None:
-        """There is no scale that an interrupted step could leave half moved."""
-
-    def mark(self) -> float:
-        """Return the scale."""
-        return 1.0
-
-    def peek(self) -> ScaleState:
-        """Return the counts."""
-        return self.read()
-
+    @abstractmethod
     def read(self) -> ScaleState:
-        """Return the counts."""
-        state = self._state
-        return ScaleState(1.0, 0, 0, state.applied_steps + self._applied, state.skipped_steps)
+        """Return the scale and counts; may wait for the device."""
 
+    @abstractmethod
+    def poll(self) -> ScaleState | None:
+        """Return the scale and counts of a moment ago, if they have arrived; never waits."""
+
+    @abstractmethod
     def write(self, state: ScaleState) -> None:
-        """Take over the counts."""
-        self._state, self._applied = state, 0
-
-    def counted(self) -> int:
-        """See ``Steps``."""
-        return self._applied
-
-    def end_capture(self, counted: int) -> None:
-        """See ``Steps``."""
-        super().end_capture(counted)
-        self._applied = counted
-
-    def replayed(self, counted: int) -> None:
-        """See ``Steps``."""
-        self._applied += counted
+        """Set the scale and counts."""

@@ -18,7 +18,7 @@ class PassGradients(torch.optim.Optimizer):
     context of ``scale_loss`` is left, and all that it does.
     """
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no return value, as Apex has it
         """Do nothing."""
 
 

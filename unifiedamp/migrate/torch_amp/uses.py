@@ -134,7 +134,7 @@ def _passed(work: Work, aliases: Aliases, arg: cst.Arg) -> None:
     if not aliases.functions(call):
         raise work.stop(
             call, f"the scaler is passed to {dotted(call.func) or 'code'}, which this file does not define",
-            "give it the session and migrate it too, or pass `amp.backend.scaler`, which is a GradScaler",
+            "give it the session and migrate it too, or pass `amp.backend.interop.scaler`, which is a GradScaler",
         )  # fmt: skip
     if not any(one is arg for one, _, _ in aliases.arguments(call)):
         raise work.stop(call, f"the scaler is passed to {dotted(call.func)} in *args", "name the argument")

@@ -77,7 +77,7 @@ class Verdict:
 
     Attributes:
         diverged: the first place where they differ by more than rounding explains; None when there is none.
-        closest: the place where they come nearest to that limit, up to the first parting.
+        closest: the place where they come nearest to that limit, up to the first divergence.
     """
 
     diverged: Place | None
@@ -118,7 +118,7 @@ def distance(one: Entry, other: Entry) -> float:
 
 
 def allowed(one: Entry, other: Entry, dtype: str, terms: int) -> float:
-    """Return how far rounding can take two values apart; see the module."""
+    """Return how far rounding can separate two values; see the module."""
     each = UNIT[dtype] + math.sqrt(terms) * UNIT["float32"]
     return SAFETY * math.sqrt(one.depth) * each * one.step + max(one.floor, other.floor)
 

@@ -1,0 +1,104 @@
+"""``MXNetDistributed``, and what it takes that all contexts and workers agree: gradients are summed, then checked."""
+
+from __future__ import annotations
+
+from unifiedamp.backend import Distributed, LossScale, errors
+
+from .._types import Trainer
+
+
+class MXNetDistributed(Distributed):
+    """One decision over all contexts of a Trainer, and over the workers of its kvstore.
+
+    The kvstore sums gradients over contexts and workers. They are checked after the sum, which holds an inf if any of
+    them does: all copies of the weights apply the step, or all skip it. Gluon drives all contexts from one thread, so a
+    process has one replica.
+    """
+
+    runs_replicas = False
+
+
+def _kvstore_name(trainer: Trainer) -> str:
+    store = trainer._kvstore_params["kvstore"]
+    return store if isinstance(store, str) else getattr(store, "type", "") or ""
+
+
+def update_on_trainer(trainer: Trainer) -> None:
+    """Make the Trainer update its weights itself, so that gradients are checked before any weight changes.
+
+    Raises:
+        PrepareError: it cannot be made so any more, or its weights live on the kvstore.
+    """
+    advice = "create it with gluon.Trainer(..., update_on_kvstore=False)"
+    if trainer._contains_sparse_weight:
+        raise errors.PrepareError(
+            "the Trainer has row_sparse weights, which MXNet updates on the kvstore before gradients can be checked; "
+            "use dense weights"
+        )
+    if trainer._kv_initialized and trainer._update_on_kvstore:
+        raise errors.PrepareError(
+            "this Trainer already updates its weights on the kvstore (update_on_kvstore=True), before gradients can "
+            f"be checked: an inf would reach the weights. {advice}"
+        )
+    if "async" in _kvstore_name(trainer):
+        raise errors.PrepareError(
+            "an asynchronous kvstore updates weights before gradients can be checked; use 'dist_sync'"
+        )
+    if not trainer._kv_initialized:
+        trainer._kvstore_params["update_on_kvstore"] = False
+
+
+def check_contexts(trainer: Trainer) -> None:
+    """Refuse copies of parameters on several contexts whose gradients are never summed: they would diverge.
+
+    Raises:
+        PrepareError: the Trainer has no kvstore.
+    """
+    count = len(trainer._updaters)
+    if count > 1 and trainer._kvstore_params["kvstore"] is None:
+        raise errors.PrepareError(
+            f"the Trainer has kvstore=None and its parameters lie on {count} contexts: their gradients would not be "
+            "summed, and the copies would differ after one step. Make it with gluon.Trainer(..., kvstore='device')"
+        )
+
+
+def check_compression(trainer: Trainer, loss_scale: LossScale) -> None:
+    """Refuse compressed gradients under a scaler: they meet their threshold before they are checked and unscaled.
+
+    Raises:
+        PrepareError: the Trainer compresses.
+    """
+    if trainer._compression_params and loss_scale.enabled:
+        raise errors.PrepareError(
+            f"the Trainer has compression_params={trainer._compression_params!r}, whose threshold would meet gradients "
+            "that are multiplied by the loss scale, and hide an inf in them: make it without compression_params, or "
+            "the session with loss_scale='none'"
+        )
+
+
+def check_one_process(trainer: Trainer) -> None:
+    """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
+
+    Raises:
+        PrepareError: the Trainer's kvstore is distributed.
+    """
+    name = _kvstore_name(trainer)
+    if name.startswith("dist") or name in ("horovod", "byteps", "p3"):
+        raise errors.PrepareError(
+            "master_weights=True sums gradients over the devices of one process alone, and the Trainer's kvstore is "
+            f"{name!r}; use a mixed policy, whose gradients are float32"
+        )
+
+
+def connect(trainer: Trainer) -> bool:
+    """Make the Trainer's kvstore where that is still to be done; return whether it has one."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+    return bool(trainer._kvstore)
+
+
+def allreduce(trainer: Trainer) -> None:
+    """Sum the gradients over contexts and workers, past the guard of ``Trainer.allreduce_grads``."""
+    trainer._allreduce_grads()

@@ -1,0 +1,107 @@
+"""Which policies run on a context, which of them help, and why not."""
+
+from __future__ import annotations
+
+from unifiedamp.backend import Policy, SessionSpec, Support, errors
+
+from .._types import Context
+from ..device.cpu_features import cpu_has_bfloat16, cpu_runs_bfloat16
+from ..device.selection import compute_capability, gpu_support, is_cpu
+from ..mxnet_api import NUMPY_API
+from .operations import check_overrides
+
+NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
+NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
+NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
+NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs"
+NO_BFLOAT16_PARAMS = "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'mixed_bfloat16'"
+NO_BFLOAT16_CPU = (
+    "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
+)
+ON_CPU = "float16 on CPU is slow, and its matrix products run in float32: for trying out the logic"
+BFLOAT16 = "the CPU computes in bfloat16"
+NO_BFLOAT16 = "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32"
+
+PRODUCTS = ("matmul", "linear", "conv", "conv_transpose", "rnn")
+"""Operations that have no float16 kernel on CPU."""
+TENSOR_CORES = (7, 0)
+"""The first compute capability with Tensor Cores, for float16."""
+
+
+def policy_support(policy: Policy, context: Context) -> Support:
+    """Return whether a policy's dtypes run on a context, and why not."""
+    on_cpu = is_cpu(context)
+    if not on_cpu and not (gpu := gpu_support(context.device_id)):
+        return gpu
+    dtypes = _dtypes(policy)
+    if "float8" in dtypes:
+        on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
+        return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
+    if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
+        return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
+    if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
+        return Support(False, NO_BFLOAT16_CPU)
+    if not on_cpu and "bfloat16" in dtypes:
+        return Support(False, NO_BFLOAT16_GPU)
+    if policy.param_dtype == "bfloat16":
+        return Support(False, NO_BFLOAT16_PARAMS)
+    if on_cpu and "float16" in dtypes:
+        return Support(True, ON_CPU, False)
+    return _gain(policy.compute_dtype, context)
+
+
+def multicasts(policy: Policy, context: Context) -> bool:
+    """Return whether ``amp_multicast`` takes a policy's dtypes: the oneDNN of MXNet 1.9 knows no float16."""
+    return NUMPY_API or not is_cpu(context) or "float16" not in _dtypes(policy)
+
+
+def _dtypes(policy: Policy) -> set[str]:
+    return {policy.compute_dtype, policy.output_dtype, *policy.layer_overrides.values()}
+
+
+def _gain(dtype: str, context: Context) -> Support:
+    """Return whether a dtype that runs is faster than float32."""
+    if dtype == "float32":
+        return Support(True)
+    if is_cpu(context):
+        return Support(True, BFLOAT16 if cpu_has_bfloat16() else NO_BFLOAT16, cpu_has_bfloat16())
+    capability = compute_capability(context.device_id)
+    if capability is None:
+        return Support(True)
+    helps, (major, minor) = capability >= TENSOR_CORES, capability
+    return Support(True, f"{'' if helps else 'no '}Tensor Cores at compute capability {major}.{minor}", helps)
+
+
+def check_session_policy(spec: SessionSpec, context: Context) -> None:
+    """Refuse what cannot run, warn once of what cannot help.
+
+    Raises:
+        PolicyNotSupportedError: with the reason and the nearest policy that runs.
+        UnsupportedError: an operator override that MXNet cannot apply.
+    """
+    check_policy(spec.policy, context)
+    if spec.policy.compute_dtype == "bfloat16" and not cpu_has_bfloat16():
+        spec.warn(NO_BFLOAT16, errors.NoGainWarning)
+    if spec.options.get("layout_optimization") and not NUMPY_API:
+        spec.warn("backend_options.mxnet.layout_optimization has no effect before MXNet 2", errors.PolicyWarning)
+
+
+def check_policy(policy: Policy, context: Context) -> None:
+    """Refuse a policy that cannot run on the context.
+
+    Raises:
+        PolicyNotSupportedError, UnsupportedError: see :func:`check_session_policy`.
+    """
+    support = policy_support(policy, context)
+    if not support:
+        raise errors.PolicyNotSupportedError(f"policy '{policy}' cannot run on MXNet's {context}: {support.reason}")
+    check_overrides(policy)
+
+
+def default_policy(context: Context) -> tuple[str, str]:
+    """Return the preset recommended for the context, and why."""
+    if not is_cpu(context):
+        return "mixed_float16", f"float16 on {context}"
+    if cpu_has_bfloat16():
+        return "mixed_bfloat16", BFLOAT16
+    return "float32", "the CPU does not compute in bfloat16"

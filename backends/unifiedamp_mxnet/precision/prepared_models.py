@@ -1,0 +1,56 @@
+"""The session's models, and what the policy changes in each."""
+
+from __future__ import annotations
+
+from unifiedamp.backend import Policy
+
+from .._types import Block
+from ..layer_paths import walk
+from .layers import BoundaryCasts
+from .low_precision_params import Arrays, cast_parameters, layer_dtypes
+from .tables import CastTables
+
+
+class PreparedModels:
+    """Casts parameters where the policy says so, and wraps blocks in their casts.
+
+    Args:
+        policy: the session's.
+        boundaries: the casts at blocks.
+        tables: made anew for each model.
+
+    Attributes:
+        originals: id of a Parameter → its float32 arrays before it was cast.
+    """
+
+    def __init__(self, policy: Policy, boundaries: BoundaryCasts, tables: CastTables) -> None:
+        self._policy, self._boundaries, self._tables = policy, boundaries, tables
+        self.originals: dict[int, Arrays] = {}
+
+    @property
+    def models(self) -> list[Block]:
+        """The models, in the order in which they were prepared."""
+        return self._boundaries.models
+
+    def add(self, model: Block) -> None:
+        """Prepare a model.
+
+        Raises:
+            PolicyError: two globs of ``layer_overrides`` match one layer, or a glob matches none.
+        """
+        if self._policy.param_dtype != "float32":
+            self._cast_parameters(model)
+        self._boundaries.add_model(model)
+        self._tables.reset()
+
+    def _cast_parameters(self, model: Block) -> None:
+        policy, blocks = self._policy, dict(walk(model))
+        dtypes = layer_dtypes(model, policy)
+        self.originals |= cast_parameters(model, dtypes, policy)
+        self._boundaries.cast_at(model, policy.param_dtype)
+        for path, dtype in dtypes.items():
+            self._boundaries.cast_at(blocks[path], dtype, policy.param_dtype)
+
+    def close(self) -> None:
+        """Give the models' blocks their methods back."""
+        self._boundaries.close()

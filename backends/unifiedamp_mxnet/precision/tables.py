@@ -1,0 +1,58 @@
+"""The session's cast tables, one per policy, and the regions over them."""
+
+from __future__ import annotations
+
+from unifiedamp.backend import Policy, SessionSpec
+
+from .._types import Context
+from .autocast import Region
+from .casts import CastTable
+from .layers import BoundaryCasts
+from .policies import check_policy, multicasts
+
+
+class CastTables:
+    """Makes a table for each policy, and a region for each table; both are kept until :meth:`reset`.
+
+    Args:
+        spec: for the policy, and whether losses are scaled.
+        context: the session's.
+        boundaries: the casts at blocks.
+        optimize_layout: graphs are built with MXNet 2's layout pass.
+
+    Attributes:
+        session: the table of the session's policy.
+        training, inference: the regions of the session's policy.
+    """
+
+    def __init__(self, spec: SessionSpec, context: Context, boundaries: BoundaryCasts, optimize_layout: bool) -> None:
+        self._policy, self._scaled = spec.policy, spec.loss_scale.enabled
+        self._context, self._boundaries = context, boundaries
+        self._optimize_layout = optimize_layout
+        self.reset()
+
+    def reset(self) -> None:
+        """Make new tables: graphs traced under the old ones lack what a new model brings."""
+        self._tables: dict[Policy, CastTable] = {}
+        self._regions: dict[tuple[bool, Policy | None], Region] = {}
+        self.session = self._table(self._policy)
+        self.training = Region(self.session)
+        self.inference = Region(self.session, infer=True)
+
+    def region(self, enabled: bool, policy: Policy | None) -> Region:
+        """Return the region of a policy (None: the session's), or the one that casts nothing."""
+        region = self._regions.get((enabled, policy))
+        if region is None:
+            region = Region(self._table(policy or self._policy) if enabled else None)
+            self._regions[(enabled, policy)] = region
+        return region
+
+    def _table(self, policy: Policy) -> CastTable:
+        table = self._tables.get(policy)
+        if table is None:
+            check_policy(policy, self._context)
+            table = CastTable(policy, scaled=self._scaled, multicast=multicasts(policy, self._context))
+            table.optimize_layout = self._optimize_layout
+            self._boundaries.apply(table)
+            self._tables[policy] = table
+        return table

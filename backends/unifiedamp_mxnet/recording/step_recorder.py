@@ -1,0 +1,176 @@
+"""What is recorded of a step: the largest values at blocks, and how gradients are distributed.
+
+Blocks have hooks while a step is recorded, and at no other time. Inside hybridized blocks they are called while
+a graph for recorded steps is traced, see ``precision.recorded_graphs``. Nothing is read from the device before
+:meth:`StepRecorder.read`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unifiedamp.backend import recording
+
+from .._types import Array, Block, HostArray, Undo
+from ..device.arrays import is_array
+from ..layer_paths import is_symbol_block, walk
+from ..mxnet_api import autograd, dtype_name, gluon
+from ..patches import patched
+from ..precision import recorded_graphs
+from ..training.gradients import GradientBuffer
+from ..training.multi_tensor import by_context, dense
+from .reductions import Counted, HostBuffer, count, largest, read
+
+_WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class LayerRecord(NamedTuple):
+    """One activation before it is read."""
+
+    layer: str
+    kind: str
+    place: str
+    dtype: str
+    array: Array
+
+
+class StepRecorder:
+    """Records from its making to :meth:`stop`.
+
+    Args:
+        models: the prepared models.
+        activations: put hooks on their blocks.
+
+    Attributes:
+        traced: what hooks are called with while a graph is traced; None at other times.
+    """
+
+    def __init__(self, models: Sequence[Block], activations: bool) -> None:
+        self._activations: list[LayerRecord] = []
+        self._counts: list[tuple[str, Counted, Counted]] = []
+        self._known: dict[int, Array] = {}
+        self._largest: dict[int, Counted] = {}
+        self._reduced = 0
+        self._losses: list[Array] = []
+        self._scale = 1.0
+        self._undo: list[Undo] = []
+        self._blocks: set[int] = set()
+        self.traced: list[recorded_graphs.TraceRecord] | None = None
+        if activations:
+            recorded_graphs.current.recorder = self
+        for index, model in enumerate(models if activations else ()):
+            blocks = dict(walk(model))
+            for path, block in blocks.items():
+                if isinstance(blocks.get(path.rpartition(".")[0]), _WITH_ACTIVATION) and path:
+                    continue  # a Dense layer's own activation is part of it
+                self._hook(path if not index else f"model{index}.{path}".rstrip("."), block)
+
+    def _hook(self, path: str, block: Block) -> None:
+        kind = type(block).__name__
+        self._blocks.add(id(block))
+
+        def before(_: Block, args: object) -> None:
+            self._on_hook(path, kind, "input", args)
+
+        def after(_: Block, __: object, output: object) -> None:
+            self._on_hook(path, kind, "output", output)
+
+        self._undo.append(block.register_forward_pre_hook(before).detach)
+        self._undo.append(block.register_forward_hook(after).detach)
+        hybridized = vars(block).get("_active") and not is_symbol_block(block)
+        if hybridized and not recorded_graphs.can_record(block):
+            # Not by hybridize(False), which would throw the traced graphs away.
+            self._undo.append(patched(block, _active=False).undo)
+
+    def stop(self) -> None:
+        """Remove the hooks and let blocks run their graphs again."""
+        while self._undo:
+            self._undo.pop()()
+        if recorded_graphs.current.recorder is self:
+            recorded_graphs.current.recorder = None
+        self._known.clear()
+
+    def records(self, block: Block) -> bool:
+        """See ``recorded_graphs.ActivationRecorder``."""
+        return id(block) in self._blocks
+
+    # -- recording -----------------------------------------------------------------------------------------------
+
+    def _on_hook(self, layer: str, kind: str, place: str, value: object) -> None:
+        if not autograd.is_recording():
+            return  # inference
+        for array in _arrays(value):
+            self.add(layer, kind, place, array)
+        if self.traced is not None:
+            self.traced += [
+                recorded_graphs.TraceRecord(layer, kind, place, symbol) for symbol in recorded_graphs.symbols(value)
+            ]
+
+    def add(self, layer: str, kind: str, place: str, array: Array) -> None:
+        """See ``recorded_graphs.ActivationRecorder``; an input that is known already is left out."""
+        if dtype_name(array) not in FLOATS or not array.size or (place == "input" and id(array) in self._known):
+            return
+        # Kept until it is read: nothing writes to what the backward pass needs, and reading now would wait for it.
+        self._known[id(array)] = array
+        self._activations.append(LayerRecord(layer, kind, place, dtype_name(array), array))
+
+    def add_gradients(self, buffer: GradientBuffer, scale: float) -> list[str]:
+        """Count a Trainer's gradients, those of all contexts together; return their names."""
+        found = [
+            (name, dense(grad))
+            for name, grads in buffer.by_name().items()
+            for grad in (grads if isinstance(grads, list) else [grads])
+        ]
+        names = {id(grad): name for name, grad in found}
+        self._reduce()  # while the backward pass is on its way
+        with autograd.pause():
+            for group in by_context([grad for _, grad in found]):
+                counts = iter(count(group, scale))
+                self._counts += [(names[id(grad)], next(counts), next(counts)) for grad in group]
+        self._losses += buffer.losses
+        self._scale = scale
+        return list(dict.fromkeys(names.values()))
+
+    def _reduce(self) -> None:
+        """Reduce the activations that were not yet to their largest values."""
+        buffer = HostBuffer()
+        with autograd.pause():
+            for record in self._activations[self._reduced :]:
+                if id(record.array) not in self._largest:
+                    self._largest[id(record.array)] = largest(record.array, buffer)
+        self._reduced = len(self._activations)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(self) -> recording.RecordedStep:
+        """Return all that was recorded; waits for the device."""
+        self._reduce()
+        values = read([self._largest[id(record.array)] for record in self._activations])
+        activations = [
+            recording.Activation(*record[:4], float(value[0]))
+            for record, value in zip(self._activations, values, strict=True)
+        ]
+        loss = float(self._losses[-1].asnumpy().reshape(())) if self._losses else None
+        return recording.RecordedStep(self._scale, loss, self._gradients(), activations)
+
+    def _gradients(self) -> dict[str, recording.GradientCounts]:
+        names = [name for name, *_ in self._counts]
+        values = iter(read([part for _, *parts in self._counts for part in parts]))
+        sums: dict[str, HostArray] = {}
+        for name in names:
+            counts = np.stack([next(values), next(values)]).astype(np.int64)
+            sums[name] = sums[name] + counts if name in sums else counts
+        return {name: recording.GradientCounts(*both.tolist()) for name, both in sums.items()}
+
+
+def _arrays(value: object) -> Iterator[Array]:
+    if is_array(value):
+        if dtype_name(value) in FLOATS and value.size and value.stype == "default":
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _arrays(item)

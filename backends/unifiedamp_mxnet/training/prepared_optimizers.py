@@ -1,0 +1,76 @@
+"""All prepared Trainers of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from unifiedamp.backend import SessionSpec
+
+from .._types import Parameter, Trainer, Undo
+from ..precision.low_precision_params import Arrays
+from .master_weights import MasterWeights, create_states
+from .prepared_optimizer import PreparedOptimizer
+from .scaler import SessionScaler
+
+
+class PreparedOptimizers:
+    """Trainer → :class:`PreparedOptimizer`.
+
+    Args:
+        spec: for master weights, and whether gradients have another size than the loss's.
+        scaler: the session's.
+        originals: id of a Parameter → its float32 arrays before the session cast it.
+        fuse: tunes a Trainer; yields what undoes it.
+    """
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        scaler: SessionScaler,
+        originals: Mapping[int, Arrays],
+        fuse: Callable[[Trainer], Iterable[Undo]],
+    ) -> None:
+        self._scaler, self._originals, self._fuse = scaler, originals, fuse
+        self._master_weights = spec.master_weights
+        self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
+        self._prepared: dict[int, PreparedOptimizer] = {}
+        self._undo: list[Undo] = []
+
+    def __getitem__(self, trainer: Trainer) -> PreparedOptimizer:
+        return self._prepared[id(trainer)]
+
+    def __iter__(self) -> Iterator[PreparedOptimizer]:
+        return iter(self._prepared.values())
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+    def add(self, trainer: Trainer, names: dict[int, str]) -> None:
+        """Prepare a Trainer. Idempotent.
+
+        Args:
+            trainer: one that ``prepare_checks.check_prepare`` accepts.
+            names: id of a Parameter → its name for users.
+        """
+        if id(trainer) not in self._prepared:
+            masters = MasterWeights(trainer, self._originals) if self._master_weights else None
+            create_states(trainer)
+            self._prepared[id(trainer)] = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales)
+            self._undo += self._fuse(trainer)
+
+    def overwrite_gradients(self) -> None:
+        """Turn off ``grad_req="add"`` wherever the user has set it since."""
+        for prepared in self._prepared.values():
+            prepared.overwriting.apply()
+
+    def masters_of(self, param: Parameter) -> Arrays | None:
+        """Return the float32 values of a 16-bit parameter, one for each context; None where it has none."""
+        found = (prepared.masters.of(param) for prepared in self if prepared.masters is not None)
+        return next((arrays for arrays in found if arrays is not None), self._originals.get(id(param)))
+
+    def close(self) -> None:
+        """Give the Trainers back as they were."""
+        for prepared in self:
+            prepared.close()
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,225 @@
+"""``amp.compile`` on a GPU: the whole step, from forward to the new loss scale, as one CUDA graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from unifiedamp.backend import StepOrderState, errors
+
+from ..training.compiled_update import Updates
+from ..training.scale_state import DeviceResult
+from ..training.steps import CaptureDeferred
+from . import signature
+from .capture_context import CaptureContext
+from .capture_errors import capture_reason
+from .capture_state import CaptureState
+
+WARM_UP = 3
+"""Uncaptured calls with one signature before it is captured: kernels are chosen, optimizer state is created."""
+
+MOST_GRAPHS = 8
+"""Signatures that one step is captured for; calls with others run uncaptured."""
+
+
+class Key(NamedTuple):
+    """What a captured step depends on from call to call.
+
+    Attributes:
+        arguments: the description of the arguments.
+        order: the order of calls at entry.
+        grad_enabled, autocast_enabled: the thread's.
+    """
+
+    arguments: Hashable
+    order: tuple[Any, ...]
+    grad_enabled: bool
+    autocast_enabled: bool
+
+
+@dataclass
+class Graph:
+    """One captured step.
+
+    Attributes:
+        inputs: the tensors that a replay reads its arguments from.
+        output: what the step returned; its tensors are filled by each replay.
+        replay: launches the step.
+        fixed: what the capture depends on, see ``CaptureContext.fixed``.
+        before, after: what Python held when the capture began, and when it ended.
+        counted: steps that the host counts in each replay.
+    """
+
+    inputs: list[torch.Tensor]
+    output: Any
+    replay: Callable[[], None]
+    fixed: Hashable
+    before: CaptureState
+    after: CaptureState
+    counted: int
+
+
+@dataclass
+class Entry:
+    """One signature: how often it was called and captured, and its graph once there is one."""
+
+    calls: int = 0
+    captures: int = 0
+    graph: Graph | None = None
+    refused: bool = False
+
+
+class CapturedStep:
+    """A step that is captured once its shapes are known, and replayed from then on.
+
+    The step's Python runs while warming up and while capturing, and not in a replay: side effects in Python (printing,
+    appending to lists) are not repeated. Arguments that are tensors are copied in; every other argument is part of the
+    signature. Returned tensors are copies, without a graph to differentiate through.
+
+    Args:
+        fn: the step; what runs where nothing can be replayed.
+        context: what the session's captured steps share.
+        order: core's order of calls.
+        must_run: returns whether the next step's Python must run, because it is to be inspected or recorded.
+        updates: compiled ends of steps; None leaves them to the optimizers' own kernels.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        context: CaptureContext,
+        order: StepOrderState,
+        must_run: Callable[[], bool],
+        updates: Updates | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._context, self._order = fn, context, order
+        self._must_run, self._updates = must_run, updates
+        self._entries: dict[Key, Entry] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step."""
+        shared = self._context.steps
+        shared.flags.save_with_regions()
+        shared.prepared.masters.attach(shared.prepared.optimizers)
+        tensors, described = signature.split(args, kwargs)
+        autocast = torch.is_autocast_enabled(self._context.device_type)
+        key = Key(described, self._order.snapshot(), torch.is_grad_enabled(), autocast)
+        entry = self._entries.get(key) or self._add(key)
+        graph = None if entry is None or self._must_run() else self._graph(entry, args, kwargs, tensors)
+        if graph is None:
+            return self._context.run(functools.partial(self._fn, *args, **kwargs), self._updates)
+        return self._replay(graph, tensors)
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The captured steps, one for each signature that has one."""
+        return [entry.graph for entry in self._entries.values() if entry.graph is not None]
+
+    def _add(self, key: Key) -> Entry | None:
+        if len(self._entries) >= MOST_GRAPHS * self._places():
+            changed = signature.difference(next(reversed(self._entries)).arguments, key.arguments)
+            self._warn(
+                f"amp.compile: {self._name()} was called with more than {MOST_GRAPHS} signatures; calls with "
+                f"further ones run uncaptured ({changed}). Keep shapes fixed (drop_last=True, padding) and pass "
+                "numbers that change as tensors"
+            )
+            return None
+        entry = self._entries[key] = Entry()
+        return entry
+
+    def _places(self) -> int:
+        """Return the number of orders of calls at entry: the places of an accumulation window."""
+        return len({key.order for key in self._entries}) or 1
+
+    def _graph(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> Graph | None:
+        """Return a graph that may be replayed now, capturing it where needed; None where the call must run."""
+        entry.calls += 1
+        if entry.refused or entry.calls <= WARM_UP:
+            return None
+        fixed = self._context.fixed()
+        if entry.graph is not None and entry.graph.fixed != fixed:
+            entry.graph = None  # the next one needs its memory
+            entry.calls = WARM_UP  # what changed may have to be compiled, which a capture cannot hold
+            return None
+        if entry.graph is None:
+            entry.graph = self._capture(entry, args, kwargs, tensors, fixed)
+            return entry.graph
+        return entry.graph if entry.graph.before == self._context.state(self._order) else None
+
+    def _capture(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], fixed: Hashable
+    ) -> Graph | None:
+        entry.captures += 1
+        if entry.captures > MOST_GRAPHS:
+            self._refuse(entry, "its parameters, or optimizer settings other than the learning rate, go on changing")
+            return None
+        context, inputs = self._context, [each.clone() for each in tensors]
+        step = self._on(iter(inputs), args, kwargs)
+        steps = context.steps.steps
+        before, counted = context.state(self._order), steps.counted()
+        try:
+            steps.begin_capture()
+            replay, output = context.capture(step, self._updates)
+            after = context.state(self._order)
+            return Graph(inputs, output, replay, fixed, before, after, steps.counted() - counted)
+        except BaseException as error:
+            context.restore(before, self._order)
+            self._after_failure(entry, error)
+        finally:
+            steps.end_capture(counted)
+            torch.clear_autocast_cache()
+        return None
+
+    def _on(self, inputs: Iterator[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Return the step on the tensors that replays read."""
+        filled = [signature.fill(each, inputs) for each in args]
+        named = {name: signature.fill(each, inputs) for name, each in kwargs.items()}
+        return functools.partial(self._fn, *filled, **named)
+
+    def _after_failure(self, entry: Entry, error: BaseException) -> None:
+        """Try again later, refuse to capture, or raise the error of a failed capture."""
+        if isinstance(error, CaptureDeferred):
+            entry.calls, entry.captures = 0, entry.captures - 1
+        elif isinstance(error, Exception):
+            self._refuse(entry, capture_reason(error, self._context.capturer))
+        else:
+            raise error
+
+    def _refuse(self, entry: Entry, reason: str) -> None:
+        entry.refused = True
+        self._warn(f"amp.compile: {self._name()} cannot be captured in a CUDA graph and runs uncaptured: {reason}")
+
+    def _replay(self, graph: Graph, tensors: list[torch.Tensor]) -> Any:
+        for static, tensor in zip(graph.inputs, tensors, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        self._context.rates.refresh()
+        graph.replay()
+        self._context.restore(graph.after, self._order)
+        self._context.steps.steps.replayed(graph.counted)
+        return copied(graph.output)
+
+    def _warn(self, message: str) -> None:
+        self._context.spec.warn(message, errors.CompileWarning)
+
+    def _name(self) -> str:
+        return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+
+def copied(value: Any) -> Any:
+    """Return an output with copies of its tensors and step results, which later replays do not change."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, DeviceResult):
+        return value.copied()
+    if type(value) in (list, tuple):
+        return type(value)([copied(each) for each in value])
+    if isinstance(value, dict):
+        return type(value)({key: copied(each) for key, each in value.items()})
+    return value

@@ -1,0 +1,87 @@
+"""The models of the conformance suite, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+
+class Probe(nn.Module):
+    """``sum(w_i * x_i)``, so that the gradient of ``w_i`` is ``x_i``."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        super().__init__()
+        for index, value in enumerate(values):
+            self.register_parameter(f"w{index}", nn.Parameter(torch.tensor([value], dtype=torch.float32)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the float32 scalar."""
+        return torch.sum(torch.cat([param.float() for param in self.parameters()]) * x.float())
+
+
+class Picked(nn.Module):
+    """The sum of the rows picked, of a table whose gradient is sparse."""
+
+    def __init__(self, table: NDArray[Any]) -> None:
+        super().__init__()
+        rows, columns = table.shape
+        self.table = nn.Embedding(rows, columns, sparse=True, _weight=torch.tensor(table))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the float32 scalar."""
+        return torch.sum(self.table(rows))
+
+
+class Mlp(nn.Module):
+    """Dense layers with ReLU between."""
+
+    def __init__(self, weights: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+        super().__init__()
+        self.depth = len(weights)
+        for index, (weight, bias) in enumerate(weights):
+            inputs, outputs = weight.shape
+            layer = nn.Linear(inputs, outputs)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
+                layer.bias.copy_(torch.from_numpy(np.asarray(bias, np.float32)))
+            self.add_module(f"layer{index}", layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output."""
+        for index in range(self.depth):
+            x = self.get_submodule(f"layer{index}")(x)
+            if index + 1 < self.depth:
+                x = torch.relu(x)
+        return x
+
+
+class Ratio(nn.Module):
+    """Divides each row by the sum of its absolute values."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rows of sum 1."""
+        return x / (x.abs().sum(-1, keepdim=True) + self.epsilon)
+
+
+class ConvNet(nn.Module):
+    """Convolution, batch norm, ReLU, dense; for (batch, 1, 8, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8 * 8 * 8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        logits: torch.Tensor = self.head(torch.relu(self.norm(self.conv(x))).flatten(1))
+        return logits

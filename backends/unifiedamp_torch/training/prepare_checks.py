@@ -1,0 +1,101 @@
+"""What ``prepare`` refuses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unifiedamp.backend import Policy, errors
+
+from ..layer_paths import ParamNames, plain_name
+from .gradients import parameters
+
+Optimizer = torch.optim.Optimizer
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def check_models(models: Sequence[torch.nn.Module]) -> None:
+    """Refuse scripted modules.
+
+    Raises:
+        PrepareError: always for one of them.
+    """
+    for model in models:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise errors.PrepareError(
+                "amp.prepare: a torch.jit.ScriptModule keeps the casts it was scripted with; prepare the plain module"
+            )
+
+
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Refuse what ``amp.step`` cannot step.
+
+    Raises:
+        WrongObjectError: not a ``torch.optim.Optimizer``.
+        PrepareError: its ``step`` needs a closure.
+    """
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        if not isinstance(optimizer, Optimizer):
+            raise errors.WrongObjectError(
+                f"amp.prepare: expected torch.nn.Module and torch.optim.Optimizer objects, got {name}"
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if isinstance(optimizer, torch.optim.LBFGS) or (closure and closure.default is inspect.Parameter.empty):
+            raise errors.PrepareError(
+                f"amp.prepare: {name}.step needs a closure that evaluates the loss several times per step, and no loss "
+                "scale or skipped step has a meaning there; use an optimizer whose step takes no closure"
+            )
+
+
+def check_owned(
+    optimizers: Sequence[Optimizer], names: ParamNames, model_param: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Refuse an optimizer over parameters of no prepared model.
+
+    Args:
+        optimizers: the optimizers.
+        names: of the prepared models' parameters.
+        model_param: returns the model's parameter of a master weight, and any other parameter unchanged.
+
+    Raises:
+        PrepareError: with the shapes of the first ones, and the likely reason.
+    """
+    for optimizer in optimizers:
+        unowned = [param for param in parameters(optimizer) if model_param(param) not in names]
+        if unowned:
+            total = sum(1 for _ in parameters(optimizer))
+            shapes = errors.first_names(f"{tuple(param.shape)} {param.dtype}" for param in unowned)
+            raise errors.PrepareError(
+                f"amp.prepare: {len(unowned)} of the {total} parameters of {type(optimizer).__name__} belong to no "
+                f"prepared model (shapes: {shapes}); make the optimizer from the parameters of the model you prepare, "
+                "and pass that model too"
+            )
+
+
+def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool, masters: bool = False) -> None:
+    """Refuse trainable 16-bit parameters where float32 ones are needed and there are no ``masters``.
+
+    Raises:
+        ParamDtypeError: naming the first five.
+    """
+    if masters or (not scaling and policy.param_dtype != "float32"):
+        return
+    bad = {
+        plain_name(name): param.dtype
+        for model in models
+        for name, param in model.named_parameters()
+        if param.requires_grad and param.dtype in _LOW
+    }
+    if not bad:
+        return
+    dtype = str(next(iter(bad.values()))).removeprefix("torch.")
+    why = "under a loss scaler" if scaling else f"under policy {policy.name or str(policy)!r}"
+    raise errors.ParamDtypeError(
+        f"amp.prepare: {len(bad)} trainable parameters are {dtype} (first: {errors.first_names(bad)}); {why} "
+        f"parameters stay float32 and autocast makes the {policy.compute_dtype} copies: load the model in float32 "
+        f"(model.float()), or use policy {dtype!r}"
+    )

@@ -1,0 +1,52 @@
+"""What the roles of one session share of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unifiedamp.backend import SessionSpec
+
+from .native_calls import NativeCalls
+from .nonfinite import LastLoss, SkipReports
+from .plain_steps import PlainSteps
+from .prepared import PreparedObjects
+from .scaled_steps import ScaledSteps
+from .scaler import Scaler
+from .steps import Steps
+from .thread_flags import ThreadFlags
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What the roles of one session share of its steps.
+
+    Attributes:
+        prepared: the models and optimizers.
+        native: native calls beside the session's.
+        flags: what holds for the thread where a call begins.
+        loss: the last unscaled loss.
+        reports: on skipped steps.
+        steps: the optimizer steps.
+        scaler: the loss scaler; None without loss scaling.
+    """
+
+    prepared: PreparedObjects
+    native: NativeCalls
+    flags: ThreadFlags
+    loss: LastLoss
+    reports: SkipReports
+    steps: Steps
+    scaler: Scaler | None
+
+    @classmethod
+    def create(cls, spec: SessionSpec, device: torch.device, reads_without_sync: bool) -> StepContext:
+        """Return the context of a new session; ``reads_without_sync``: see ``Device``."""
+        scaling = spec.loss_scale
+        prepared, loss = PreparedObjects(), LastLoss(wanted=scaling.enabled)
+        native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
+        reports = SkipReports(prepared.gradients, loss, reads_without_sync)
+        scaler = Scaler(device, scaling, reads_without_sync) if scaling.enabled else None
+        steps = PlainSteps() if scaler is None else ScaledSteps(scaler, reads_without_sync, reports)
+        return cls(prepared, native, ThreadFlags(device.type), loss, reports, steps, scaler)

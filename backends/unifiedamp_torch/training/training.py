@@ -1,0 +1,190 @@
+"""The role of training: from ``prepare`` to the end of a step, and the state of the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unifiedamp.backend import (
+    NonFiniteReport,
+    Precision,
+    ScaleState,
+    SessionSpec,
+    StepResult,
+    Switches,
+    Training,
+    backward_in_context,
+    errors,
+    result,
+)
+
+from . import gradients
+from .prepare import Preparation
+from .prepared import Optimizer
+from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
+from .scaler import leave_kernel
+from .step_context import StepContext
+
+
+class TorchTraining(Training):
+    """Training with a ``torch.amp.GradScaler``.
+
+    Args:
+        spec: the session's.
+        context: what the session's roles share.
+        preparation: prepares models and optimizers.
+        precision: the session's.
+        switches: process-wide settings, held during backward passes.
+        reads_without_sync: see ``Device``.
+    """
+
+    UNTRACED = ("step", "unscale", "clip_grad_norm", "clip_grad_value")
+    """Methods that run uncompiled inside compiled steps."""
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        context: StepContext,
+        preparation: Preparation,
+        precision: Precision,
+        switches: Switches,
+        reads_without_sync: bool,
+    ) -> None:
+        self._spec, self._preparation, self._precision = spec, preparation, precision
+        self._reads_without_sync = reads_without_sync
+        self._prepared, self._masters = context.prepared, context.prepared.masters
+        self._native, self._flags, self._steps = context.native, context.flags, context.steps
+        self._scaler = context.scaler
+        self._loss, self._reports = context.loss, context.reports
+        self._backward_context = BackwardContext(
+            context.native, self._masters, context.flags, spec.policy.op_overrides, switches or None
+        )
+
+    # -- setting up ----------------------------------------------------------------------------------------------
+
+    def is_model(self, obj: object) -> bool:
+        return isinstance(obj, torch.nn.Module)
+
+    def prepare(
+        self, models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[Sequence[torch.nn.Module], Sequence[Optimizer]]:
+        self._preparation.prepare(models, optimizers)
+        return models, optimizers
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def scale_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
+        value = checked_loss(loss)
+        if self._masters.in_use:
+            self._masters.attach(optimizers)
+        first = self._native.begin(loss, optimizers)
+        if self._loss.wanted:
+            self._loss.value = value.detach()
+        if self._scaler is not None:
+            value = self._scaler.scaled(value)
+        if self._spec.accumulate_steps > 1:
+            value = value / self._spec.accumulate_steps
+        inputs = self._prepared.inputs(optimizers)
+        return TorchScaledLoss(self._backward_context, value, loss, optimizers, inputs, first)
+
+    def backward(self, closure: Callable[[], torch.Tensor], optimizers: Sequence[Optimizer]) -> torch.Tensor:
+        self._flags.save_with_regions()
+        loss: torch.Tensor = backward_in_context(self._precision, self, closure, optimizers)
+        self._flags.regions = None
+        return loss
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        self._flags.grad_enabled = torch.is_grad_enabled()
+        if self._masters.in_use:
+            self._masters.model_grads_to_master_grads(optimizer)
+        self._native.check(optimizer, "unscale")
+        self._steps.unscale(optimizer)
+
+    def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
+        self._flags.grad_enabled = torch.is_grad_enabled()
+        return gradients.clip_norm(optimizer, max_norm, self._reads_without_sync)
+
+    def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
+        self._flags.grad_enabled = torch.is_grad_enabled()
+        gradients.clip_value(optimizer, clip_value)
+
+    def gradients(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+        return self._prepared.gradients(optimizer)
+
+    def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
+        self._flags.grad_enabled = torch.is_grad_enabled()
+        masters = self._masters if self._masters.in_use else None
+        if masters is not None:
+            masters.attach([optimizer])
+            masters.model_grads_to_master_grads(optimizer)
+        self._native.check(optimizer, "step")
+        if masters is not None:
+            masters.begin_update(optimizer)
+        outcome = self._steps.step(optimizer, update_scale)
+        if masters is not None:
+            masters.master_params_to_model_params()
+        # A region around the step, or one that a signal kept open, leaves casts of the old weights there.
+        torch.clear_autocast_cache()
+        self._flags.regions = None
+        self._native.end(optimizer)
+        return self._no_gradients(optimizer) if outcome is None else outcome
+
+    def _no_gradients(self, optimizer: Optimizer) -> StepResult:
+        names = self._prepared.param_names(optimizer)
+        self._spec.warn(
+            f"amp.step({type(optimizer).__name__}): none of its {len(names)} parameters received a gradient "
+            f"({errors.first_names(names)}); nothing was applied and the loss scale stays. Is the loss computed from "
+            "another model, or are the parameters frozen?",
+            errors.StepWarning,
+        )
+        scale = self._steps.mark()
+        return StepResult(lambda: result.StepValues(False, False, result.NO_GRADIENTS, float(scale), float(scale)))
+
+    def update_scale(self) -> None:
+        self._steps.update_scale()
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        self._steps.forget_update()
+        self._drop_window(optimizer)
+
+    def _drop_window(self, optimizer: Optimizer) -> None:
+        self._masters.zero_model_grads(optimizer)
+        self._steps.zero_grad(optimizer)
+        self._native.end(optimizer)
+
+    def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
+        self._flags.restore()
+        self._native.rollback()
+        if self._steps.capturing:
+            return False  # nothing was computed, and the capture restores Python's state
+        for optimizer in optimizers:
+            self._drop_window(optimizer)
+            leave_kernel(optimizer)
+        if self._masters.in_use:
+            self._masters.master_params_to_model_params()
+        self._steps.repair()
+        return self._steps.partly_updated(optimizers)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def read_state(self) -> ScaleState:
+        return self._steps.read()
+
+    def poll_state(self) -> ScaleState | None:
+        return self._steps.poll()
+
+    def write_state(self, state: ScaleState) -> None:
+        self._steps.forget_update()
+        self._steps.write(state)
+
+    # -- skipped steps -------------------------------------------------------------------------------------------
+
+    def collect_nonfinite_report(self, enabled: bool) -> None:
+        self._reports.collect = enabled
+
+    def keep_skip_report(self, enabled: bool) -> None:
+        self._reports.keep_on_device(enabled)
+
+    def nonfinite_report(self) -> NonFiniteReport:
+        return self._reports.report()
