@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 import unifiedamp as ua
-from unifiedamp_tensorflow.device.hardware import cpu_flags
+from unifiedamp.backend import this_processor
 
 keras = tf.keras
 SCALES_LOSS = hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss")
 """Keras 3."""
 needs_bfloat16_pass = pytest.mark.skipif(
-    not cpu_flags() & {"avx512f", "avx_ne_convert"},
+    not this_processor().flags & {"avx512f", "avx_ne_convert"},
     reason="TensorFlow's rewrite to bfloat16 leaves graphs alone on CPUs without AVX512 or AVX-NE-CONVERT",
 )
 

@@ -30,7 +30,6 @@ from .capabilities import (
     PlanRow,
     Support,
 )
-from .legacy import CallState, LegacyBackend, with_roles
 from .optional_roles import (
     Compiler,
     Converter,
@@ -63,7 +62,6 @@ __all__ = [
     "TUNING",
     "Backend",
     "BackendPlugin",
-    "CallState",
     "Capabilities",
     "Compiler",
     "Converter",
@@ -71,7 +69,6 @@ __all__ = [
     "Distributed",
     "EnvironmentDefaults",
     "LayerShapes",
-    "LegacyBackend",
     "LossScale",
     "MatmulShape",
     "NonFiniteReport",
@@ -110,5 +107,4 @@ __all__ = [
     "required",
     "result",
     "this_processor",
-    "with_roles",
 ]

@@ -19,7 +19,7 @@ from typing import Any
 
 import pluggy
 
-from ..backend import Backend, BackendPlugin, Capabilities, SessionSpec, with_roles
+from ..backend import Backend, BackendPlugin, Capabilities, SessionSpec
 from ..errors import BackendNotFoundError, BackendUnavailableError
 
 GROUP = "unifiedamp.backends"
@@ -199,7 +199,7 @@ def load_backend(name: str) -> Any:
             f"backend {name!r} needs {plugin.framework}, which is not installed: {plugin.install}"
         )
     try:
-        return with_roles(plugin.load())
+        return plugin.load()
     except Exception as error:
         found = installed_version(plugin) or "unknown version"
         raise BackendUnavailableError(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-
-from unifiedamp.backend import Support
+from unifiedamp.backend import Support, this_processor
 
 from .selection import DeviceInfo
 
@@ -13,21 +10,11 @@ TENSOR_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
 """The first compute capabilities with Tensor Cores for float16 and for bfloat16."""
 
 
-@functools.cache
-def cpu_flags() -> frozenset[str]:
-    """Return the CPU's feature flags as Linux names them; empty where they cannot be read."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
-
-
 def bfloat16_gain(device: DeviceInfo) -> Support:
     """Return whether bfloat16 is faster than float32."""
     if device.is_cpu:
-        has = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx_ne_convert"}
-        return Support(bool(has), f"oneDNN uses {', '.join(sorted(has))}" if has else "the CPU has no bfloat16 units")
+        units = this_processor().fast_units("bfloat16")
+        return Support(bool(units), f"oneDNN uses {', '.join(units)}" if units else "the CPU has no bfloat16 units")
     ok = device.compute_capability is None or device.compute_capability >= BFLOAT16_CORES
     return Support(ok, "bfloat16 Tensor Cores" if ok else f"no bfloat16 units at {device.compute_capability}")
 
@@ -60,7 +47,8 @@ def rewrite_support(device: DeviceInfo) -> Support:
     """Return whether the graph rewrite changes graphs: to float16 on a GPU, to bfloat16 on a CPU with AVX512."""
     if not device.is_cpu:
         return Support(True, "to float16")
-    if not cpu_flags() or cpu_flags() & {"avx512f", "avx_ne_convert"}:
+    flags = this_processor().flags
+    if not flags or flags & {"avx512f", "avx_ne_convert"}:
         return Support(True, "to bfloat16, by oneDNN")
     return Support(
         False,

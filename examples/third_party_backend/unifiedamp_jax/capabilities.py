@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 
-from unifiedamp.backend import PRESETS, Capabilities, SessionSpec, Support, errors
+from unifiedamp.backend import PRESETS, Capabilities, SessionSpec, Support, errors, this_processor
 
 from . import layers
 
@@ -54,10 +52,8 @@ def helps(dtype: str, device: jax.Device) -> Support:
         return Support(_compute_capability(device) >= least, f"{dtype} tensor cores need compute capability {least}")
     if dtype == "float16":
         return Support(False, "XLA on CPU computes float16 products in float32")
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text().split() if info.exists() else []
-    has = "avx512_bf16" in flags or "amx_bf16" in flags
-    return Support(has, f"this CPU has {'' if has else 'neither '}AVX512-BF16 {'or' if has else 'nor'} AMX")
+    units = this_processor().fast_units("bfloat16")
+    return Support(bool(units), f"this CPU has {', '.join(units) or 'no bfloat16 units'}")
 
 
 def check_spec(spec: SessionSpec, device: jax.Device) -> None:
