@@ -1,9 +1,9 @@
 """The entry point of the torch backend: light facts, no framework."""
 
-from unifiedamp.backend import BackendPlugin, hookimpl
+from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
 
-def _load():  # type: ignore[no-untyped-def]
+def _load() -> type[Backend]:
     from .backend import TorchBackend
 
     return TorchBackend

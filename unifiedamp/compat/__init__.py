@@ -2,3 +2,20 @@
 
 Each module imports its framework; importing this package imports none.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..session import Amp
+
+
+def after_step(amp: Amp) -> None:
+    """Count a step that a framework's own loop made; poll the loss scale when it is due, and notify observers.
+
+    Raises:
+        LossScaleExhausted: ``max_consecutive_skips`` steps in a row were skipped.
+    """
+    if amp.loss_scale_settings.enabled:
+        amp.scale_monitor.after_step()

@@ -14,7 +14,7 @@ from typing import Any
 
 import unifiedamp as ua
 
-from .looks import after_step
+from . import after_step
 
 __all__ = ["close", "convert_hybrid_block", "convert_model", "init", "init_trainer", "scale_loss", "unscale"]
 
@@ -84,7 +84,7 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any) -> AbstractContextManager[A
     Raises:
         WrongObjectError: ``init_trainer`` was not called for it.
     """
-    return _scaler(optimizer_or_trainer, "scale_loss").scaled(loss)  # type: ignore[no-any-return]
+    return _scaler(optimizer_or_trainer, "scale_loss").scaled(loss)  # type: ignore[no-any-return]  # MXNet is untyped
 
 
 def unscale(optimizer_or_trainer: Any) -> None:

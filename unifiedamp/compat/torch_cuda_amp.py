@@ -20,7 +20,7 @@ import torch
 
 import unifiedamp as ua
 
-from .looks import after_step
+from . import after_step
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 

@@ -121,7 +121,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, emu
     out = Linear8.apply(flat, weight, low_bias, emulate)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if missing:
         out = out[:rows]
-    return out.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+    return out.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]  # as above
 
 
 def takes(x: Any) -> bool:

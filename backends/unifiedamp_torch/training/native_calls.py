@@ -120,7 +120,7 @@ class NativeCalls:
         """Refuse ``loss.backward()`` of the first loss from here on: its scaled form was differentiated."""
         pending = self._pending.get(id(optimizers[0]))
         if pending is not None:
-            loss.backward = functools.partial(self._refuse, optimizers)  # type: ignore[method-assign]
+            loss.backward = functools.partial(self._refuse, optimizers)  # type: ignore[method-assign]  # this loss alone
             pending.losses.append(loss)
 
     def check_first(self, optimizers: Sequence[Optimizer]) -> None:

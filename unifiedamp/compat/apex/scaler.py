@@ -14,7 +14,7 @@ from unifiedamp.backend import LossScale
 class PassGradients(torch.optim.Optimizer):
     """The gradients of one backward pass, as an optimizer whose step leaves them alone.
 
-    A session that steps it looks for inf and nan, divides by the scale and moves the scale: what Apex does when the
+    A session that steps it looks for inf and nan, divides by the scale and updates the scale: what Apex does when the
     context of ``scale_loss`` is left, and all that it does.
     """
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import unifiedamp as ua
 
-from ..looks import after_step
+from .. import after_step
 
 INITIAL, PERIOD = 2.0**15, 2000
 """What Keras starts a dynamic scale from, and the finite steps after which it doubles."""

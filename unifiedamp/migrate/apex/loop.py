@@ -73,8 +73,9 @@ def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
     for node in walk(with_.body):
         if not isinstance(node, cst.Call):
             continue
-        step = isinstance(node.func, cst.Attribute) and node.func.attr.value == "step"
-        if (step and loops.is_optimizer(node.func.value)) or "clip_grad" in dotted(node.func):  # type: ignore[attr-defined]
+        function = node.func
+        step = isinstance(function, cst.Attribute) and function.attr.value == "step" and function.value
+        if (step and loops.is_optimizer(step)) or "clip_grad" in dotted(function):
             work.block(node, f"{work.source.code(node)} inside amp.scale_loss, where gradients are still scaled",
                        "move it behind the with statement")  # fmt: skip
 

@@ -152,7 +152,7 @@ def _steps_others(facts: Facts, call: cst.Call) -> bool:
     if facts.in_scope(facts.calls("step", "scale_loss"), scope):
         later = [c for c in facts.source.methods("step") if facts.source.order[c] > facts.source.order[call]]
         later = [c for c in later if facts.source.scope(c) is scope and "sched" not in dotted(c.func)]
-        return bool(later) and facts.aliases.of(later[0].func.value) not in facts.sessions  # type: ignore[attr-defined]
+        return bool(later) and facts.aliases.of(later[0].func.value) not in facts.sessions  # type: ignore[attr-defined]  # a method
     return any(facts.source.scope(c) is scope and "opt" in dotted(c.func).lower() for c in facts.source.methods("step"))
 
 

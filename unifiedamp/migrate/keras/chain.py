@@ -132,6 +132,7 @@ def _first_names(assign: cst.Assign) -> set[str]:
     for target in assign.targets:
         node = target.target
         if isinstance(node, cst.Tuple | cst.List) and node.elements:
-            node = node.elements[0].value  # type: ignore[assignment]
-        found.add(dotted(node))
+            found.add(dotted(node.elements[0].value))
+        else:
+            found.add(dotted(node))
     return found

@@ -46,7 +46,7 @@ def _place(work: Work, with_: cst.With, record: cst.With, divided: str, scaled: 
         work.edits.statement(with_, divided)
         work.edits.after(record, scaled)
     else:
-        work.edits.after(record.body.body[-1], divided)  # type: ignore[arg-type]
+        work.edits.after(record.body.body[-1], divided)  # type: ignore[arg-type]  # a block's statement
         work.edits.statement(with_, scaled)
 
 

@@ -170,9 +170,9 @@ def _bound(aliases: Aliases, scope: cst.CSTNode, groups: dict[Key | None, cst.Ba
 def _common_block(source: Source, scope: cst.CSTNode, nodes: Sequence[cst.CSTNode]) -> cst.IndentedBlock | cst.Module:
     """Return the innermost block that holds all nodes."""
     for above in source.above(nodes[0]):
-        block = isinstance(above, cst.IndentedBlock | cst.Module)
-        if block and all(source.in_block(node, above) is not None for node in nodes):  # type: ignore[arg-type]
-            return above  # type: ignore[return-value]
+        block = above if isinstance(above, cst.IndentedBlock | cst.Module) else None
+        if block is not None and all(source.in_block(node, block) is not None for node in nodes):
+            return block
         if above is scope:
             break
     return source.block(source.statement(nodes[0]))
