@@ -164,7 +164,7 @@ def tests_python313(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def tests_jax(session: nox.Session) -> None:
-    """The third-party backend, a distribution of its own: its tests and the conformance suite, on JAX."""
+    """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     pytest(session, "jax", 300, "examples/third_party_backend/tests")
 

@@ -48,7 +48,7 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "subprocess", forked.like_subprocess())
 
     def apart(*arguments: object, popen: Any = forked.Popen) -> Done:
-        """In a process of its own."""
+        """In a separate process."""
         line = [sys.executable, "-c", "from unifiedamp.cli import app; app()", *map(str, arguments)]
         result = forked.run(line, popen)
         return Done(result.returncode, result.stdout, result.stderr)

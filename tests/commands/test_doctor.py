@@ -45,7 +45,7 @@ def test_every_registered_backend_is_there(examined):
 
 
 def test_its_answers_are_the_capabilities(examined, backend):
-    """The worker, a process of its own, says what the capabilities in this one say."""
+    """The worker, a separate process, says what the capabilities in this one say."""
     known = ua.available_backends()[backend].capabilities.policies
     said = examined["backends"][backend]["policies"]
     assert {name: (one["ok"], one["helps"], one["reason"]) for name, one in said.items()} == {

@@ -1,4 +1,4 @@
-"""torch.cuda.amp's spellings: the write-ups' own lines train, overflow skips, the scale moves as the reference does."""
+"""torch.cuda.amp's spellings: the write-ups' own lines train, overflow skips, the scale follows the reference."""
 
 import copy
 from dataclasses import replace

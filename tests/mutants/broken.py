@@ -190,13 +190,13 @@ class TheSecondLossReplacesTheFirst(ToyTraining):
             yield scaled
 
 
-@mutant("test_each_skips_by_itself_and_the_scale_moves_once")
+@mutant("test_each_skips_by_itself_and_the_scale_is_updated_once")
 class TheScaleMovesWithEachOptimizer(ToyTraining):
     def step(self, optimizer, update_scale):
         return super().step(optimizer, True)
 
 
-@mutant("test_each_skips_by_itself_and_the_scale_moves_once")
+@mutant("test_each_skips_by_itself_and_the_scale_is_updated_once")
 class OneOverflowSkipsTheOthers(ToyTraining):
     def _decide(self, optimizer):
         return super()._decide(optimizer) or any(self.found.values())
@@ -273,7 +273,7 @@ class DiscardedStepBacksOff(ToyTraining):
         super().zero_grad(optimizer)
 
 
-@mutant("test_static_scale_skips_and_never_moves")
+@mutant("test_static_scale_skips_and_never_changes")
 class StaticScaleAppliesAnything(ToyTraining):
     def _decide(self, optimizer):
         found = super()._decide(optimizer)

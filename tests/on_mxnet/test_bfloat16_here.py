@@ -36,7 +36,7 @@ def test_bfloat16_is_refused_exactly_where_the_cpu_lacks_avx512():
 
 
 def test_mxnet_itself_fails_exactly_there():
-    """A dense layer by MXNet's own operators, in a process of its own: MXNet does not forget one that failed."""
+    """A dense layer by MXNet's own operators, in a separate process: MXNet does not forget one that failed."""
     run = forked.run([sys.executable, "-c", DENSE])
     said = run.stdout.splitlines()
     assert said[0] == "cast"

@@ -1,4 +1,4 @@
-"""Two replicas of a ``MirroredStrategy``: they sum their gradients, decide alike, and the scale moves once."""
+"""Two replicas of a ``MirroredStrategy``: they sum their gradients, decide alike, and the scale is updated once."""
 
 import json
 import os

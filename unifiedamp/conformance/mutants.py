@@ -280,7 +280,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def _in_a_fork(run: Callable[[], dict[str, Any]], limit: float) -> dict[str, Any]:
-    """Return what ``run`` returns in a process of its own; "died" says how one ended that returned nothing."""
+    """Return what ``run`` returns in a separate process; "died" says how one ended that returned nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
         process = os.fork()

@@ -64,10 +64,10 @@ class Batch:
             except AmpError as error:
                 self._failed(error)
                 if self._folder:
-                    self._take_back(changed[:place])
+                    self._restore(changed[:place])
                     return
 
-    def _take_back(self, written: list[Migration]) -> None:
+    def _restore(self, written: list[Migration]) -> None:
         """Put back the files of a folder that were written before one could not be."""
         for one in written:
             files.write(Migration(one.path, one.after, one.before))

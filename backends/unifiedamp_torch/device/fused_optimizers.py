@@ -21,11 +21,11 @@ def why_not_fused(optimizer: torch.optim.Optimizer) -> str:
         return f"{name} has no fused form"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"this {name} is differentiable"
-    reasons = (_why_not(name, param) for group in optimizer.param_groups for param in group["params"])
+    reasons = (_rejection_reason(name, param) for group in optimizer.param_groups for param in group["params"])
     return next((reason for reason in reasons if reason), "")
 
 
-def _why_not(name: str, param: torch.Tensor) -> str:
+def _rejection_reason(name: str, param: torch.Tensor) -> str:
     kind = traits(param.device)
     if not torch.is_floating_point(param):
         return f"it has parameters of dtype {param.dtype}"

@@ -64,13 +64,13 @@ def choose(model: torch.nn.Module, dtypes: Mapping[str, str]) -> dict[str, str]:
         dtypes: layer path → dtype that ``layer_overrides`` gave it.
     """
     return {
-        path: why_not(path, module, dtypes)
+        path: rejection_reason(path, module, dtypes)
         for path, module in modules_by_path(model).items()
         if isinstance(module, torch.nn.Linear)
     }
 
 
-def why_not(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> str:
+def rejection_reason(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> str:
     """Return why a linear layer does not run in float8; "" where it does."""
     kept = dtype_at(path, dtypes)
     if kept:

@@ -12,7 +12,7 @@ from unifiedamp.backend import LossScale
 
 from . import lists
 from .forward import AutocastForward
-from .objects import objects_of, params_of, strays, trained_by_name
+from .objects import objects_of, params_of, trained_by_name, unowned_params
 from .options import DISABLED, Options, report, resolve
 from .scaler import LossScaler
 from .settings import check_losses, loss_scale_of, policy_of
@@ -97,7 +97,7 @@ def _attach(
     masters = bool(options.master_weights) and policy.param_dtype != "float32"
     session = ua.Amp("torch", policy=policy, loss_scale="none", device=str(device), master_weights=masters)
     own = [params_of(optimizer) for optimizer in optimizers]
-    session.prepare(*models, *strays(models, own, options), *optimizers)
+    session.prepare(*models, *unowned_params(models, own, options), *optimizers)
     if policy.is_mixed:
         for model in models:
             AutocastForward(model, session)

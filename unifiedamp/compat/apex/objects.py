@@ -70,7 +70,7 @@ def params_of(optimizer: Any) -> list[Any]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def strays(models: list[Any], own: list[list[Any]], options: Options) -> list[Any]:
+def unowned_params(models: list[Any], own: list[list[Any]], options: Options) -> list[Any]:
     """Return what holds the optimizers' parameters of no model; Apex takes those, and casts none of them."""
     known = {id(param) for model in models for param in model.parameters()}
     found = {id(param): param for params in own for param in params if id(param) not in known}

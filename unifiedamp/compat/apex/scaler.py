@@ -54,7 +54,7 @@ class LossScaler:
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale moves."""
+        """Whether the scale changes."""
         return isinstance(self.session.loss_scale_settings, ua.DynamicLossScale)
 
     def loss_scale(self) -> float:

@@ -22,7 +22,7 @@ def LossScaleOptimizer(
 ) -> Any:
     """Return a Keras optimizer with ``get_scaled_loss``, ``get_unscaled_gradients`` and ``loss_scale``.
 
-    ``apply_gradients`` skips where a gradient is inf or nan, as found before clipping, and moves the scale; so does
+    ``apply_gradients`` skips where a gradient is inf or nan, as found before clipping, and updates the scale; so does
     ``model.fit``. It is an instance of Keras's own class, so ``model.compile`` does not wrap it again.
 
     Args:

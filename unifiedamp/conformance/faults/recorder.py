@@ -1,4 +1,4 @@
-"""What the recorder is told."""
+"""What the recorder receives."""
 
 # ruff: noqa: D102 (the role says what each method means, the class what is wrong with it)
 
@@ -82,7 +82,7 @@ class ActivationsLost(_Changed):
 
 @fault("test_a_layer_that_overflows_is_named_as_the_first", needs="recording")
 class ActivationsReversed(_Changed):
-    """Layers are told in reverse."""
+    """Layers are reported in reverse."""
 
     def _other(self, seen: recording.RecordedStep) -> recording.RecordedStep:
         return replace(seen, activations=tuple(reversed(seen.activations)))
@@ -90,7 +90,7 @@ class ActivationsReversed(_Changed):
 
 @fault("test_an_epsilon_that_float16_loses_is_named", needs="recording")
 class EpsilonsLost(RecorderFault):
-    """No layer's epsilon is told."""
+    """No layer's epsilon is reported."""
 
     def epsilons(self) -> list[recording.Epsilon]:
         return []

@@ -55,7 +55,7 @@ class ScaleUpdatedOneStepLate(TrainingFault):
         return outcome
 
 
-@fault("test_each_skips_by_itself_and_the_scale_moves_once", needs="several_optimizers")
+@fault("test_each_skips_by_itself_and_the_scale_is_updated_once", needs="several_optimizers")
 class ScaleUpdatedByEachOptimizer(TrainingFault):
     """Each optimizer's step updates the scale, not each iteration."""
 
@@ -123,7 +123,7 @@ class ResultGivesNoReason(_Tells):
 
 @fault("test_exhaustion_names_tensors_and_the_loss")
 class ReportNamesNothing(TrainingFault):
-    """What was not finite is not told."""
+    """What was not finite is not reported."""
 
     def nonfinite_report(self) -> NonFiniteReport:
         return NonFiniteReport((), self.inner.nonfinite_report().loss_was_finite)

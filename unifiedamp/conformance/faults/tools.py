@@ -117,7 +117,7 @@ class PlanIsEmpty(Backend):
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
 class WeightsNotWritten(WeightsFault):
-    """``write_weights`` does nothing."""
+    """``Weights.write`` does nothing."""
 
     def write(self, model: Any, weights: Mapping[str, Any]) -> None:
         """Forgotten."""
@@ -125,7 +125,7 @@ class WeightsNotWritten(WeightsFault):
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
 class WeightsReadInHalf(WeightsFault):
-    """``read_weights`` rounds to float16."""
+    """``Weights.read`` rounds to float16."""
 
     def read(self, model: Any) -> dict[str, Any]:
         return {name: value.astype(np.float16).astype(np.float32) for name, value in self.inner.read(model).items()}
@@ -133,7 +133,7 @@ class WeightsReadInHalf(WeightsFault):
 
 @fault("test_weights_come_back", "test_weights_are_the_parameters", needs="float32_weights")
 class OneWeightLeftOut(WeightsFault):
-    """``read_weights`` leaves the last weight out."""
+    """``Weights.read`` leaves the last weight out."""
 
     def read(self, model: Any) -> dict[str, Any]:
         return dict(list(self.inner.read(model).items())[:-1])
@@ -141,7 +141,7 @@ class OneWeightLeftOut(WeightsFault):
 
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
 class ConvertedInPlace(ConverterFault):
-    """``convert_model`` returns the model itself."""
+    """``Converter.convert`` returns the model itself."""
 
     def convert(self, model: Any, inputs: Sequence[Any], policy: Policy) -> Any:
         self.inner.convert(model, inputs, policy)

@@ -145,7 +145,7 @@ def test_zeros(harness, form, settings):
 @pytest.mark.needs("float8")
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_canonical_trace_in_float8(harness, form, settings, bad):
-    """An inf or nan in an activation reaches the finite check: the scale moves as in the canonical trace."""
+    """An inf or nan in an activation reaches the finite check: the scale changes as in the canonical trace."""
     run = Layers(harness, settings, layers(16, 32, 16), form=form, lr=1e-3, loss_scale=SCALE)
     good = batch(16, 16)
     worse = good.copy()

@@ -117,7 +117,7 @@ def test_unscaling_one_leaves_the_other_scaled(harness, form):
 
 @pytest.mark.parametrize("bad", range(3))
 def test_three_with_one_that_skips(harness, form, bad):
-    """In any place: two are applied, one is skipped, and the scale moves once."""
+    """In any place: two are applied, one is skipped, and the scale is updated once."""
     trio = Trio(harness, form, count=3)
 
     def step(x, y, z):
@@ -163,7 +163,7 @@ def test_names_are_those_of_the_optimizer_that_skipped(harness, form):
     assert told == [(one,), (two,), (two,), (one,)]
 
 
-def test_results_tell_of_each_and_the_scale_moves_at_the_end(harness):
+def test_results_tell_of_each_and_the_scale_is_updated_at_the_end(harness):
     trio, told = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1)), []
     for first, second in ((1.0, 1.0), (INF, 1.0), (1.0, INF), (INF, INF)):
         x, y = trio.native(first), trio.native(second)
@@ -179,7 +179,7 @@ def test_results_tell_of_each_and_the_scale_moves_at_the_end(harness):
 
 @pytest.mark.parametrize("gradient", [1.0, INF])
 def test_a_step_without_gradients_decides_nothing(harness, gradient):
-    """It ends the iteration all the same, in which the scale moves by what the others found."""
+    """It ends the iteration all the same, in which the scale changes by what the others found."""
     trio = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1))
     x = trio.native(gradient)
     trio.amp.backward(lambda: trio.models[0](x), trio.optimizers[0])
@@ -209,7 +209,7 @@ def test_a_discarded_step_decides_nothing(harness, gradient):
 
 @pytest.mark.parametrize("gradient", [1.0, INF])
 def test_a_step_after_a_discarded_one_ends_the_iteration(harness, gradient):
-    """The first is discarded, the second is not: the iteration ends with the second, and the scale moves by it."""
+    """The first is discarded, the second is not: the iteration ends with the second, and the scale changes by it."""
     trio = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1))
     x = trio.native(gradient)
     for expected in (8.0, 16.0) if gradient == 1.0 else (2.0, 1.0):

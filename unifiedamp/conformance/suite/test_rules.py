@@ -118,7 +118,7 @@ def test_no_scaler_leaves_everything_to_the_framework(harness, form):
     assert (run.amp.loss_scale, run.amp.applied_steps, run.amp.skipped_steps) == (1.0, 1, 0)
 
 
-def test_static_scale_skips_and_never_moves(harness, form):
+def test_static_scale_skips_and_never_changes(harness, form):
     run = probe_run(harness, form, loss_scale=128.0)
     for gradient in (1.0, INF, 1.0):
         run.feed(gradient)

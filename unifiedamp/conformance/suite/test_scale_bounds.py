@@ -1,4 +1,4 @@
-"""How the scale moves: at any factor, to its bounds and never past them, in every form."""
+"""How the scale changes: at any factor, to its bounds and never past them, in every form."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Several optimizers share one scale: each skips by itself, the scale moves once per iteration."""
+"""Several optimizers share one scale: each skips by itself, the scale is updated once per iteration."""
 
 import math
 
@@ -39,7 +39,7 @@ class Pair:
         self.amp.step(optimizer)
 
 
-def test_each_skips_by_itself_and_the_scale_moves_once(harness, form):
+def test_each_skips_by_itself_and_the_scale_is_updated_once(harness, form):
     pair = Pair(harness, form)
 
     def step(x, y):

@@ -93,7 +93,7 @@ class Clips:
         optimizers = [masters] if masters else self._stepped_after(call)
         if not optimizers or self._unscaled_before(call):
             return
-        self._tell_of_scaled(call)
+        self._warn_scaled(call)
         limit = self._whole(call, optimizers, masters is not None or self._beside_masters(call))
         amp = self._loops.session_at(call)
         if limit is None:
@@ -117,7 +117,7 @@ class Clips:
             self._moved.add((step, code))
             self._work.edits.before(step, code)
 
-    def _tell_of_scaled(self, node: cst.CSTNode) -> None:
+    def _warn_scaled(self, node: cst.CSTNode) -> None:
         """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
         source, order = self._source, self._source.order[node]
         sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
@@ -215,7 +215,7 @@ class Clips:
         optimizers = self._stepped_after(node)
         if optimizers and not self._unscaled_before(node):
             if self._source.statement(node) not in self._unscaled:
-                self._tell_of_scaled(node)
+                self._warn_scaled(node)
             self._unscale(node, optimizers)
 
     def _unscale(self, node: cst.CSTNode, optimizers: list[str]) -> None:
