@@ -27,7 +27,7 @@ def scale_loss(
 ) -> Iterator[Any]:
     """Yield the loss times the loss scale, a float32 tensor to call ``backward()`` on.
 
-    On exit, the gradients are checked for inf and nan and divided by the scale, the scale is updated, and gradients from
+    On exit, gradients are checked for inf and nan and divided by the scale, the scale is updated, and gradients from
     before are added. If something was not finite, the next ``optimizer.step()`` does nothing.
 
     Args:
