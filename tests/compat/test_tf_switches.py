@@ -3,6 +3,7 @@
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.backend import Processor
 from unifiedamp_tensorflow.device import hardware
 from unifiedamp_tensorflow.device.environment import environment_defaults
 from unifiedamp_tensorflow.device.selection import DeviceInfo
@@ -17,9 +18,13 @@ def unset(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def pretend_processor(monkeypatch, *flags):
+    monkeypatch.setattr(hardware, "this_processor", lambda: Processor("a CPU", "?", "?", frozenset(flags)))
+
+
 @pytest.fixture
 def able_cpu(monkeypatch):
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512f"}))
+    pretend_processor(monkeypatch, "avx512f")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_a_policy_that_is_given_stands(able_cpu, monkeypatch):
 
 
 def test_where_the_rewrite_does_nothing_it_is_said(monkeypatch):
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+    pretend_processor(monkeypatch, "avx2")
     monkeypatch.setenv(GRAPH_ALONE, "1")
     with pytest.warns(ua.PolicyWarning, match=f"{GRAPH_ALONE} has no effect: .*CPUs without AVX512"):
         amp = ua.Amp("tensorflow", device="cpu")
