@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
 from unifiedamp.backend import Weights
@@ -30,9 +29,7 @@ class TensorFlowWeights(Weights):
         self._master_of = master_of
 
     def read(self, model: Model) -> dict[str, Any]:
-        return {
-            name: np.array(tf.cast(self._true(variable), tf.float32)) for name, variable in _floating(model).items()
-        }
+        return {name: _float32(self._true(variable)) for name, variable in _floating(model).items()}
 
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
         for name, variable in _floating(model).items():
@@ -44,6 +41,11 @@ class TensorFlowWeights(Weights):
     def _true(self, variable: Variable) -> Variable:
         master = self._master_of(variable)
         return variable if master is None else master
+
+
+def _float32(variable: Variable) -> Any:
+    # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
+    return tf.convert_to_tensor(tf.cast(variable, tf.float32)).numpy().copy()
 
 
 def _floating(model: Model) -> Named:

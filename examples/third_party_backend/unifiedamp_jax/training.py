@@ -87,6 +87,8 @@ class JaxTraining(Training):
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         buffer = self._buffer(optimizer)
+        if not buffer.grads:
+            return jnp.zeros(())
         buffer.grads, norm = scaler.clipped_norm(buffer.grads, max_norm)
         return norm
 
