@@ -104,3 +104,13 @@ def test_wanting_skip_reports_reaches_the_backend():
         for wanted in (True, False):
             monitored.wants_skip_report = wanted
             assert (backend.keeps, backend.collects) == (wanted, wanted and free)
+
+
+def test_polls_become_rare_where_a_compiled_step_makes_reading_synchronize():
+    backend = Backend(free=True)
+    monitored = monitor(backend)
+    monitored.after_step()
+    backend.reads_without_sync = False
+    for _ in range(2 * POLL_INTERVAL + 1):
+        monitored.after_step()
+    assert backend.polled == 4  # after two steps, then once per interval

@@ -26,7 +26,7 @@ class ScaleMonitor:
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
         self._training = backend.training
-        self._free = backend.device.reads_without_sync
+        self._device = backend.device
         self._limit = loss_scale.max_consecutive_skips
         self.steps = 0
         self._last: ScaleState | None = None
@@ -63,11 +63,15 @@ class ScaleMonitor:
 
     def _configure(self) -> None:
         wanted = self._wants_skip_report or self._hooks is not None
-        self._collecting = self._near_limit or (wanted and self._free)
+        self._collecting = self._near_limit or (wanted and self._device.reads_without_sync)
         self._training.collect_nonfinite_report(self._collecting)
         self._training.keep_skip_report(wanted)
         self._must_read = self._collecting or self._hooks is not None
-        self._interval = 1 if self._free or self._must_read else POLL_INTERVAL
+
+    @property
+    def _interval(self) -> int:
+        # Compiling a step can end reading without a synchronization.
+        return 1 if self._device.reads_without_sync or self._must_read else POLL_INTERVAL
 
     def after_step(self) -> None:
         """Count a step; poll the scale when it is due.
