@@ -199,21 +199,14 @@ def install(session: nox.Session, *what: str) -> None:
 
 
 def uv_settings() -> dict[str, str]:
-    """Return pip's configuration for uv, which does not read pip's files and would look elsewhere for packages."""
-    names = {
-        "find-links": ("UV_FIND_LINKS", ","),
-        "index-url": ("UV_DEFAULT_INDEX", " "),
-        "extra-index-url": ("UV_INDEX", " "),
-        "constraint": ("UV_CONSTRAINT", " "),
-        "cert": ("SSL_CERT_FILE", " "),
-    }
+    """Return pip's configuration as uv's variables, which have the same names; uv does not read pip's files."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, timeout=60
     )
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # of all places, the newest version, as pip does
     for line in listed.stdout.splitlines():
         key, _, value = line.partition("=")
-        variable, separator = names.get(key.rpartition(".")[2], ("", ""))
-        if variable:
-            found[variable] = separator.join(ast.literal_eval(value).split())
+        option = key.rpartition(".")[2]
+        name = "SSL_CERT_FILE" if option == "cert" else f"UV_{option.upper().replace('-', '_')}"
+        found[name] = ("," if option.endswith("links") else " ").join(ast.literal_eval(value).split())
     return found

@@ -1,7 +1,7 @@
 """Ends a process at one place among all that it does to a disk: before, within or after a write, or around a call.
 
 A place is given by its number among all, or by its name and its number among those of that name; ``Disk(None)`` only
-lists them. Whoever is killed at any moment is killed between two of them.
+lists them. A kill at any moment falls between two of them.
 """
 
 from __future__ import annotations

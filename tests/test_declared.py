@@ -3,6 +3,9 @@
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.backend import FEATURES
+from unifiedamp.conformance.harness import Harness, load_harness
+from unifiedamp.conformance.optional import OptionalHarness
 from unifiedamp.policy import OP_VOCABULARY
 
 LAYERS = ("linear", "conv", "conv_transpose", "attention", "embedding", "rnn", "layer_norm")
@@ -39,3 +42,39 @@ def test_float64_is_not_refused(backend):
 def test_these_overrides_are_not_refused(backend, op, choice):
     policy = ua.Policy(compute_dtype="bfloat16", op_overrides={op: choice})
     ua.Amp(backend, policy, device="cpu").close()
+
+
+LACKING = {
+    "torch": {"kernel_profile"},
+    "tensorflow": {"kernel_profile"},
+    "mxnet": {"float8", "no_device_wait", "kernel_profile"},
+}
+"""Features that a backend does not declare on a CPU; tests of these do not count on it."""
+WITHOUT = {
+    "torch": {"device_steps", "rescaled_sgd"},
+    "tensorflow": {"device_steps", "extend", "grouped_sgd", "rescaled_sgd", "rest", "native_backward", "native_step"},
+    "mxnet": {"extend", "rest"},
+}
+"""Native objects and calls that a framework lacks; tests that need one are skipped on it."""
+
+
+def public_methods(cls):
+    return {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize("backend", [name for name in LACKING if ua.available_backends()[name].installed])
+def test_every_other_feature_is_declared(backend):
+    amp = ua.Amp(backend, "float32", device="cpu")
+    features = amp.capabilities.features
+    amp.close()
+    assert set(features) == set(FEATURES)
+    assert {name for name, answer in features.items() if not answer} == LACKING[backend]
+
+
+@pytest.mark.parametrize("backend", [name for name in WITHOUT if ua.available_backends()[name].installed])
+def test_the_harness_has_every_other_hook(backend):
+    cls = type(load_harness(backend))
+    hooks = {name: base for base in (OptionalHarness, Harness) for name in public_methods(base)}
+    defaults = {"capabilities", "file"}  # what Harness itself answers
+    missing = {name for name, base in hooks.items() if getattr(cls, name) is getattr(base, name)}
+    assert missing - defaults == WITHOUT[backend]

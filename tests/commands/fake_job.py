@@ -71,52 +71,62 @@ MISBEHAVE = {
 """What a job does instead of answering; named by FAKE_DOES, at the request FAKE_AT, under the policy FAKE_IS."""
 
 
-def make(tell):
-    state = {}
+class FakeJob:
+    """A job's answers, each by its request's name; ``tell`` reports progress."""
 
-    def begin(config, out, amp, train):
+    def __init__(self, tell):
+        self.tell = tell
+        self.policy, self.scale, self.seconds = None, {}, 0.0
+
+    @property
+    def name(self):
+        return self.policy.name
+
+    def begin(self, config, out, amp, train):
         policy = Policy.parse(amp["policy"])
         if policy.param_dtype == "float16":
             raise PolicyNotSupportedError("no float16 here")
-        scale = amp.get("loss_scale") or {}
-        state.update(policy=policy, name=policy.name, size=train.get("batch_size", 64), scale=scale)
+        self.policy, self.scale = policy, amp.get("loss_scale") or {}
         slow = os.environ.get("FAKE_SLOW") == policy.name
-        state["seconds"] = 64 / (100.0 if slow else SPEED.get(policy.name, 100.0))
+        self.seconds = 64 / (100.0 if slow else SPEED.get(policy.name, 100.0))
         return {"policy": str(policy), "device": "none", "samples": 1437, "window": 1, "notes": ["a note"]}
 
-    def train():
-        if state["name"] == "bfloat16":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if state["policy"].op_overrides:
-            raise LossScaleExhausted("exhausted", skips=50, scale=1.0, tensors=(), loss_was_finite=True)
-        if state["policy"].layer_overrides:
-            raise OutOfMemory("out of memory")
-        if os.environ.get("FAKE_HANGS") == state["name"]:
-            tell([1, 10])
-            time.sleep(600)
-        tell([5, 10])
-        accuracy = 0.9 if state["name"] == "float32" else 0.91
+    def train(self):
+        self._fail()
+        self.tell([5, 10])
+        accuracy = 0.9 if self.name == "float32" else 0.91
         curves = {"losses": [2.0, None, 1.0], "scales": [[1, 1024.0, 0], [2, 512.0, 1]]}
         scores = dict.fromkeys(("precision", "recall", "f1"), 0.5)
-        state_ = {"scale": 512.0, "applied_steps": 2, "skipped_steps": 1, "peak_memory": 2**30, "memory_of": "device"}
-        return {"accuracy": accuracy, **scores, "test_images": 360, "loss": 1.0, **curves, **state_}
+        state = {"scale": 512.0, "applied_steps": 2, "skipped_steps": 1, "peak_memory": 2**30, "memory_of": "device"}
+        return {"accuracy": accuracy, **scores, "test_images": 360, "loss": 1.0, **curves, **state}
 
-    def turn(windows):
-        return {"seconds": windows * state["seconds"], "samples": 64 * windows}
+    def _fail(self):
+        if self.name == "bfloat16":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.policy.op_overrides:
+            raise LossScaleExhausted("exhausted", skips=50, scale=1.0, tensors=(), loss_was_finite=True)
+        if self.policy.layer_overrides:
+            raise OutOfMemory("out of memory")
+        if os.environ.get("FAKE_HANGS") == self.name:
+            self.tell([1, 10])
+            time.sleep(600)
 
-    def fits(batch_size, memory):
-        if batch_size > FITS[state["name"]] and state["name"] == "mixed_float16":
+    def turn(self, windows):
+        return {"seconds": windows * self.seconds, "samples": 64 * windows}
+
+    def fits(self, batch_size, memory):
+        if batch_size > FITS[self.name] and self.name == "mixed_float16":
             os._exit(1)
-        return batch_size <= FITS[state["name"]]
+        return batch_size <= FITS[self.name]
 
-    def profile(windows):
+    def profile(self, windows):
         return {"kernels": {"ampere_sgemm_32x128_tn": 1.0, "ampere_fp16_s16816gemm_fp16_128x128_nn": 3.0}}
 
-    def probe(steps, clean):
+    def probe(self, steps, clean):
         """Loss 1, or 1.5 under float16 unless the sensitive layers are in float32."""
-        whole = {glob for glob, dtype in state["policy"].layer_overrides.items() if dtype == "float32"}
-        loss = 1.5 if state["name"] == "mixed_float16" and not whole >= SENSITIVE else 1.0
-        scale = state["scale"].get("initial_scale", 1.0)
+        whole = {glob for glob, dtype in self.policy.layer_overrides.items() if dtype == "float32"}
+        loss = 1.5 if self.name == "mixed_float16" and not whole >= SENSITIVE else 1.0
+        scale = self.scale.get("initial_scale", 1.0)
         skipped, count = [], 0
         while len(skipped) < steps and not (clean and len(skipped) - count >= clean):
             if scale > CLEAN:
@@ -125,12 +135,14 @@ def make(tell):
         found = {"losses": [loss] * len(skipped), "skipped": skipped, "stopped": "", "layers": ["a", "b", "c", "d"]}
         return {**found, "scale": scale}
 
-    known = {f.__name__: f for f in (begin, train, turn, fits, profile, probe)}
+
+def make(tell):
+    job = FakeJob(tell)
 
     def handle(request):
         name = request.pop("do")
-        answer = known[name](**request)
-        if (os.environ.get("FAKE_AT"), os.environ.get("FAKE_IS")) == (name, state["name"]):
+        answer = getattr(job, name)(**request)
+        if (os.environ.get("FAKE_AT"), os.environ.get("FAKE_IS")) == (name, job.name):
             print("last words", file=sys.stderr, flush=True)
             return MISBEHAVE[os.environ["FAKE_DOES"]](tell, answer)
         return answer

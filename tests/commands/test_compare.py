@@ -79,7 +79,8 @@ def test_a_mixed_policy_that_cannot_run_says_so(command, backend):
     else:
         refused = ["mixed_bfloat16"]
     if not refused:
-        pytest.skip(f"every preset runs on {backend} here")
+        assert not ua.available_backends()[backend].capabilities.device.startswith("cpu")
+        pytest.skip(f"every preset runs on {backend}'s GPU")
     done = command("compare", "digits_mlp", "--backends", backend, "--policies", refused[0], "--json")
     assert done.code == 1
     (row,) = done.json["rows"]
@@ -116,7 +117,9 @@ def test_a_memory_limit_holds():
 
 
 def test_without_tensor_cores_profile_says_so_in_one_line(command, backend):
-    if ua.available_backends()[backend].capabilities.feature("kernel_profile"):
+    capabilities = ua.available_backends()[backend].capabilities
+    if capabilities.feature("kernel_profile"):
+        assert not capabilities.device.startswith("cpu")
         pytest.skip("there is a GPU")
     done = command("compare", "digits_mlp", "--backends", backend, "--policies", "float32", "--compile", "off",
                    "--epochs", 1, "--samples", 64, "--batch-sizes", 32, "--rounds", 1, "--profile")  # fmt: skip

@@ -103,7 +103,7 @@ class NoGradientsCountAsApplied(ToyTraining):
         return StepResult.of(True, False, result.APPLIED, told.scale, told.next_scale)
 
 
-@mutant("test_results_tell_of_each_and_the_scale_is_updated_at_the_end")
+@mutant("test_each_step_has_its_result_and_the_scale_is_updated_at_the_end")
 class TellsOnlyTheNewScale(ToyTraining):
     def step(self, optimizer, update_scale):
         told = super().step(optimizer, update_scale)

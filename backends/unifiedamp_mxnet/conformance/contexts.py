@@ -64,7 +64,7 @@ def steps(
     parameters = [to_numpy(model.w0.data(context)).item() for context in CONTEXTS]
     if not masters:
         return [(value, value) for value in parameters]
-    # Plain SGD keeps a master beside no state of its own; which comes first differs between MXNet 1 and 2.
+    # Plain SGD has no state besides the master; their order differs between MXNet 1 and 2.
     states = [next(part for part in updater.states[0] if part is not None) for updater in trainer._updaters]
     return list(zip(parameters, [state.asnumpy().item() for state in states], strict=True))
 

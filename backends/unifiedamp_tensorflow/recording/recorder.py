@@ -26,7 +26,7 @@ class TensorFlowRecorder(Recorder):
         current: what records now; None outside recorded steps.
     """
 
-    means = "recorded steps of compiled loops have a trace of their own"
+    means = "recorded steps of compiled loops run a separate trace"
 
     def __init__(
         self, prepared: PreparedObjects, distributed: TensorFlowDistributed, scaler: DeviceScaler | None

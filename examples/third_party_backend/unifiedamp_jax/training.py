@@ -113,7 +113,7 @@ class JaxTraining(Training):
         return self._result(found, reason, before)
 
     def _apply_or_skip(self, optimizer: Any, buffer: scaler.GradientBuffer, trained: gradients.Trained) -> Any:
-        """Apply or skip, and count; return whether a gradient was not finite (None: nobody looked)."""
+        """Apply or skip, and count; return whether a gradient was not finite (None: not checked)."""
         found = None
         if self._spec.loss_scale.enabled:
             if buffer.bad is None:

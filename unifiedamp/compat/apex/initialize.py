@@ -66,9 +66,10 @@ def initialize(
             parameters.
     """
     amp_state.verbosity = verbosity
+    given = models if optimizers is None else (models, optimizers)
     if not enabled:
         amp_state.opt_properties, amp_state.loss_scalers = DISABLED, []
-        return models if optimizers is None else (models, optimizers)
+        return given
     overrides = {
         "cast_model_type": cast_model_type,
         "patch_torch_functions": patch_torch_functions,
@@ -80,13 +81,19 @@ def initialize(
     scale = loss_scale_of(options, min_loss_scale, max_loss_scale)
     policy = policy_of(options, cast_model_outputs)
     check_losses(num_losses)
-    every_model, every_optimizer = objects_of(models, optimizers)
+    _start(*objects_of(models, optimizers), options, policy, [scale] * num_losses)
+    return given
+
+
+def _start(
+    models: list[Any], optimizers: list[Any], options: Options, policy: ua.Policy, scales: Sequence[LossScale]
+) -> None:
+    """Turn on what the options ask for, and note it in ``amp_state`` once nothing can fail."""
     if options.patch_torch_functions:
         lists.apply()
     amp_state.say(report(options))
-    scalers = _attach(every_model, every_optimizer, options, policy, [scale] * num_losses)
+    scalers = _attach(models, optimizers, options, policy, scales)
     amp_state.opt_properties, amp_state.loss_scalers = options, scalers
-    return models if optimizers is None else (models, optimizers)
 
 
 def _attach(

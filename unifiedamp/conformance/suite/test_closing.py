@@ -53,7 +53,7 @@ def trained(harness, amp, model, optimizer, steps=2):
 
 
 def test_the_process_is_as_before(harness, options):
-    gc.collect()  # sessions that nobody closed
+    gc.collect()  # sessions that were not closed
     threads = {thread.name for thread in threading.enumerate()}
     before = harness.global_state()
     amp = session(harness, **options)

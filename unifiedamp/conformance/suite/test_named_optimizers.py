@@ -163,7 +163,7 @@ def test_names_are_those_of_the_optimizer_that_skipped(harness, form):
     assert told == [(one,), (two,), (two,), (one,)]
 
 
-def test_results_tell_of_each_and_the_scale_is_updated_at_the_end(harness):
+def test_each_step_has_its_result_and_the_scale_is_updated_at_the_end(harness):
     trio, told = Trio(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=1)), []
     for first, second in ((1.0, 1.0), (INF, 1.0), (1.0, INF), (INF, INF)):
         x, y = trio.native(first), trio.native(second)

@@ -152,7 +152,7 @@ def test_operations_after_an_exception(harness):
 
 @pytest.mark.needs("op_overrides")
 def test_operations_of_nested_regions(harness):
-    """Each region has the overrides of its own session, again when the one inside it was left."""
+    """Each region runs under its session's overrides, also after a nested region of another session."""
     if not harness.overrides_reach_run_op:
         pytest.skip("declared: op overrides act on the layers of prepared models alone")
     kept = session(harness, policy=MIXED.replace(op_overrides={harness.low_precision_op: "float32"}))
