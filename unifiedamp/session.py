@@ -8,13 +8,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from .backend import Backend, Capabilities, ScaledLoss, SessionSpec, StepResult, Tuning
+from .backend import Capabilities, ScaledLoss, StepResult, Tuning
 from .backend.tuning import compile_mode
 from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, read_session
 from .config import values
 from .config.resolve import resolve
-from .errors import PolicyWarning
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
@@ -56,7 +55,8 @@ class Amp:
         scale_monitor: polls the loss scale; counts steps made by loops other than yours.
 
     Raises:
-        ConfigError, BackendUnavailableError, UnsupportedError: an argument is wrong, or cannot be met here.
+        BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not installed.
+        PolicyError, PolicyNotSupportedError, UnsupportedError, ConfigError: an argument is wrong, or cannot run here.
     """
 
     def __init__(
@@ -80,20 +80,14 @@ class Amp:
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
         self._origins = resolved.origins
-        spec = SessionSpec(
-            self.policy, self.loss_scale_settings, accumulate_steps, device, bool(strict), resolved.options,
-            self.compile_mode, master_weights, self.tuning,
-        )  # fmt: skip
-        for message in resolved.warnings:
-            spec.warn(message, PolicyWarning)
-        self.backend: Backend = resolved.backend_class(spec)
+        self.backend = resolved.backend(
+            accumulate_steps, device, bool(strict), self.compile_mode, master_weights, self.tuning
+        )
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.scale_monitor = self._loop.monitor
         self._models: list[Any] = []
         self._recorder: Recorder | None = None
-        if master_weights:
-            self.backend.require("master_weights", "master_weights=True")
         warn_unsupported(self.backend, self.tuning)
 
     @classmethod
@@ -103,7 +97,8 @@ class Amp:
         Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
         ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
 
-        Named ``arguments`` override both; None counts as not given.
+        Named ``arguments`` override both; None counts as not given. An unreadable file, an unknown key (the message has
+        the nearest known one) or a value of the wrong type raises ``ConfigError``.
         """
         from .config.arguments import read_arguments
 
@@ -116,8 +111,6 @@ class Amp:
     def capabilities(self) -> Capabilities:
         """What the backend can do on this device, each answer with a reason."""
         return self.backend.capabilities()
-
-    # -- setting up ----------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[None]:
         """Return a context in which models and optimizers are created under the policy; restores global state."""
@@ -145,7 +138,8 @@ class Amp:
         """Return a whole step compiled, with the same results as eager; a decorator, with or without arguments.
 
         ``fn`` calls the session's methods, or is a model. ``mode`` is "default", "max" (the fastest available, however
-        long compiling takes), "off" (returns ``fn``), or None for the session's ``compile``.
+        long compiling takes), "off" (returns ``fn``), or None for the session's ``compile``. Another mode raises
+        ``ConfigError``, a backend that cannot compile ``UnsupportedError``.
         """
         chosen = self.compile_mode if mode is None else values.check_compile_mode(mode, "amp.compile: mode")
         if fn is None:
@@ -156,17 +150,14 @@ class Amp:
         warn_debug_modes(self.backend, self.tuning)
         return self._compiled.compile(fn, chosen)
 
-    # -- one step ------------------------------------------------------------------------------------------------
-
     def autocast(self, enabled: bool = True, policy: str | Policy | None = None) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy; nestable, thread-local.
 
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
         """
-        if isinstance(policy, str):
-            policy = Policy.parse(policy)
+        chosen = Policy.parse(policy) if isinstance(policy, str) else policy
         self._loop.order.enter_region()
-        return self.backend.precision.autocast(enabled, policy)
+        return self.backend.precision.autocast(enabled, chosen)
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""
@@ -176,6 +167,8 @@ class Amp:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
 
         ``loss`` is a scalar computed inside ``autocast``; ``optimizers`` is the optimizer that it trains, or a list.
+        Raises ``StepOrderError`` outside an autocast region, ``LossError`` for a loss that is not a scalar, and
+        ``UnsupportedError`` where the framework differentiates functions only (see ``backward``).
         """
         return self._loop.scale_loss(loss, optimizers)
 
@@ -192,7 +185,8 @@ class Amp:
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
         """Clip the global 2-norm of the true gradients; return the norm before, a native scalar.
 
-        Inside an accumulation window, does nothing and returns None.
+        Inside an accumulation window, does nothing and returns None. A limit that is not positive raises
+        ``ConfigError``, a call before any scaled loss ``StepOrderError``; :meth:`clip_grad_value` likewise.
         """
         values.check_positive(max_norm, "clip_grad_norm: max_norm")
         return self._loop.clip("clip_grad_norm", optimizer, max_norm)
@@ -213,6 +207,7 @@ class Amp:
 
         Raises:
             StepOrderError: no loss was scaled in this iteration; a scheduler inside a compiled step.
+            WrongObjectError: the scheduler has no ``step``, or one that needs arguments. Nothing is done.
             LossScaleExhausted: too many skips in a row.
         """
         return self._loop.step(optimizer, scheduler)
@@ -222,8 +217,6 @@ class Amp:
         Rejects a batch, also after an exception between ``backward`` and ``step``.
         """
         return self._loop.discard(optimizer)
-
-    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def loss_scale(self) -> float:
@@ -255,8 +248,7 @@ class Amp:
                 ``LossScaleOptimizer`` or MXNet's ``LossScaler``.
             restart_scale: accept a state saved with loss scaling off, and start from the initial scale.
 
-        Raises:
-            CheckpointError: foreign, truncated, from a newer version, or saved with scaling off. Nothing is changed.
+        Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
         self._loop.restart(read_session(self, state, restart_scale))
         if self._recorder is not None:
@@ -266,11 +258,15 @@ class Amp:
         """Return a model's true weights, for lossless checkpoints: name → float32 (or complex64) numpy array.
 
         Master weights where there are some, else the model's values, cast; includes statistics of normalization layers.
+        An object that is no model raises ``WrongObjectError``, a backend without the feature ``UnsupportedError``.
         """
         return model_weights.master_weights(self.backend, model)
 
     def load_master_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
-        """Set a model's weights, master weights included, to those that :meth:`master_weights` returned."""
+        """Set a model's weights, master weights included, to those that :meth:`master_weights` returned.
+
+        A name or shape that does not fit, or a missing one, raises ``CheckpointError`` and changes nothing.
+        """
         model_weights.load_master_weights(self.backend, model, weights)
 
     def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
@@ -280,17 +276,17 @@ class Amp:
         ``output_dtype``. Layers that ``layer_overrides`` names, and normalization layers under ``keep_norm_float32``,
         keep their dtype.
         The copy may be run once on ``example_inputs``, native arrays. ``policy`` replaces the session's.
+        Raises ``PolicyError`` or ``PolicyNotSupportedError`` for a policy of float32 or float8 or one that cannot run
+        here, ``WrongObjectError`` for wrong inputs, and ``UnsupportedError`` for a model that cannot be converted.
         """
         return model_weights.convert_model(self.backend, model, example_inputs, policy, self.policy)
-
-    # -- tools ---------------------------------------------------------------------------------------------------
 
     def explain(self) -> Plan:
         """Return the resolved plan before training: print it, or iterate over its rows."""
         return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins)
 
     def observe(self, observer: object) -> None:
-        """Register an object with any of the hooks of ``unifiedamp.training.observers.ObserverHooks``."""
+        """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.hooks = add_observer(self.scale_monitor.hooks, observer)
         self.scale_monitor.expect(self.backend.training.read_state())
 
@@ -305,10 +301,12 @@ class Amp:
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
             every: steps from one recorded step to the next, at least 1.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
+
+        Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
+        session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
         """
-        recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations)
-        self._recorder = self._loop.listener = recorder
-        return recorder
+        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations)
+        return self._recorder
 
     def to_native(self, array: Any, dtype: str | None = None) -> Any:
         """Return a batch as a native tensor on the session's device.
@@ -316,7 +314,8 @@ class Amp:
         Args:
             array: a numpy array, a list, a number, another framework's array (DLPack), or a native tensor.
             dtype: "float32", "float16", "bfloat16" or "float64". None: floating-point input of more than 16 bits is
-                returned in float32; everything else, and any native tensor, keeps its dtype.
+                returned in float32; everything else, and any native tensor, keeps its dtype. One that the framework
+                lacks here raises ``UnsupportedError``.
         """
         return self.backend.device.to_native(array, values.check_array_dtype(dtype))
 
@@ -330,7 +329,8 @@ class Amp:
         A thread reads ``batches`` while the loop computes. On a GPU, copies overlap with the computation where
         possible; a ``tf.data`` dataset uses TensorFlow's own prefetching. Arrays (numpy, DLPack, any framework's) in
         nested lists, tuples and dicts are converted as by :meth:`to_native`; everything else stays.
-        ``size`` is the number of batches ahead of the one in use. Each loop over the result starts ``batches`` anew.
+        ``size`` is the number of batches ahead of the one in use, at least 1 (else ``ConfigError``). Each loop over the
+        result starts ``batches`` anew; what they raise is raised in its place, after the batches before it.
         """
         values.check_prefetch(batches, size)
         return self.backend.device.prefetch(batches, size)

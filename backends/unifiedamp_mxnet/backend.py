@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, errors
+from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsupported, errors
 
 from .capabilities import declare
 from .compiling.compiler import Hybridizer, MXNetCompiler
 from .device.device import MXNetDevice
-from .device.profiler import MXNetProfiler
 from .device.selection import resolve_context
 from .device.tuning import MXNetTuner, TuningState
 from .distributed.distributed import MXNetDistributed
@@ -36,6 +35,7 @@ class MXNetBackend(Backend):
     """The roles over one session's models, Trainers, casts and loss scale."""
 
     name = "mxnet"
+    profiler = Unsupported("MXNet's profiler names operators, not the device's kernels")
 
     device: MXNetDevice
     precision: MXNetPrecision
@@ -62,7 +62,6 @@ class MXNetBackend(Backend):
         self.weights = MXNetWeights(optimizers.masters_of)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
-        self.profiler = MXNetProfiler()
         self.distributed = MXNetDistributed()
         compile_call = hybridize_call(spec.options, spec.compile_mode, bulk=True)
         self.tuner = MXNetTuner(spec, context, models.models, tuning, compile_call)

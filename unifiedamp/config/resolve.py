@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend.capabilities import EnvironmentDefaults
-from ..errors import ConfigError, PolicyError
+from ..backend import Backend, EnvironmentDefaults, SessionSpec, Tuning
+from ..errors import ConfigError, PolicyError, PolicyWarning
 from ..loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from ..policy import Policy
 from . import environment, plugins
@@ -22,12 +22,37 @@ class Resolved:
         warnings: what the backend says of the environment, for the session to warn of.
     """
 
-    backend_class: Any
+    backend_class: type[Backend]
     policy: Policy
     loss_scale: LossScale
     options: Mapping[str, Any]
     origins: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+
+    def backend(
+        self,
+        accumulate_steps: int,
+        device: str | None,
+        strict: bool,
+        compile_mode: str,
+        master_weights: bool,
+        tuning: Tuning,
+    ) -> Backend:
+        """Create the backend for the other arguments of ``Amp``, and warn of settings without effect.
+
+        Raises:
+            UnsupportedError: the backend has no master weights, and ``master_weights`` asks for them.
+        """
+        spec = SessionSpec(
+            self.policy, self.loss_scale, accumulate_steps, device, strict, self.options, compile_mode, master_weights,
+            tuning,
+        )  # fmt: skip
+        for message in self.warnings:
+            spec.warn(message, PolicyWarning)
+        backend = self.backend_class(spec)
+        if master_weights:
+            backend.require("master_weights", "master_weights=True")
+        return backend
 
 
 def resolve(

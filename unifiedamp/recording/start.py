@@ -24,7 +24,7 @@ def start_recording(
 
     Args:
         backend: the session's.
-        loop: its steps.
+        loop: its steps, which the recorder then follows.
         present: the recorder that was started before, stopped or not.
         targets: where records go.
         every: steps from one recorded step to the next.
@@ -40,7 +40,9 @@ def start_recording(
     except BaseException:
         backend.recorder.end()
         raise
-    return Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
+    recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
+    loop.listener = recorder
+    return recorder
 
 
 def _check(backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int) -> None:
