@@ -1,4 +1,4 @@
-"""The JSON schema of the configuration takes and refuses what ``Amp.from_config`` does, and is the file that we ship."""
+"""The JSON schema of the configuration takes and refuses what ``Amp.from_config`` does; the shipped file holds it."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def valid(roomy):
     return lambda table: made.is_valid(table)
 
 
-@settings(max_examples=5 * FUZZ, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2 * FUZZ, deadline=None, suppress_health_check=list(HealthCheck))
 @example({"amp": None})
 @example({"amp": []})
 @given(st.deferred(lambda: CONFIGURATIONS))
