@@ -41,6 +41,7 @@ nox.options.sessions = [
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
+FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
 
 
 @nox.session(python=PYTHON)
@@ -53,9 +54,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
-    """Mypy, strict on core."""
-    install(session, "--group", "types", "-e", ".[conformance,migrate,report,tensorboard]")
+    """Mypy, strict on core; mypy and pyright on the quickstarts and on calls that they must take or refuse."""
+    install(session, "--group", "types", "-e", ".[conformance,examples,migrate,report,tensorboard]")
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-q", "tests/test_types.py")
 
 
 @nox.session(python=PYTHON)
@@ -81,7 +83,7 @@ def wheel(session: nox.Session) -> None:
     if any(other.read_bytes() != wheel.read_bytes() for other in others):
         session.error("the wheel differs from one build to the next")
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
+    missing = {*FILES, *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
         session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
     install(session, str(wheel))

@@ -1,13 +1,14 @@
 """Train a classifier of handwritten digits with Gluon: `pip install '.[mxnet,examples]'`, then run this file."""
 
 import numpy as np
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no annotations
 
 import unifiedamp as ua
 
 amp = ua.Amp("mxnet")  # takes the policy that suits the device; policy="mixed_bfloat16" names one
 
-import mxnet as mx  # noqa: E402  # after the session, which makes MXNet 1.9 importable with numpy 1.24 and newer
+# After the session, which makes MXNet 1.9 importable with numpy 1.24 and newer.
+import mxnet as mx  # type: ignore[import, unused-ignore]  # noqa: E402
 from mxnet import gluon  # noqa: E402
 
 # Data: 1797 images of 8 x 8 pixels, scaled to [0, 1].
@@ -43,9 +44,8 @@ def train_step(x: mx.nd.NDArray, y: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 for epoch in range(5):
-    losses = []
-    for batch in np.random.default_rng(epoch).permutation(train).reshape(-1, 60):
-        losses.append(train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])))
+    batches = np.random.default_rng(epoch).permutation(train).reshape(-1, 60)
+    losses = [train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])) for batch in batches]
     print(f"epoch {epoch + 1}: loss {np.mean([amp.to_numpy(loss) for loss in losses]):.3f}")
 
 with amp.inference():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # scikit-learn has no annotations
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -39,9 +39,8 @@ def train_step(x: Tensor, y: Tensor) -> Tensor:
 
 
 for epoch in range(5):
-    losses = []
-    for batch in np.random.default_rng(epoch).permutation(train).reshape(-1, 60):
-        losses.append(train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])))
+    batches = np.random.default_rng(epoch).permutation(train).reshape(-1, 60)
+    losses = [train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])) for batch in batches]
     print(f"epoch {epoch + 1}: loss {np.mean([amp.to_numpy(loss) for loss in losses]):.3f}")
 
 with amp.inference():

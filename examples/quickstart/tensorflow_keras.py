@@ -1,8 +1,8 @@
 """Train a classifier of handwritten digits with Keras: `pip install '.[tensorflow,examples]'`, then run this file."""
 
 import numpy as np
-import tensorflow as tf
-from sklearn.datasets import load_digits
+import tensorflow as tf  # type: ignore[import, unused-ignore]  # has no annotations
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # has no annotations
 
 import unifiedamp as ua
 
@@ -39,9 +39,8 @@ def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 for epoch in range(5):
-    losses = []
-    for batch in np.random.default_rng(epoch).permutation(train).reshape(-1, 60):
-        losses.append(train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])))
+    batches = np.random.default_rng(epoch).permutation(train).reshape(-1, 60)
+    losses = [train_step(amp.to_native(images[batch]), amp.to_native(labels[batch])) for batch in batches]
     print(f"epoch {epoch + 1}: loss {np.mean([amp.to_numpy(loss) for loss in losses]):.3f}")
 
 with amp.inference():
