@@ -4,8 +4,9 @@ import sys
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
-FLAG, OPERATORS = {"type": "boolean"}, {"type": "integer", "minimum": 0}
-OPTIONS = {
+FLAG: dict[str, object] = {"type": "boolean"}
+OPERATORS: dict[str, object] = {"type": "integer", "minimum": 0}
+OPTIONS: dict[str, dict[str, object]] = {
     "static_alloc": {**FLAG, "default": True, "description": "hybridize: allocate memory once."},
     "static_shape": {**FLAG, "default": True, "description": "hybridize: shapes do not change from call to call."},
     "inline_limit": {**OPERATORS, "default": 2, "description": "hybridize: inline graphs of up to N operators."},

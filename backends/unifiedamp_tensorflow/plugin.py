@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, object]] = {
     "mode": {
         "enum": ["keras", "graph_rewrite"],
         "default": "keras",

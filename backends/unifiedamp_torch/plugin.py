@@ -2,7 +2,7 @@
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, object]] = {
     "cache_enabled": {
         "type": "boolean",
         "description": "Keep autocast's casts of parameters within a region. Left out: unless torch's cache loses "

@@ -53,6 +53,13 @@ def test_a_plugins_name_and_options_are_in_what_is_printed():
     assert validator.is_valid({"backend": "another", "backend_options": {"another": {"x": [1]}}})
 
 
+@pytest.mark.parametrize("options", [None, 3, {"x": 3}, {"x": {"default": object()}}])
+def test_a_plugin_without_readable_options_takes_any(options):
+    validator = jsonschema.Draft7Validator(make_schema([BackendPlugin("mine", "json", (), "", list, options=options)]))
+    assert validator.is_valid({"backend_options": {"mine": {"x": [1]}}})
+    assert not validator.is_valid({"backend_options": {"mine": 3}})
+
+
 def test_each_setting_is_described():
     definitions = SHIPPED["definitions"]
     for name, model in (("amp", AmpConfig), ("policy", PolicyTable)):

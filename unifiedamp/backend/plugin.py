@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import pluggy
 
@@ -49,4 +48,4 @@ class BackendPlugin:
     place: int = 100
     unavailable: str = ""
     import_hint: Callable[[BaseException], str] | None = None
-    options: Mapping[str, Mapping[str, Any]] | None = None
+    options: Mapping[str, Mapping[str, object]] | None = None

@@ -101,4 +101,7 @@ def _options(backends: list[BackendPlugin]) -> Schema:
 def _option_table(plugin: BackendPlugin) -> Schema:
     if plugin.options is None:
         return {"type": "object"}
-    return parts.table({name: dict(option) for name, option in plugin.options.items()})
+    try:
+        return parts.table(json.loads(json.dumps({name: dict(each) for name, each in plugin.options.items()})))
+    except (AttributeError, TypeError, ValueError):  # what a plugin says of its options is no JSON
+        return {"type": "object"}
