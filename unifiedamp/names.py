@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NumpyArray: TypeAlias = "NDArray[Any]"
+    NumpyArray: TypeAlias = NDArray[Any]
+else:
+    NumpyArray = Any  # numpy is not imported here
 
 BackendName: TypeAlias = Literal["torch", "tensorflow", "mxnet"]
 """Bundled backends. A plugin's name is any other text."""
