@@ -22,7 +22,7 @@ def summary(folder: Path, details: str) -> list[str]:
     for question, kind, rows in (
         ("times the speed of {}", "frameworks", _speeds),
         ("time of an eager step, over {}", "overhead", _overheads),
-        ("time of a step with the recorder, every 100th step, over without", "recorder", _recorded),
+        ("time added by the recorder at every 100th step", "recorder", _recorded),
         ("time of a compiled step, over {}", "bf16", _pairs),
         ("time of a compiled step, over {}", "fp8", _pairs),
     ):
