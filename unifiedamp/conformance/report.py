@@ -17,7 +17,7 @@ import pytest
 from unifiedamp.backend import this_processor
 from unifiedamp.config import plugins
 
-from ..workloads.machine import gpus
+from ..machine import gpus
 from .harness import load_harness
 
 OUTCOMES = ("passed", "failed", "expected failures", "undeclared", "undeclared but works", "skipped")
