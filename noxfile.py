@@ -37,7 +37,7 @@ def find_python(version: str) -> str | None:
 
 NEWER = find_python("3.13")
 nox.options.sessions = [
-    "lint", "types", "imports", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    "lint", "types", "imports", "site", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
@@ -65,6 +65,13 @@ def imports(session: nox.Session) -> None:
     """The import contracts between core, backends and frameworks."""
     install(session, "--group", "imports", "-e", ".")
     session.run("lint-imports")
+
+
+@nox.session(python=PYTHON)
+def site(session: nox.Session) -> None:
+    """Build the documentation site into .venv/site; a broken link, anchor or reference is an error."""
+    install(session, "--group", "site")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)

@@ -103,7 +103,7 @@ class DynamicLossScale(LossScale):
         growth_factor: what the scale is multiplied by after ``growth_interval`` finite iterations; above 1.
         backoff_factor: what it is multiplied by after a non-finite one; between 0 and 1.
         growth_interval: finite iterations in a row before it grows.
-        min_scale, max_scale: bounds, inclusive; the scale never reaches 0 or inf.
+        min_scale: bounds, inclusive; the scale never reaches 0 or inf.
         hysteresis: non-finite iterations in a row that it takes to back off (and again on each one after).
         max_consecutive_skips: skips in a row after which ``LossScaleExhausted`` is raised.
 
