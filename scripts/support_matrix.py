@@ -1,7 +1,7 @@
 """Write ``docs/support.md`` from conformance reports.
 
 Usage: ``python scripts/support_matrix.py [--check]``. It reads the reports in ``docs/conformance/``, one for each
-environment, each from ``unifiedamp conformance all --json docs/conformance/NAME.json``; ``--check`` writes nothing and
+environment, each from ``unifiedamp conformance all --report docs/conformance/NAME.json``; ``--check`` writes nothing and
 fails when the page is not what they give.
 """
 

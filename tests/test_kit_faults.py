@@ -30,7 +30,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # a stranger's project counts nothing
     report = folder / "report.json"
-    command = [sys.executable, "-c", COMMAND, "conformance", "toy", "--mutants", "--json", str(report)]
+    command = [sys.executable, "-c", COMMAND, "conformance", "toy", "--mutants", "--report", str(report)]
     command += [part for name in TRIED for part in ("--fault", name)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, *sys.path])}
     run = forked.run(command, env=environment, cwd=folder, timeout=300)
@@ -87,7 +87,7 @@ def test_all_killed_is_exit_code_0(monkeypatch):
 
     killed = mutants.Outcome("no_floor", "x", mutants.KILLED, "test_x")
     monkeypatch.setattr(command, "run_faults", lambda *_: mutants.Report("toy", ["eager"], 1, outcomes=[killed]))
-    assert command.run("toy", ["eager"], [], None) == 0
+    assert command.run("toy", ["eager"], [], None, False) == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))

@@ -75,9 +75,9 @@ CASES = {
     ],
     "migrate": [(["migrate", "no_such.py"], "no_such.py: No such file or directory")],
     "conformance": [
-        (["conformance", "toy", "--json", "folder.toml"], "--json folder.toml is a folder; name a file"),
-        (["conformance", "toy", "--json", "no/such/x.json"], "there is no folder no/such"),
-        (["conformance", "toy", "--json", f"{UNWRITABLE}.json"], "cannot be written"),
+        (["conformance", "toy", "--report", "folder.toml"], "--report folder.toml is a folder; name a file"),
+        (["conformance", "toy", "--report", "no/such/x.json"], "there is no folder no/such"),
+        (["conformance", "toy", "--report", f"{UNWRITABLE}.json"], "cannot be written"),
         (["conformance", "toy", "--trajectories", "0"], "invalid value for '--trajectories'"),
         (["conformance", "toy", "--soak", "-1"], "invalid value for '--soak'"),
     ],

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from .compare import compare
 from .conformance import conformance
+from .conventions import SETTINGS, conventional, front
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
+from .listing import list_names
 from .migrate import migrate
 from .report import EPILOG, report
 from .schema import schema
@@ -21,13 +25,23 @@ app = typer.Typer(
     help="One mixed-precision training loop for PyTorch, TensorFlow/Keras and MXNet.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in help are text
+    context_settings=SETTINGS,
 )
-app.command("train")(reports_errors(train))
-app.command("report", epilog=EPILOG)(reports_errors(report))
-app.command("doctor")(reports_errors(doctor))
-app.command("explain")(reports_errors(explain))
-app.command("compare")(reports_errors(compare))
-app.command("tune")(reports_errors(tune))
-app.command("migrate")(reports_errors(migrate))
-app.command("schema")(reports_errors(schema))
-app.command("conformance")(reports_errors(conformance))
+app.callback()(front)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "report": report,
+    "doctor": doctor,
+    "list": list_names,
+    "explain": explain,
+    "compare": compare,
+    "tune": tune,
+    "migrate": migrate,
+    "schema": schema,
+    "conformance": conformance,
+}
+EPILOGS = {"report": EPILOG}
+for name, command in COMMANDS.items():
+    first = (command.__doc__ or "").partition("\n")[0]  # else the list of commands cuts it after some words
+    app.command(name, short_help=first, epilog=EPILOGS.get(name))(reports_errors(conventional(command)))

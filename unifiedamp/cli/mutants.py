@@ -12,7 +12,7 @@ from typing import Any
 from ..conformance.mutants import KILLED, LEFT_OUT, Outcome, Report, chosen, run_faults
 from ..output.files import write_whole
 from .errors import NOT_ALL_WELL
-from .show import console, say, table
+from .show import console, print_json, say, table
 
 SCHEMA, VERSION = "unifiedamp-mutants", 1
 EXAMPLES = 3
@@ -21,13 +21,16 @@ LONGEST = 90
 """Characters shown of such a reason; the JSON report has all."""
 
 
-def run(backend: str, forms: Sequence[str], faults: Sequence[str], json: Path | None) -> int:
+def run(backend: str, forms: Sequence[str], faults: Sequence[str], written: Path | None, json: bool) -> int:
     """Run, show and write the report; return the exit code."""
     out = console()
     wanted = chosen(faults)
     report = run_faults(backend, wanted, forms, _progress(len(wanted)))
-    if json is not None:
-        write_whole(json, _text(report))
+    if written is not None:
+        write_whole(written, _text(report))
+    if json:
+        print_json(to_dict(report))
+        return NOT_ALL_WELL if report.survivors else 0
     out.print(
         table(f"{backend}, {', '.join(forms)}", ("fault", "what is wrong", "killed by"), map(_row, report.outcomes))
     )

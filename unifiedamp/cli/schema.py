@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from .streams import results
 
 
 def schema() -> None:
@@ -14,4 +14,4 @@ def schema() -> None:
     """
     from ..config.schema import registered_plugins, schema_text
 
-    sys.stdout.write(schema_text(registered_plugins()))
+    results().write(schema_text(registered_plugins()))

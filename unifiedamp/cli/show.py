@@ -17,18 +17,21 @@ from rich.table import Table
 from rich.text import Text
 
 from ..output.terminal import plain, visible
+from . import streams
 
 
 def console(stderr: bool = False) -> Console:
     """Return a console as wide as the terminal; output that goes elsewhere is not wrapped at 80 columns."""
-    made = Console(highlight=False, emoji=False, stderr=stderr)
-    return made if made.is_terminal else Console(highlight=False, emoji=False, stderr=stderr, width=190)
+    quiet = stderr and streams.is_quiet()  # progress goes there, and what is wrong is printed without a console
+    made = Console(highlight=False, emoji=False, stderr=stderr, quiet=quiet)
+    return made if made.is_terminal else Console(highlight=False, emoji=False, stderr=stderr, quiet=quiet, width=190)
 
 
 def print_json(value: Any) -> None:
     """Print plain values as JSON, and nothing else, on standard output."""
     # Of all control characters, JSON lets 7f stand as it is.
-    print(json.dumps(finite(value), indent=1, allow_nan=False).replace("\x7f", "\\u007f"))
+    text = json.dumps(finite(value), indent=1, allow_nan=False).replace("\x7f", "\\u007f")
+    print(text, file=streams.results(), flush=True)
 
 
 def finite(value: Any) -> Any:
