@@ -41,6 +41,15 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def tones(row: Row) -> list[str]:
+    """Return what each cell's color says, in the same order: "good", "bad", "warn", or nothing."""
+    found = dict.fromkeys(COLUMNS, "")
+    found["state"] = {"done": "good", "failed": "bad", "refused": "warn"}.get(row.state, "")
+    if row.ratio is not None and not row.is_baseline:
+        found["x float32"] = "good" if (row.ratio_low or 0) > 1 else "bad" if (row.ratio_high or 0) < 1 else ""
+    return list(found.values())
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
