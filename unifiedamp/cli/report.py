@@ -35,17 +35,23 @@ def report(
     if png is not None:
         check_folder(png, "--png")
     recording = read_recording(file)
-    written, undrawn = ([], "") if png is None else _save_pictures(recording, png)
+    written: list[Path] = []
+    undrawn: dict[str, str] = {}
+    if png is not None:
+        written, undrawn[f"--png {png}"] = _save_pictures(recording, png)
     if html is not None:
-        write_whole(html, pages.page(recording))
+        plots = pages.drawings(recording)
+        write_whole(html, pages.page(recording, plots))
         written.append(html)
+        undrawn |= {f"--html {html}": plots[1]}
     report = pages.to_dict(recording)
+    warnings = [f"{option} has no plots: {why}" for option, why in undrawn.items() if why]
     if json:
-        print_json({**report, "written": [str(path) for path in written], "not_drawn": undrawn})
+        print_json({**report, "written": [str(path) for path in written], "warnings": warnings})
     else:
         _show(recording, report, written)
-    if undrawn:
-        complain(f"warning: --png {png}: nothing is drawn: {undrawn}")
+    for line in warnings:
+        complain(f"warning: {line}")
 
 
 def _show(recording: Recording, report: dict[str, Any], written: list[Path]) -> None:

@@ -31,6 +31,7 @@ TITLES = {
 }
 BEFORE, AFTER = Style("c0", "7 3"), Style("c1")
 BFLOAT16 = (-126, 128)
+LIMIT = "the line across each bar is 65504, the largest float16; red bars reached beyond it, or were inf or nan"
 SHARES = (0.0, 0.25, 0.5, 1.0)
 """In the legend of the underflow plot."""
 LEAST = 1e-9
@@ -109,12 +110,14 @@ def underflow(recording: Recording) -> Drawing | None:
         return None
     rows = [(name, flushed_shares(recording, name)) for name in names]
     drawn = [Strip(name, _most(shares), shares) for name, shares in rows]
-    keys = [
-        Key([rect(0, 1, 36, 12, "heat", opacity=each), rect(0, 1, 36, 12, "outline")], f"{each:.0%}") for each in SHARES
-    ]
+    keys = [_shade(share) for share in SHARES]
     note = _of(len(recording.gradients), "gradients", "a cell shows the largest share of its steps")
     said = "; ".join(f"{strip.label}: {strip.said}" for strip in drawn)
     return strips(TITLES["underflow"], said, drawn, [int(step["step"]) for step in recording.steps], keys, note)
+
+
+def _shade(share: float) -> Key:
+    return Key([rect(0, 1, 36, 12, "heat", opacity=share), rect(0, 1, 36, 12, "outline")], f"{share:.0%}")
 
 
 def _most(shares: Sequence[float]) -> str:
@@ -145,11 +148,7 @@ def activations(recording: Recording) -> Drawing | None:
     low = min(1.0, *(bar.value / 2 for bar in drawn))
     axis = logarithmic([low, 4 * FLOAT16_MAX, *(bar.value for bar in drawn)], "largest absolute value of the output")
     said = "; ".join(f"{bar.label}: {bar.said}" for bar in drawn)
-    note = _of(
-        len(every),
-        "layers",
-        "the line across each bar is 65504, the largest float16; red bars reached beyond it, or were inf or nan",
-    )
+    note = _of(len(every), "layers", LIMIT)
     return bars(TITLES["activations"], said, axis, drawn, FLOAT16_MAX, (), note)
 
 

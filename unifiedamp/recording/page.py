@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AmpError
+from ..output.charts.drawing import Drawing
 from ..output.pages import drawn_or_why, render
 from . import charts
 from .advice import FLUSHED_TOO_MUCH, findings
@@ -65,9 +66,19 @@ def save_pictures(recording: Recording, folder: Path) -> tuple[list[Path], str]:
     return paths, ""
 
 
-def page(recording: Recording) -> str:
-    """Return the report as HTML; its plots are inside it."""
-    drawn, why = drawn_or_why(lambda: charts.drawings(recording))
+def drawings(recording: Recording) -> tuple[list[Drawing], str]:
+    """Return the plots of the page, or none and the reason why they cannot be drawn."""
+    return drawn_or_why(lambda: charts.drawings(recording))
+
+
+def page(recording: Recording, plots: tuple[list[Drawing], str] | None = None) -> str:
+    """Return the report as HTML; its plots are inside it.
+
+    Args:
+        recording: what it is about.
+        plots: its :func:`drawings`; None draws them.
+    """
+    drawn, why = drawings(recording) if plots is None else plots
     return render(
         "recording",
         title=title(recording),

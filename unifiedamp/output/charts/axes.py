@@ -14,8 +14,10 @@ PAD = 0.04
 """Of the range, left free at both ends."""
 ROOM = 8.0
 """Units from the chart's edge within which a tick's text stands beside its tick."""
-MOST = 1e300
-"""What is larger is drawn there: sums of two such values are finite."""
+MOST = 1e250
+"""What is larger is drawn there, so that sums and powers near it are finite; likewise what is below its inverse."""
+ALIKE = 1e-9
+"""A range that is a smaller share of its values is none."""
 DECADE = 10.0
 """Ratio of largest to smallest from which a logarithmic axis shows more than a linear one."""
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -54,7 +56,11 @@ class Axis:
 def linear(values: Iterable[float], label: str, *, pad: float = PAD) -> Axis:
     """Return a linear axis that holds the values."""
     low, high = _ends(values)
-    room = pad * (high - low) or (0.0 if high > low else max(1e-9, abs(low) * 0.1) if low else 1.0)
+    size = max(abs(low), abs(high))
+    if high - low <= max(ALIKE * size, 1 / MOST):
+        room = 0.1 * size if size > 1 / MOST else 1.0
+    else:
+        room = pad * (high - low)
     return Axis(label, low - room, high + room)
 
 
@@ -82,7 +88,7 @@ def _log(value: float, base: int) -> float:
 
 def _linear_ticks(low: float, high: float) -> list[tuple[float, str]]:
     step = _round_step((high - low) / (TICKS - 1))
-    first, last = math.ceil(low / step), math.floor(high / step)
+    first, last = math.ceil(low / step - ALIKE), math.floor(high / step + ALIKE)
     return [(place * step, _plain(place * step, step)) for place in range(first, last + 1)]
 
 
@@ -105,8 +111,8 @@ def _power_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _decade_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    first, last = math.floor(low), math.floor(high)
-    step = max(1, math.ceil((last - first) / (TICKS - 1)))
+    step = max(1, math.ceil((high - low) / TICKS))
+    first, last = math.floor(low) if step == 1 else math.ceil(low), math.floor(high)
     times = (1, 2, 5) if high - low < 2 else (1, 3) if high - low < 3 else (1,)
     found = [each * 10.0**power for power in range(first, last + 1, step) for each in times]
     return [(value, f"{value:g}") for value in found if low <= math.log10(value) <= high]

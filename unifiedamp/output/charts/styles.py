@@ -33,7 +33,10 @@ class Style:
 
 
 def styles(keys: Sequence[tuple[Hashable, Hashable, bool]]) -> list[Style]:
-    """Return a style for each curve; as long as there are enough markers, no two look alike.
+    """Return a style for each curve.
+
+    Up to eight curves of one dash differ without their color, on grey paper too. Beyond that, none looks like another as
+    long as there are markers.
 
     Args:
         keys: of each curve, what its color stands for, what its dash stands for, and whether it is a baseline (grey).
@@ -45,7 +48,10 @@ def styles(keys: Sequence[tuple[Hashable, Hashable, bool]]) -> list[Style]:
         shade = "c0" if baseline else f"c{colored.index(color) % COLORS + 1}"
         pattern = DASHES[dashed.index(dash) % len(DASHES)]
         tries = [Style(shade, pattern, MARKERS[(number + more) % len(MARKERS)]) for more in range(len(MARKERS))]
-        found.append(next((each for each in tries if each not in found), tries[0]))
+        colorless = {(each.dash, each.marker) for each in found}
+        new = [each for each in tries if (each.dash, each.marker) not in colorless]
+        new += [each for each in tries if each not in found]
+        found.append((new or tries)[0])
     return found
 
 
