@@ -35,8 +35,8 @@ class Style:
 def styles(keys: Sequence[tuple[Hashable, Hashable, bool]]) -> list[Style]:
     """Return a style for each curve.
 
-    Up to eight curves of one dash differ without their color, on grey paper too. Beyond that, none looks like another as
-    long as there are markers.
+    Up to eight curves of one dash differ without their color, on grey paper too. Beyond that, none looks like another
+    as long as there are markers.
 
     Args:
         keys: of each curve, what its color stands for, what its dash stands for, and whether it is a baseline (grey).
