@@ -126,7 +126,7 @@ def _own_mode(settings: Any) -> str:
 
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
-    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS))
+    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS, verdicts=("state",), heads=4))
     for line in notes(rows):
         say(out, line, "dim")
     for line in advise(rows):
