@@ -76,7 +76,7 @@ def test_the_page_is_one_file_with_its_plots(recording, tmp_path):
     ]  # fmt: skip
     assert "<code>w1</code>" in text
     assert "w1up to 100% below 2⁻²⁴" in page.drawings[2].replace("\n", "")
-    assert "w0up to 0% below 2⁻²⁴" in page.drawings[2].replace("\n", "")
+    assert "w0none below 2⁻²⁴" in page.drawings[2].replace("\n", "")
 
 
 def test_rows_of_the_page_are_those_of_the_json(recording, tmp_path):

@@ -124,8 +124,9 @@ def _most(shares: Sequence[float]) -> str:
     known = [share for share in shares if not math.isnan(share)]
     if not known:
         return "no values"
-    most = max(known)
-    return f"up to {most:.0%} below 2⁻²⁴" if most >= 0.01 or not most else "less than 1% below 2⁻²⁴"
+    if not (most := max(known)):
+        return "none below 2⁻²⁴"
+    return f"up to {most:.0%} below 2⁻²⁴" if most >= 0.01 else "less than 1% below 2⁻²⁴"
 
 
 def _of(count: int, what: str, more: str) -> str:
