@@ -19,7 +19,16 @@ TEXT, CURVES = 4.5, 3.0
 def style():
     about = dict.fromkeys(("title", "machine", "versions", "date", "command"), "x")
     page = render(
-        "comparison", about=about, final=True, advice=[], columns=[], rows=[], notes=[], drawings=[], not_drawn=""
+        "comparison",
+        about=about,
+        final=True,
+        advice=[],
+        columns=[],
+        rows=[],
+        heads=1,
+        notes=[],
+        drawings=[],
+        not_drawn="",
     )
     return checked(page).style
 

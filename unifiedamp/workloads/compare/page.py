@@ -9,7 +9,7 @@ from ...output.charts.drawing import Drawing
 from ...output.pages import drawn_or_why, render
 from . import plots
 from .rows import Row
-from .write import COLUMNS, NUMBERS, cells, notes, tones
+from .write import COLUMNS, NAMES, NUMBERS, cells, notes, tone
 
 MUTED = ("failed", "refused", "waiting")
 """States of a row whose cells say little."""
@@ -32,6 +32,7 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         advice=advice,
         columns=[{"name": name, "kind": _kind(name)} for name in COLUMNS],
         rows=[{"state": "muted" if row.state in MUTED else "", "cells": _cells(row)} for row in rows],
+        heads=sum(name in NAMES for name in COLUMNS),
         notes=notes(rows),
         drawings=drawn,
         not_drawn=why,
@@ -48,4 +49,4 @@ def _kind(column: str) -> str:
 
 
 def _cells(row: Row) -> list[dict[str, str]]:
-    return [{"text": text, "tone": tone} for text, tone in zip(cells(row), tones(row), strict=True)]
+    return [{"text": text, "tone": tone(row, name)} for name, text in zip(COLUMNS, cells(row), strict=True)]

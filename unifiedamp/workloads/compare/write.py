@@ -15,6 +15,8 @@ COLUMNS = (
     "precision", "recall", "F1", "scale", "skipped", "state",
 )  # fmt: skip
 NUMBERS = COLUMNS[3:-1]
+NAMES = COLUMNS[:4]
+"""Columns that say which run a row is."""
 
 
 def cells(row: Row) -> list[str]:
@@ -41,13 +43,13 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def tones(row: Row) -> list[str]:
-    """Return what each cell's color says, in the same order: "good", "bad", "warn", or nothing."""
-    found = dict.fromkeys(COLUMNS, "")
-    found["state"] = {"done": "good", "failed": "bad", "refused": "warn"}.get(row.state, "")
-    if row.ratio is not None and not row.is_baseline:
-        found["x float32"] = "good" if (row.ratio_low or 0) > 1 else "bad" if (row.ratio_high or 0) < 1 else ""
-    return list(found.values())
+def tone(row: Row, column: str) -> str:
+    """Return what the color of a cell says: "good", "bad", "warn", or nothing."""
+    if column == "state":
+        return {"done": "good", "failed": "bad", "refused": "warn"}.get(row.state, "")
+    if column == "x float32" and row.ratio is not None and not row.is_baseline:
+        return "good" if (row.ratio_low or 0) > 1 else "bad" if (row.ratio_high or 0) < 1 else ""
+    return ""
 
 
 def _number(value: float | None, form: str) -> str:
