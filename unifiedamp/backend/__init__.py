@@ -30,7 +30,9 @@ from .capabilities import (
     PlanRow,
     Support,
 )
+from .ema import ema_weight
 from .optional_roles import (
+    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -40,6 +42,7 @@ from .optional_roles import (
     StepOrderState,
     Tuner,
     Unsupported,
+    WeightAverage,
     Weights,
 )
 from .plugin import BackendPlugin, hookimpl
@@ -60,6 +63,7 @@ __all__ = [
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
+    "Averaging",
     "Backend",
     "BackendPlugin",
     "Capabilities",
@@ -92,11 +96,13 @@ __all__ = [
     "Tuner",
     "Tuning",
     "Unsupported",
+    "WeightAverage",
     "Weights",
     "backward_in_context",
     "bias_rows",
     "compile_note",
     "convert_batch",
+    "ema_weight",
     "errors",
     "float32",
     "hookimpl",

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..backend import Backend
+from ..backend import Backend, Tuning
 from ..errors import AmpError, UnsupportedError
+from ..explain.tuning import warn_debug_modes
 from .closed_session import refuse
 from .step_loop import StepLoop
 
@@ -20,27 +21,32 @@ class CompiledSteps:
     Args:
         backend: the session's.
         loop: the calls of its steps.
+        tuning: the session's, for warnings of debugging modes.
 
     Attributes:
         closed: whether every further call is refused.
     """
 
-    def __init__(self, backend: Backend, loop: StepLoop) -> None:
-        self._backend, self._loop = backend, loop
+    def __init__(self, backend: Backend, loop: StepLoop, tuning: Tuning) -> None:
+        self._backend, self._loop, self._tuning = backend, loop, tuning
         self.closed = False
 
-    def require(self) -> None:
-        """Refuse to compile where the backend cannot.
-
-        Raises:
-            UnsupportedError: with the reason.
-        """
+    def _require(self) -> None:
         support = self._backend.capabilities().feature("compile")
         if not support:
             raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
 
     def compile(self, fn: F, mode: str) -> F:
-        """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
+        """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces; mode "off" returns
+        ``fn``.
+
+        Raises:
+            UnsupportedError: the backend cannot compile.
+        """
+        if mode == "off":
+            return fn
+        self._require()
+        warn_debug_modes(self._backend, self._tuning)
         compiled: Any = self._backend.compiler.compile(fn, self._loop.order, mode)
         replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
         result: F = self.follow(compiled) if replays else compiled
