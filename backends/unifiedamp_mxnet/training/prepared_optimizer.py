@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from unifiedamp.backend import NonFiniteReport, errors, result
 
 from .._types import Trainer
@@ -12,6 +14,16 @@ from .multi_tensor import all_finite
 from .native_calls import check_backward, guard_steps
 from .scaler import SessionScaler, TrainerScaler, attach_scaler
 from .update import LARGEST_RESCALED, WeightUpdate
+
+
+class Follower(Protocol):
+    """What is called around each applied step of a Trainer."""
+
+    def begin(self) -> None:
+        """Note that parameters are about to be updated."""
+
+    def end(self) -> None:
+        """Note that they were."""
 
 
 class PreparedOptimizer:
@@ -28,6 +40,7 @@ class PreparedOptimizer:
         buffer: the gradients since the last step.
         overwriting: turns off ``grad_req="add"``.
         report: where the last non-finite step came from.
+        followers: called around its applied steps.
     """
 
     def __init__(
@@ -45,6 +58,7 @@ class PreparedOptimizer:
         self._update = WeightUpdate(trainer, masters)
         self._patches = [guard_steps(trainer, self.buffer)]
         self.report = NonFiniteReport()
+        self.followers: list[Follower] = []
         self._scaler = scaler
         if scaler.enabled:
             self._patches.append(attach_scaler(trainer, TrainerScaler(scaler)))
@@ -102,7 +116,11 @@ class PreparedOptimizer:
         buffer, scale = self.buffer, self._scaler.state.scale
         if scale > LARGEST_RESCALED and not buffer.unscaled:
             buffer.divide(contexts, scale)
+        for follower in self.followers:
+            follower.begin()
         self._update.apply(contexts, 1.0 if buffer.unscaled else scale)
+        for follower in self.followers:
+            follower.end()
 
     def rollback(self) -> bool:
         """Drop the window of an interrupted call; return whether the update had begun and was not done."""
