@@ -250,7 +250,7 @@ def test_the_model_answers_by_its_average_inside_and_by_its_weights_after(harnes
             assert model is averaged.model
             for name, value in averaged.weights().items():
                 np.testing.assert_allclose(value, averaged.oracle.values[name], rtol=2e-6)
-            assert answer(averaged, 1.0, 1.0) == pytest.approx(sum(expected), rel=1e-5)
+            assert answer(averaged, 1.0, 1.0) == pytest.approx(sum(expected), rel=1e-5 if policy == "float32" else 0.02)
             averaged.check()
         assert bits(averaged.weights()) == before
         assert answer(averaged, 1.0, 1.0) == own
