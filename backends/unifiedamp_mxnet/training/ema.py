@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
 
 from unifiedamp.backend import Averaging, WeightAverage, ema_weight, errors
 
@@ -11,10 +10,8 @@ from .._types import Array, Block, HostArray, Parameter
 from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
 from ..layer_paths import named_parameters
-from ..mxnet_api import call, cast, context_of, dtype_name, from_numpy, param_dtype
-from ..patches import AttributePatch, patched
+from ..mxnet_api import NumpyArray, call, cast, context_of, dtype_name, from_numpy, param_dtype
 from ..precision.low_precision_params import Arrays
-from .native_calls import STEPS
 from .prepared_optimizer import PreparedOptimizer
 from .prepared_optimizers import PreparedOptimizers
 
@@ -83,10 +80,20 @@ class Share:
         self.updates = 0
         self.swapped_in = False
 
+    def check(self) -> None:
+        """Refuse a step while averages are swapped in.
+
+        Raises:
+            StepOrderError: they are.
+        """
+        if self.swapped_in:
+            raise errors.StepOrderError(
+                "a step was called while the averages of amp.ema are swapped in, and would change them instead of the "
+                "model's weights; leave 'with ema.swapped():' first"
+            )
+
     def begin(self) -> None:
         """Before an applied step: the first one starts from the weights that it finds."""
-        if self.swapped_in:
-            _refuse()
         for pair in self.pairs:
             pair.refresh(start=not self.updates)
 
@@ -135,7 +142,6 @@ class ModelAverage(WeightAverage):
         self._model, self._decay, self._warmup = model, decay, warmup
         self.shares: list[Share] = []
         self._kept: list[tuple[Array, Array]] = []
-        self._patches: list[AttributePatch] = []
         for prepared in optimizers:
             self.join(prepared)
 
@@ -193,7 +199,6 @@ class ModelAverage(WeightAverage):
         self._kept = [(array, array.copy()) for array, _ in changes]
         for share in self.shares:
             share.swapped_in = True
-            self._patches.append(patched(share.prepared.trainer, **dict.fromkeys(STEPS, _refuse)))
         for array, average in changes:
             _assign(array, average)
 
@@ -201,8 +206,6 @@ class ModelAverage(WeightAverage):
     def swap_out(self) -> None:
         for array, values in self._kept:
             array[:] = values
-        while self._patches:
-            self._patches.pop().undo()
         for share in self.shares:
             share.swapped_in = False
         self._kept = []
@@ -233,14 +236,7 @@ def _changes(pair: Pair) -> Iterator[tuple[Array, Array]]:
 
 def _assign(array: Array, average: Array) -> None:
     values = cast(average, dtype_name(array))
-    array[:] = values if isinstance(array, type(values)) else values.as_np_ndarray()
-
-
-def _refuse(*_args: object, **_kwargs: object) -> NoReturn:
-    raise errors.StepOrderError(
-        "a step was called while the averages of amp.ema are swapped in, and would change them instead of the model's "
-        "weights; leave 'with ema.swapped():' first"
-    )
+    array[:] = values.as_np_ndarray() if isinstance(array, NumpyArray) else values
 
 
 class MXNetAveraging(Averaging):

@@ -19,6 +19,9 @@ from .update import LARGEST_RESCALED, WeightUpdate
 class Follower(Protocol):
     """What is called around each applied step of a Trainer."""
 
+    def check(self) -> None:
+        """Refuse a step, or the Trainer's own, where that must not be now."""
+
     def begin(self) -> None:
         """Note that parameters are about to be updated."""
 
@@ -56,9 +59,9 @@ class PreparedOptimizer:
         self.overwriting.apply()
         self.buffer = GradientBuffer(trainer, names, masters is not None, rescales)
         self._update = WeightUpdate(trainer, masters)
-        self._patches = [guard_steps(trainer, self.buffer)]
-        self.report = NonFiniteReport()
         self.followers: list[Follower] = []
+        self._patches = [guard_steps(trainer, self.buffer, self._check_followers)]
+        self.report = NonFiniteReport()
         self._scaler = scaler
         if scaler.enabled:
             self._patches.append(attach_scaler(trainer, TrainerScaler(scaler)))
@@ -116,11 +119,16 @@ class PreparedOptimizer:
         buffer, scale = self.buffer, self._scaler.state.scale
         if scale > LARGEST_RESCALED and not buffer.unscaled:
             buffer.divide(contexts, scale)
+        self._check_followers()
         for follower in self.followers:
             follower.begin()
         self._update.apply(contexts, 1.0 if buffer.unscaled else scale)
         for follower in self.followers:
             follower.end()
+
+    def _check_followers(self) -> None:
+        for follower in self.followers:
+            follower.check()
 
     def rollback(self) -> bool:
         """Drop the window of an interrupted call; return whether the update had begun and was not done."""

@@ -14,6 +14,7 @@ from unifiedamp.backend.ema import WARMUP_OFFSET
 from .. import patches
 from .._types import Model, Tensor, Variable
 from ..distributed.replicas import Replicas
+from ..internals import under_xla
 from ..precision import layers
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import branch
@@ -64,11 +65,19 @@ class Share:
         self._count = _counter("averaged_steps")
         self._started = False
 
+    def check(self) -> None:
+        """Refuse a step while averages are swapped in.
+
+        Raises:
+            StepOrderError: they are.
+        """
+        if self.swapped_in:
+            raise errors.StepOrderError(SWAPPED_IN)
+
     def guard(self) -> AbstractContextManager[Any]:
-        """Refuse the update inside while averages are swapped in; in a trace by an operation, which XLA leaves out."""
-        if tf.executing_eagerly():
-            if self.swapped_in:
-                raise errors.StepOrderError(SWAPPED_IN)
+        """Refuse the update inside while averages are swapped in; in a trace by an operation, which XLA cannot have."""
+        self.check()
+        if tf.executing_eagerly() or under_xla(tf.compat.v1.get_default_graph()):
             return nullcontext()
         free = tf.equal(_first(self._swapped).read_value(), 0)
         return tf.control_dependencies([tf.debugging.Assert(free, [SWAPPED_IN])])

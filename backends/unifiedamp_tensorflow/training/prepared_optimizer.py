@@ -27,6 +27,9 @@ APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_g
 class Follower(Protocol):
     """What is called around each applied step of an optimizer, in traces too."""
 
+    def check(self) -> None:
+        """Refuse a step that must not be now."""
+
     def guard(self) -> AbstractContextManager[Any]:
         """Return a context around the step, which may refuse it."""
 
@@ -158,12 +161,14 @@ class PreparedOptimizer:
         if self.fit_window is not None:
             self.fit_window.restart()
 
-    def check_no_window(self, call: str) -> None:
-        """Refuse ``fit`` while a loop's window is open, whose accumulators it would use.
+    def check_fit(self, call: str) -> None:
+        """Refuse ``fit`` where a follower does, and while a loop's window is open, whose accumulators it would use.
 
         Raises:
             StepOrderError: one is.
         """
+        for follower in self.followers:
+            follower.check()
         if self.fit_window is not None and not all(buffer.empty() for buffer in self._buffers.values()):
             raise errors.StepOrderError(
                 f"{call}: an accumulation window of a loop is open for this {type(self.inner).__name__}; end it by its "
