@@ -268,8 +268,8 @@ class Amp:
         model_weights.load_master_weights(self.backend, model, weights)
 
     def ema(self, model: Any, decay: float = 0.999, *, warmup: bool = False) -> Ema:
-        """Keep a float32 average of a model's (master) weights, which each applied step of an optimizer that trains them
-        moves: ``average = d * average + (1 - d) * weight``. Evaluate it in ``with ema.swapped():``.
+        """Keep a float32 average of a model's (master) weights, moved by each applied step of an optimizer that trains
+        them: ``average = d * average + (1 - d) * weight``. Evaluate it in ``with ema.swapped():``.
 
         It begins from the weights before the next applied step, and is saved and loaded with :meth:`state_dict`.
         ``model`` is a prepared one or a part of it, ``decay`` (d) at least 0 and below 1 (else ``ConfigError``); with

@@ -118,9 +118,7 @@ def own_loop(fitted, function):
             loss = scale(loss)
         gradients = tape.gradient(loss, fitted.model.trainable_variables)
         unscale = getattr(fitted.optimizer, "get_unscaled_gradients", lambda gradients: gradients)
-        fitted.optimizer.apply_gradients(
-            zip(unscale(gradients), fitted.model.trainable_variables, strict=True)
-        )
+        fitted.optimizer.apply_gradients(zip(unscale(gradients), fitted.model.trainable_variables, strict=True))
 
     run = function(run)
     return lambda *gradients: run(tf.constant(gradients))

@@ -113,9 +113,7 @@ class Captured:
         pretend_reads_sync(monkeypatch)
         self.amp = session(loss_scale=SCALE)
         model = mlp()
-        self.model, self.optimizer = self.amp.prepare(
-            model, torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
-        )
+        self.model, self.optimizer = self.amp.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.05, fused=True))
         self.step = self._captured(self._step) if captured else self._step
         for index in range(before):
             self.feed(index)

@@ -42,9 +42,7 @@ class Ema:
         model, decay, warmup: see ``Amp.ema``.
     """
 
-    def __init__(
-        self, model: Any, decay: float, warmup: bool, average: WeightAverage, averages: Averages
-    ) -> None:
+    def __init__(self, model: Any, decay: float, warmup: bool, average: WeightAverage, averages: Averages) -> None:
         self.model, self.decay, self.warmup = model, decay, warmup
         self._average, self._averages = average, averages
 

@@ -43,9 +43,7 @@ class Pair:
         moved = len(self.averages) != len(arrays)
         if start or moved:
             values = self.averages[:1] if self.averages and not start else []
-            self.averages = [
-                _on(values[0], array) if values else _wide(_dense(array)).copy() for array in arrays
-            ]
+            self.averages = [_on(values[0], array) if values else _wide(_dense(array)).copy() for array in arrays]
 
 
 def _on(values: Array, like: Array) -> Array:

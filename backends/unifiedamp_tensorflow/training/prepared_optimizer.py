@@ -93,13 +93,19 @@ class PreparedOptimizer:
     def apply(self) -> None:
         """Make the optimizer apply the gradients that are present."""
         with self._guarded(), self._progress:
-            for follower in self.followers:
-                follower.begin()
+            self._begin_followers()
             self._apply()
             if self.params.masters is not None:
                 self.params.masters.master_params_to_model_params(self.buffer().present)
-            for follower in self.followers:
-                follower.end()
+            self._end_followers()
+
+    def _begin_followers(self) -> None:
+        for follower in self.followers:
+            follower.begin()
+
+    def _end_followers(self) -> None:
+        for follower in self.followers:
+            follower.end()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -142,9 +148,9 @@ class PreparedOptimizer:
             if self._applying or not self.followers:
                 return native(*args, **kwargs)
             with self._guarded():
-                self.replicas.once(lambda: [follower.begin() for follower in self.followers])
+                self.replicas.once(self._begin_followers)
                 result = native(*args, **kwargs)
-                self.replicas.once(lambda: [follower.end() for follower in self.followers])
+                self.replicas.once(self._end_followers)
             return result
 
         return {APPLY: apply}

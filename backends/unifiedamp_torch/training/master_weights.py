@@ -206,7 +206,6 @@ class MasterWeights:
             pair.master.copy_(values)
             pair.version = param._version
 
-
     @torch.no_grad()
     def keep(self, param: torch.Tensor) -> Kept:
         """Return copies of a parameter and of its master, where it has one."""

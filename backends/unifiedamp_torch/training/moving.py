@@ -24,8 +24,8 @@ class Decay(NamedTuple):
 class Group(NamedTuple):
     """Real dense tensors of one device: averages, and the float32 parameters that they move towards."""
 
-    averages: Sequence[torch.Tensor]
-    params: Sequence[torch.Tensor]
+    averages: list[torch.Tensor]
+    params: list[torch.Tensor]
 
 
 class Mover(Protocol):
@@ -105,7 +105,7 @@ class DeviceMover:
 
 
 def _in_kernel(
-    averages: Sequence[torch.Tensor], params: Sequence[torch.Tensor], weight: torch.Tensor, found_inf: torch.Tensor
+    averages: list[torch.Tensor], params: list[torch.Tensor], weight: torch.Tensor, found_inf: torch.Tensor
 ) -> None:
     """Run ``average -= weight * (average - param)``, which is a step of SGD with the gradient ``-param``, weight decay
     1 and learning rate ``weight``: torch's fused kernel of it does nothing where ``found_inf`` is 1.
@@ -117,7 +117,7 @@ def _in_kernel(
 
 
 def _by_arithmetic(
-    averages: Sequence[torch.Tensor], params: Sequence[torch.Tensor], weight: torch.Tensor, found_inf: torch.Tensor
+    averages: list[torch.Tensor], params: list[torch.Tensor], weight: torch.Tensor, found_inf: torch.Tensor
 ) -> None:
     differences = torch._foreach_sub(params, averages)
     torch._foreach_mul_(differences, weight * (1.0 - found_inf))

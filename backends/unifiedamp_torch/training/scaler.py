@@ -50,9 +50,7 @@ class Scaler(torch.amp.GradScaler):
         state: the scale and its counters.
     """
 
-    def __init__(
-        self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages
-    ) -> None:
+    def __init__(self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
         self._backoff_factor = settings.backoff_factor

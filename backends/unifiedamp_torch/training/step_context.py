@@ -52,7 +52,5 @@ class StepContext:
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
         scaler = Scaler(device, scaling, reads_without_sync, averages) if scaling.enabled else None
-        steps = (
-            PlainSteps(averages) if scaler is None else ScaledSteps(scaler, reads_without_sync, reports, averages)
-        )
+        steps = PlainSteps(averages) if scaler is None else ScaledSteps(scaler, reads_without_sync, reports, averages)
         return cls(prepared, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)
