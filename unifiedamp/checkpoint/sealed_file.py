@@ -72,8 +72,8 @@ def save_checkpoint(
         path: the file; its directory is made when missing.
         meta: plain JSON values (no inf or nan), with text for keys.
         arrays: name → array of numbers or text; made to numpy arrays of the same dtype.
-        amp: its ``state_dict()`` becomes ``meta["amp"]`` (averages of ``amp.ema`` are arrays ``amp.ema.<n>.<name>``), and
-            its observers' ``on_checkpoint`` is called.
+        amp: its ``state_dict()`` becomes ``meta["amp"]`` (its averages become arrays ``amp.ema.<n>.<name>``), and its
+            observers' ``on_checkpoint`` is called.
 
     Raises:
         CheckpointError: something cannot be stored, or the file cannot be written. The previous file is kept.

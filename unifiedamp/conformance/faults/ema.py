@@ -63,7 +63,7 @@ class WarmupAlways(_Faulty):
 class AverageReadStale(_Faulty):
     """An average is read as it was at the first look."""
 
-    class average(_Average):  # noqa: N801 (an attribute of the fault)
+    class average(_Average):
         """Remembers."""
 
         _first: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class AverageReadStale(_Faulty):
 class UpdatesNotCounted(_Faulty):
     """An average says that no step has moved it."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Counts nothing."""
 
         def updates(self) -> list[int]:
@@ -88,7 +88,7 @@ class UpdatesNotCounted(_Faulty):
 class SwapInForgotten(_Faulty):
     """The model keeps its own weights inside."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Swaps nothing."""
 
         def swap_in(self) -> None:
@@ -99,7 +99,7 @@ class SwapInForgotten(_Faulty):
 class SwapOutForgotten(_Faulty):
     """The model has the averages afterwards."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Restores nothing."""
 
         def swap_out(self) -> None:
@@ -110,7 +110,7 @@ class SwapOutForgotten(_Faulty):
 class LoadedAverageLost(_Faulty):
     """A loaded state sets the count, and leaves the average."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Writes no weights."""
 
         def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ class LoadedAverageLost(_Faulty):
 class LoadedUpdatesLost(_Faulty):
     """A loaded state sets the average, and leaves the count."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Writes no count."""
 
         def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class LoadedUpdatesLost(_Faulty):
 class RestartForgotten(_Faulty):
     """A state without an average leaves the old one in place."""
 
-    class average(_Average):  # noqa: N801
+    class average(_Average):
         """Never starts anew."""
 
         def restart(self) -> None:
