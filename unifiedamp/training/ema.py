@@ -78,8 +78,9 @@ class Ema:
         On exit the weights, and master weights, are restored bit for bit, also after an exception. Inside, every call
         of a step raises ``StepOrderError``, as does :meth:`swapped` of an average of the same model.
         """
-        self._averages.swap_in(self)
+        self._averages.check_swappable(self)
         try:
+            self._averages.swap_in(self)
             self._average.swap_in()
             yield self.model
         finally:
@@ -157,19 +158,24 @@ class Averages:
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def swap_in(self, ema: Ema) -> None:
-        """Refuse steps from here on.
+    def check_swappable(self, ema: Ema) -> None:
+        """Refuse to swap in what cannot be.
 
         Raises:
             StepOrderError: averages of this model are swapped in already, or the session is closed.
         """
         if self._closed:
             refuse("ema: swapped")
+        if self._leaving:
+            self._finish()
         if any(each.model is ema.model for each in self._swapped):
             raise StepOrderError(
                 f"ema.swapped: averages of this {type(ema.model).__name__} are swapped in already; leave that "
                 "'with ema.swapped():' first"
             )
+
+    def swap_in(self, ema: Ema) -> None:
+        """Refuse steps from here on."""
         self._swapped.append(ema)
         self._interruptions.hold(self._refuse)
 
