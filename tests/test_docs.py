@@ -55,6 +55,16 @@ def test_the_readmes_loop_trains(name):
     space["amp"].close()
 
 
+def test_the_page_on_averages_runs(capsys):
+    pytest.importorskip("torch")
+    (block,) = blocks(ROOT / "docs" / "ema.md", "python")
+    space = {}
+    exec(block, space)
+    assert space["checkpoint"]["ema"][0]["updates"] == [10]
+    assert "32, 1" in capsys.readouterr().out
+    space["amp"].close()
+
+
 def test_the_readmes_configuration_is_read(tmp_path, monkeypatch):
     (text,) = blocks(ROOT / "README.md", "toml")
     (tmp_path / "amp.toml").write_text(text.replace('"mxnet"', '"toy"'), encoding="utf-8")
