@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..backend import Backend, Tuning
+from ..config.values import check_compile_mode
 from ..errors import AmpError, UnsupportedError
 from ..explain.tuning import warn_debug_modes
 from .closed_session import refuse
@@ -21,32 +22,47 @@ class CompiledSteps:
     Args:
         backend: the session's.
         loop: the calls of its steps.
-        tuning: the session's, for warnings of debugging modes.
 
     Attributes:
         closed: whether every further call is refused.
     """
 
-    def __init__(self, backend: Backend, loop: StepLoop, tuning: Tuning) -> None:
-        self._backend, self._loop, self._tuning = backend, loop, tuning
+    def __init__(self, backend: Backend, loop: StepLoop) -> None:
+        self._backend, self._loop = backend, loop
         self.closed = False
 
-    def _require(self) -> None:
+    def require(self) -> None:
+        """Refuse to compile where the backend cannot.
+
+        Raises:
+            UnsupportedError: with the reason.
+        """
         support = self._backend.capabilities().feature("compile")
         if not support:
             raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
 
-    def compile(self, fn: F, mode: str) -> F:
-        """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces; mode "off" returns
-        ``fn``.
+    def decorate(self, fn: F | None, mode: str, tuning: Tuning) -> F | Callable[[F], F]:
+        """See ``Amp.compile``.
 
         Raises:
-            UnsupportedError: the backend cannot compile.
+            ConfigError: an unknown ``mode``.
         """
+        check_compile_mode(mode, "amp.compile: mode")
+        if fn is None:
+            return functools.partial(self._decorated, mode=mode, tuning=tuning)
+        return self._decorated(fn, mode, tuning)
+
+    def _decorated(self, fn: F, mode: str, tuning: Tuning) -> F:
+        if self.closed:
+            refuse("compile")
         if mode == "off":
             return fn
-        self._require()
-        warn_debug_modes(self._backend, self._tuning)
+        self.require()
+        warn_debug_modes(self._backend, tuning)
+        return self.compile(fn, mode)
+
+    def compile(self, fn: F, mode: str) -> F:
+        """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
         compiled: Any = self._backend.compiler.compile(fn, self._loop.order, mode)
         replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
         result: F = self.follow(compiled) if replays else compiled
