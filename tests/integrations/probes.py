@@ -276,7 +276,7 @@ def run_transformers(what):
         def create_scheduler(self, num_training_steps, optimizer=None):
             if self.lr_scheduler is None:
                 gamma = 1.0 if what.schedule is None else what.schedule
-                what.scheduler = torch.optim.lr_scheduler.ExponentialLR(what.made, gamma)
+                what.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, gamma)
                 self.lr_scheduler = what.scheduler
             return self.lr_scheduler
 
