@@ -1,8 +1,8 @@
 """A session inside Hugging Face Accelerate.
 
-    from unifiedamp.integrations.accelerate import AmpAccelerator
+from unifiedamp.integrations.accelerate import AmpAccelerator
 
-    accelerator = AmpAccelerator("mixed_float16", gradient_accumulation_steps=2)
+accelerator = AmpAccelerator("mixed_float16", gradient_accumulation_steps=2)
 """
 
 from __future__ import annotations

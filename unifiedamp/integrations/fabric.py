@@ -1,13 +1,12 @@
 """A session inside Lightning Fabric.
 
-    from unifiedamp.integrations.fabric import AmpPrecision
+from unifiedamp.integrations.fabric import AmpPrecision
 
-    fabric = Fabric(plugins=[AmpPrecision("mixed_float16")])
+fabric = Fabric(plugins=[AmpPrecision("mixed_float16")])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -126,12 +125,12 @@ class AmpPrecision(Precision):
         """Divide the gradients by the scale, before Fabric clips them."""
         self._running().unscale(optimizer)
 
-    def main_params(self, optimizer: Any) -> Iterator[torch.Tensor]:
-        """Yield what Fabric clips: nothing where the step will be skipped, since Fabric's clipping refuses inf."""
+    def main_params(self, optimizer: Any) -> list[torch.Tensor]:
+        """Return what Fabric clips: nothing where the step will be skipped, since Fabric's clipping refuses inf."""
         steps = self._running()
-        if optimizer not in steps.pending() or not steps.found_inf(optimizer):
-            for group in optimizer.param_groups:
-                yield from group["params"]
+        if optimizer in steps.pending() and steps.found_inf(optimizer):
+            return []
+        return [param for group in optimizer.param_groups for param in group["params"]]
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A session inside a Lightning ``Trainer``, as ``lightning.pytorch`` has it.
 
-    from unifiedamp.integrations.lightning import AmpPrecision
+from unifiedamp.integrations.lightning import AmpPrecision
 
-    trainer = Trainer(plugins=[AmpPrecision("mixed_float16")])
+trainer = Trainer(plugins=[AmpPrecision("mixed_float16")])
 """
 
 from __future__ import annotations

@@ -161,7 +161,11 @@ class StepOrder:
 
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
-        return self.per_optimizer or len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+        return (
+            self.per_optimizer
+            or len(self.slots) == 1
+            or all(other.stepped or other is slot for other in self.slots.values())
+        )
 
     def end_step(self, slot: Slot, ends: bool) -> None:
         """Note that ``slot`` had its step (or was discarded)."""
