@@ -21,6 +21,7 @@ QUIET = (
     "ignore:Checkpoint directory .* exists and is not empty",
     "ignore:You're resuming from a checkpoint that ended before the epoch ended",
     "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:Precision .* is not supported by the model summary",
     "ignore:`training_step` returned `None`",
     # Accelerate and Hugging Face's Trainer: of loaders without a GPU.
     "ignore:'pin_memory' argument is set as true but no accelerator is found",

@@ -17,10 +17,10 @@ from .versions import require
 
 require("transformers", "4.46", "unifiedamp.integrations.transformers")
 
-from transformers import Trainer  # noqa: E402  (after the check of its version)
+from transformers import Trainer
 
-from . import accelerate  # noqa: E402
-from .session_source import SessionSource, refuse_strategy  # noqa: E402
+from . import accelerate
+from .session_source import SessionSource, refuse_strategy
 
 __all__ = ["attach"]
 
