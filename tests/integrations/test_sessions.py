@@ -52,7 +52,7 @@ def test_the_recorder_follows(host, tmp_path):
     recorders[0].stop()
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     steps = [record for record in records if record["kind"] == "step"]
-    assert [(step["step"], step["skipped"]) for step in steps] == [(1, False), (2, True), (3, False)]
+    assert [(step["step"], step["applied"]) for step in steps] == [(1, True), (2, False), (3, True)]
     assert [step["scale"] for step in steps] == [4.0] * 3
 
 

@@ -56,7 +56,7 @@ class HeldScheduler:
         return _made, (self._own_class,), vars(self)
 
 
-def _made(kind: type) -> Any:
+def _made(kind: Any) -> Any:
     return kind.__new__(kind)
 
 

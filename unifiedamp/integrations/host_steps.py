@@ -40,7 +40,7 @@ class HostSteps:
         self._loop = amp.step_loop
         self._order: Any = amp.step_loop.order
         self._host: Any = amp.backend.interop.host_loops
-        self._order.per_optimizer = True
+        self._order.end_with_each_step()
         self._host.begin()
         self._ran = self._complete = False
         self._trackers: dict[int, list[AppliedSteps]] = {}
