@@ -37,12 +37,8 @@ def find_python(version: str) -> str | None:
 
 NEWER = find_python("3.13")
 nox.options.sessions = [
-<<<<<<< HEAD
-    "lint", "types", "imports", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
-    "tests_integrations",
-=======
     "lint", "types", "imports", "site", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
->>>>>>> main
+    "tests_integrations",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
