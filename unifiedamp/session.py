@@ -53,7 +53,7 @@ class Amp:
         backend: the roles of the framework's backend.
         policy, loss_scale_settings, tuning, compile_mode: the settings in force.
         models: those prepared so far.
-        scale_monitor: polls the loss scale; counts steps made by loops other than yours.
+        step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
         averages: what :meth:`ema` made.
 
     Raises:
@@ -86,7 +86,7 @@ class Amp:
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.averages = Averages(self.backend, self._loop.interruptions)
-        self.scale_monitor = self._loop.monitor
+        self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
         self.models: list[Any] = []
         self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)
@@ -128,7 +128,7 @@ class Amp:
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
         prepared, models = prepare_objects(self.backend, self._loop.order, objects)
-        self.models += models
+        self.models += [model for model in models if not any(model is each for each in self.models)]
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
