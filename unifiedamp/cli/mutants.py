@@ -31,9 +31,8 @@ def run(backend: str, forms: Sequence[str], faults: Sequence[str], written: Path
     if json:
         print_json(to_dict(report))
         return NOT_ALL_WELL if report.survivors else 0
-    out.print(
-        table(f"{backend}, {', '.join(forms)}", ("fault", "what is wrong", "killed by"), map(_row, report.outcomes))
-    )
+    columns = ("fault", "what is wrong", "killed by")
+    out.print(table(f"{backend}, {', '.join(forms)}", columns, map(_row, report.outcomes), verdicts=("killed by",)))
     for line in _lines(report):
         say(out, line)
     return NOT_ALL_WELL if report.survivors else 0

@@ -100,8 +100,8 @@ class StepLoop:
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
         """Unscale the gradients of a complete window, once; return its slot, or None inside a window."""
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = self.order.begin_step(optimizer, call)
         if self._accumulates and self.order.accumulating(slot):
             return None
@@ -126,8 +126,8 @@ class StepLoop:
         order, listener = self.order, self.listener
         if scheduler is not None:
             self._schedulers.check(scheduler)
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
@@ -176,8 +176,8 @@ class StepLoop:
     def _slots(self, optimizers: list[Any], call: str) -> list[Slot]:
         if not optimizers:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         return self.order.slots_of(optimizers, call)
 
     def _end_open_iteration(self) -> None:
