@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -216,14 +215,7 @@ def install(session: nox.Session, *what: str) -> None:
 
 
 def uv_settings() -> dict[str, str]:
-    """Return pip's configuration as uv's variables, which have the same names; uv does not read pip's files."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, timeout=60
-    )
-    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # of all places, the newest version, as pip does
-    for line in listed.stdout.splitlines():
-        key, _, value = line.partition("=")
-        option = key.rpartition(".")[2]
-        name = "SSL_CERT_FILE" if option == "cert" else f"UV_{option.upper().replace('-', '_')}"
-        found[name] = ("," if option.endswith("links") else " ").join(ast.literal_eval(value).split())
-    return found
+    """Return pip's configuration as uv's variables; uv does not read pip's files."""
+    line = [sys.executable, "scripts/uv_settings.py"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+    return dict(each.split("=", 1) for each in said.splitlines())

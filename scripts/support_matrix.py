@@ -1,8 +1,8 @@
 """Write ``docs/support.md`` from conformance reports.
 
 Usage: ``python scripts/support_matrix.py [--check]``. It reads the reports in ``docs/conformance/``, one for each
-environment, each from ``unifiedamp conformance all --report docs/conformance/NAME.json``; ``--check`` writes nothing and
-fails when the page is not what they give.
+environment, each from ``unifiedamp conformance all --report docs/conformance/NAME.json``; ``--check`` writes nothing
+and fails when the page is not what they give.
 """
 
 from __future__ import annotations
