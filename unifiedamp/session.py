@@ -34,8 +34,8 @@ class Amp:
 
     Args:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
-        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the policy that the
-            backend recommends for the device.
+        policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
+            takes the policy that the backend recommends for the device.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -62,7 +62,7 @@ class Amp:
     def __init__(
         self,
         backend: str | None = None,
-        policy: str | Policy | None = None,
+        policy: str | Policy | Mapping[str, Any] | None = None,
         *,
         loss_scale: object = None,
         accumulate_steps: int = 1,
