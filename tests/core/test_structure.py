@@ -18,7 +18,7 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 LAYERS = (
     {"errors"}, {"plain_values"}, {"loss_scale"}, {"policy"}, {"backend"}, {"output"},
     {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"session"},
-    {"conformance"}, {"workloads"}, {"compat", "migrate"}, {"cli"},
+    {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"},
 )  # fmt: skip
 """First-level parts of core, lower layers first: a part imports none of a higher layer."""
 
