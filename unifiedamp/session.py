@@ -290,7 +290,7 @@ class Amp:
         self.scale_monitor.hooks = add_observer(self.scale_monitor.hooks, observer)
         self.scale_monitor.expect(self.backend.training.read_state())
 
-    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
@@ -299,7 +299,7 @@ class Amp:
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1.
+            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
 
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the

@@ -119,6 +119,8 @@ class Model(Layer, Protocol):
 
     input: Any
     output: Any
+    optimizer: Any
+    train_step: Callable[..., Any]
     train_function: Callable[..., Any] | None
 
 
