@@ -52,7 +52,7 @@ class Amp:
     Attributes:
         backend: the roles of the framework's backend.
         policy, loss_scale_settings, tuning, compile_mode: the settings in force.
-        scale_monitor: polls the loss scale; counts steps made by loops other than yours.
+        step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not installed.
@@ -85,7 +85,7 @@ class Amp:
         )
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._compiled = CompiledSteps(self.backend, self._loop)
-        self.scale_monitor = self._loop.monitor
+        self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
         self._models: list[Any] = []
         self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)

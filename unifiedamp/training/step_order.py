@@ -57,9 +57,11 @@ class StepOrder:
     Attributes:
         ended: how many iterations this object has seen end; no part of the snapshot.
         leads: whether what happens once for all replicas happens here.
+        per_optimizer: each step of an optimizer is an iteration, as in trainers that others wrote.
     """
 
     leads = True
+    per_optimizer = False
 
     def __init__(self, accumulate_steps: int = 1) -> None:
         self.ended = 0
@@ -72,6 +74,10 @@ class StepOrder:
         """Add a prepared optimizer. Idempotent."""
         if id(optimizer) not in self.slots:
             self.slots[id(optimizer)] = Slot(optimizer, len(self.slots))
+
+    def release(self, optimizer: Any) -> None:
+        """Forget an optimizer. Idempotent."""
+        self.slots.pop(id(optimizer), None)
 
     def slot(self, optimizer: Any, call: str) -> Slot:
         """Return the slot of ``optimizer``.
@@ -155,7 +161,7 @@ class StepOrder:
 
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
-        return len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+        return self.per_optimizer or len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
 
     def end_step(self, slot: Slot, ends: bool) -> None:
         """Note that ``slot`` had its step (or was discarded)."""

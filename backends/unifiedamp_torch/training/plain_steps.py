@@ -34,7 +34,8 @@ class PlainSteps(Steps):
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
             self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._stepped.add(id(optimizer))
-        gradients.zero_grad(optimizer)
+        if not self.keeps_gradients:
+            gradients.zero_grad(optimizer)
         self._applied += 1
         return self._APPLIED
 

@@ -129,6 +129,12 @@ class Scaler(torch.amp.GradScaler):
         if founds:
             self.state.update(founds)
 
+    def update_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the scale by the finding of one optimizer; what was found in others' gradients stays."""
+        found = self._per_optimizer_states.pop(id(optimizer), {}).get("found")
+        if found is not None:
+            self.state.update([found])
+
     def findings(self) -> dict[int, dict[str, Any]]:
         """Return a copy of what was found in gradients so far in this iteration, by optimizer."""
         return {key: dict(record) for key, record in self._per_optimizer_states.items()}
