@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from ..backend import Backend, NonFiniteReport
@@ -15,7 +14,7 @@ from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
-from .sinks import Record, Sink, number
+from .sinks import Record, Sink, close_all, number
 
 
 class Recorder:
@@ -68,14 +67,10 @@ class Recorder:
         if self.stopped:
             return
         self.stopped, self._monitor.wants_skip_report = True, False
-        with ExitStack() as stack:
-            for sink in self._sinks:
-                stack.callback(sink.close)
-                if error is not None and callable(getattr(sink, "fail", None)):
-                    stack.callback(sink.fail, error)  # type: ignore[attr-defined]  # asked for in the line above
-            if self.armed:
-                self.armed = False
-                self._backend.recorder.end()
+        if self.armed:
+            self.armed = False
+            self._backend.recorder.end()
+        close_all(self._sinks, error)
 
     def log(self, **numbers: Any) -> None:
         """Write numbers of the loop's own, such as ``loss=loss``, with the session's: scale and counts of steps.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -39,12 +38,8 @@ def start_recording(
     if every is not None:
         backend.recorder.begin(activations)
     try:
-        with ExitStack() as opened:
-            sinks = [open_sink(target) for target in targets]
-            for sink in sinks:
-                opened.callback(sink.close)
-            recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
-            opened.pop_all()
+        sinks = [open_sink(target) for target in targets]
+        recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
     except BaseException:
         if every is not None:
             backend.recorder.end()
