@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "accelerate", "torch")
+LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "accelerate", "torch", "wandb", "mlflow", "omegaconf", "tensorflow")
 
 
 def test_importing_the_package_imports_no_library():

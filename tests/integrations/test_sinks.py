@@ -239,7 +239,7 @@ def test_an_unknown_run_or_place_is_named(store):
 def test_names_that_mlflow_refuses(store):
     from unifiedamp.integrations.mlflow import metric_name
 
-    uri, client = store
+    _, client = store
     names = ["a[0]/b", "a(0)/b", "../up", "x//y", "é" * 400, "plain/name-1 :2.b", "y" * 251]
     taken = [metric_name(name) for name in names]
     assert len(set(taken)) == len(names)

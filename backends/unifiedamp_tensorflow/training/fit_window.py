@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import tensorflow as tf
 
-from .._types import Gradient, Named
+from .._types import Gradient, Named, Variable
 from .scaler import branch
+
+
+MICRO_BATCHES = "micro_batches"
 
 
 class FitWindow:
@@ -27,6 +30,21 @@ class FitWindow:
         """Drop the window; the first gradients of the next one replace what accumulators hold."""
         self._micro.assign(0)
         self._counted = 0
+
+    def saved_variables(self) -> dict[str, Variable]:
+        """Return name → variable of what a checkpoint needs in the middle of a window."""
+        held = {f"accumulator_{index}": each for index, each in enumerate(self._accumulators.values())}
+        return {MICRO_BATCHES: self._micro, **held}
+
+    def is_open(self) -> bool:
+        """Whether micro-batches wait for the rest of their window."""
+        return int(self._micro.numpy()) > 0
+
+    def loaded(self, names: Collection[str]) -> None:
+        """Continue from variables of these names that were loaded; a window that was not saved is empty."""
+        if MICRO_BATCHES not in names:
+            self.restart()
+        self._counted = int(self._micro.numpy())
 
     def count(self, micro_batches: int) -> int:
         """Count micro-batches that have run, in Python; return how many windows ended with them."""

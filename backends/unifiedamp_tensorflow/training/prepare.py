@@ -15,7 +15,7 @@ from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
 from ..precision import recomputation
 from ..precision.modes import Mode
-from . import optimizers, prepare_checks
+from . import optimizers, prepare_checks, saved_state
 from .fit import Fitting
 from .fit_window import FitWindow
 from .master_weights import MasterWeights
@@ -99,6 +99,7 @@ class Preparation:
         prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
         if outer is not optimizer:
             optimizers.end_steps_by(outer, prepared, self._steps)
+            saved_state.attach(outer, optimizers.scaler_of(outer), window if prepared.replicas.count == 1 else None)
         return prepared
 
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
