@@ -60,7 +60,7 @@ def test_every_argument(cfg):
             loss_scale=cfg.amp.loss_scale,
             tuning=cfg.amp.tuning,
             backend_options=cfg.amp.backend_options,
-        )  # fmt: skip
+        )
     )
     check(ua.Amp.from_config({"backend": "toy"}, **{k: cfg.amp[k] for k in ("policy", "loss_scale", "tuning")}))
 

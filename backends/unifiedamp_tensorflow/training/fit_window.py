@@ -9,7 +9,6 @@ import tensorflow as tf
 from .._types import Gradient, Named, Variable
 from .scaler import branch
 
-
 MICRO_BATCHES = "micro_batches"
 
 
