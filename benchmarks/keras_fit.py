@@ -8,10 +8,12 @@ is one call of `fit`; both sides train the same model on the same batches. Host:
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,11 @@ class Fit:
 
     def turn(self, steps: int) -> float:
         """Run ``steps`` steps; return the seconds per step."""
-        start = time.perf_counter()
-        self._model.fit(
-            self._data, steps_per_epoch=steps, epochs=1, verbose=self._verbose, callbacks=list(self._callbacks)
-        )
-        return (time.perf_counter() - start) / steps
+        callbacks, verbose = list(self._callbacks), self._verbose
+        with redirect_stdout(io.StringIO()):
+            start = time.perf_counter()
+            self._model.fit(self._data, steps_per_epoch=steps, epochs=1, verbose=verbose, callbacks=callbacks)
+            return (time.perf_counter() - start) / steps
 
 
 def host(name: str, policy: str, form: dict[str, Any], verbose: int) -> Fit:

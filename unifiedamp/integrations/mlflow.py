@@ -89,7 +89,7 @@ class MlflowSink:
             raise ConfigError(f"MlflowSink: {error}") from error
         self._open = True
         if self._owns:
-            atexit.register(self._exit)
+            atexit.register(self._end_with_process)
 
     def _experiment_id(self) -> str:
         name = self._experiment or "Default"
@@ -105,11 +105,11 @@ class MlflowSink:
         """End a run of the sink's own. Idempotent."""
         failed, self._failed = self._failed, False
         if self._open and self._owns:
-            atexit.unregister(self._exit)
+            atexit.unregister(self._end_with_process)
             self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
         self._open = False
 
-    def _exit(self) -> None:
+    def _end_with_process(self) -> None:
         """End the run of a process that did not close the sink."""
         self._failed = self._failed or getattr(sys, "last_value", None) is not None
         self.close()
