@@ -18,9 +18,11 @@ QUIET = (
     "ignore:The number of training batches",
     "ignore:Starting from v1.9.0, `tensorboardX` has been removed",
     "ignore:GPU available but not used",
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
     "ignore:Checkpoint directory .* exists and is not empty",
     "ignore:You're resuming from a checkpoint that ended before the epoch ended",
     "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:Precision .* is not supported by the model summary",
     "ignore:`training_step` returned `None`",
     # Accelerate and Hugging Face's Trainer: of loaders without a GPU.
     "ignore:'pin_memory' argument is set as true but no accelerator is found",

@@ -177,6 +177,8 @@ def run_fabric(what):
     fabric = Fabric(accelerator="cpu", devices=1, plugins=[plugin])
     what.make_model()
     model, optimizer = fabric.setup(what.model, what.make_optimizer())
+    if what.prepare is not None:
+        plugin.add_optimizers(optimizer)
     scheduler = plugin.hold(what.make_scheduler(what.made)) if what.schedule is not None else None
     for number, x in enumerate(what.batches()):
         last = (number + 1) % what.accumulate == 0

@@ -11,7 +11,7 @@ import pytest
 import unifiedamp as ua
 
 omegaconf = pytest.importorskip("omegaconf")
-from omegaconf import MISSING, OmegaConf  # noqa: E402
+from omegaconf import MISSING, OmegaConf
 
 WRITTEN = {
     "train": {"scale": 1024.0, "glob": "hidden*"},

@@ -1,8 +1,8 @@
 """A session inside Hugging Face Accelerate.
 
-    from unifiedamp.integrations.accelerate import AmpAccelerator
+from unifiedamp.integrations.accelerate import AmpAccelerator
 
-    accelerator = AmpAccelerator("mixed_float16", gradient_accumulation_steps=2)
+accelerator = AmpAccelerator("mixed_float16", gradient_accumulation_steps=2)
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .versions import require
 
 require("accelerate", "1.1", "unifiedamp.integrations.accelerate")
 
-from accelerate import Accelerator  # noqa: E402  (after the check of its version)
-from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 
-from .host_steps import HostSteps  # noqa: E402
-from .session_scaler import SessionScaler  # noqa: E402
-from .session_source import SessionSource, refuse_strategy  # noqa: E402
+from .host_steps import HostSteps
+from .session_scaler import SessionScaler
+from .session_source import SessionSource, refuse_strategy
 
 __all__ = ["AmpAccelerator", "attach"]
 
@@ -105,7 +105,7 @@ class AmpMethods:
             self._unprepared = []
         loss = loss / self.gradient_accumulation_steps  # type: ignore[attr-defined]  # Accelerator's
         if kwargs.keys() - {"retain_graph"}:
-            self._unifiedamp.backward(loss, lambda scaled: scaled.backward(**kwargs))
+            self._unifiedamp.backward(loss, functools.partial(_differentiate, kwargs))
         else:
             self._unifiedamp.backward(loss, retain_graph=bool(kwargs.get("retain_graph")))
 
@@ -139,8 +139,8 @@ class AmpMethods:
 class AmpAccelerator(AmpMethods, Accelerator):
     """An ``Accelerator`` that trains by a session.
 
-    Schedulers are held on every skipped step, those of fused optimizers included. Clipping unscales the optimizers whose
-    parameters it is given, and no other.
+    Schedulers are held on every skipped step, those of fused optimizers included. Clipping unscales the optimizers
+    whose parameters it is given, and no other.
 
     Args:
         session: a ``ua.Amp`` on torch; or the policy of one that is made on the accelerator's device.
@@ -231,6 +231,10 @@ def _run_under_policy(model: torch.nn.Module, amp: Amp) -> None:
 
     model._original_forward = given  # type: ignore[assignment]  # where Accelerate keeps it
     model.forward = MethodType(under_policy, model)
+
+
+def _differentiate(kwargs: Any, loss: Any) -> None:
+    loss.backward(**kwargs)
 
 
 def _plain(optimizer: Any) -> Any:

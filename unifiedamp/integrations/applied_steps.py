@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -54,7 +53,11 @@ class HeldScheduler:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle as the scheduler's own class."""
-        return copyreg.__newobj__, (self._own_class,), vars(self)  # type: ignore[attr-defined]  # typeshed lacks it
+        return _made, (self._own_class,), vars(self)
+
+
+def _made(kind: Any) -> Any:
+    return kind.__new__(kind)
 
 
 def hold(scheduler: Any, applied: AppliedSteps) -> bool:

@@ -1,31 +1,31 @@
 """A session inside Lightning Fabric.
 
-    from unifiedamp.integrations.fabric import AmpPrecision
+from unifiedamp.integrations.fabric import AmpPrecision
 
-    fabric = Fabric(plugins=[AmpPrecision("mixed_float16")])
+fabric = Fabric(plugins=[AmpPrecision("mixed_float16")])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from ..errors import UnsupportedError
+from ..errors import StepOrderError, UnsupportedError
 from ..policy import Policy
 from ..session import Amp
 from .versions import require
 
 require("lightning", "2.4", "unifiedamp.integrations.fabric")
 
-from lightning.fabric.plugins.precision import Precision  # noqa: E402  (after the check of its version)
+from lightning.fabric.plugins.precision import Precision
 
-from . import state  # noqa: E402
-from .dtypes import low_param_dtype, precision_name  # noqa: E402
-from .host_steps import HostSteps  # noqa: E402
-from .session_source import SessionSource, refuse_strategy  # noqa: E402
+from . import state
+from .dtypes import low_param_dtype, precision_name
+from .host_steps import HostSteps
+from .session_source import SessionSource, refuse_strategy
 
 __all__ = ["AmpPrecision"]
 
@@ -37,7 +37,7 @@ class AmpPrecision(Precision):
     """A precision plugin of Fabric that trains by a session.
 
     ``optimizer.step()`` returns the ``StepResult``, fused optimizers are clipped, and :meth:`hold` holds a scheduler on
-    skipped steps. Save it with the model: ``fabric.save(path, {"model": model, "optimizer": optimizer, "amp": plugin})``.
+    skipped steps. Save it with the model: ``fabric.save(path, {"model": model, "optimizer": ..., "amp": plugin})``.
 
     Args:
         session: a ``ua.Amp`` on torch; or the policy of one that is made on the device of the first model.
@@ -70,6 +70,13 @@ class AmpPrecision(Precision):
         """Return the scheduler; its ``step`` does nothing where every step since its last one was skipped."""
         self._running().hold(scheduler)
         return scheduler
+
+    def add_optimizers(self, *optimizers: Any) -> None:
+        """Prepare optimizers now; otherwise each is prepared by its first step.
+
+        Needed before a checkpoint with master weights is loaded: optimizers then keep their state in float32.
+        """
+        self._running().add_optimizers([getattr(each, "optimizer", each) for each in optimizers])
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -104,7 +111,7 @@ class AmpPrecision(Precision):
     def backward(self, tensor: torch.Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
         """Differentiate the scaled loss."""
         if args or kwargs.keys() - {"retain_graph"}:
-            self._running().backward(tensor, lambda scaled: scaled.backward(*args, **kwargs))
+            self._running().backward(tensor, functools.partial(_differentiate, args, kwargs))
         else:
             self._running().backward(tensor, retain_graph=bool(kwargs.get("retain_graph")))
 
@@ -126,12 +133,17 @@ class AmpPrecision(Precision):
         """Divide the gradients by the scale, before Fabric clips them."""
         self._running().unscale(optimizer)
 
-    def main_params(self, optimizer: Any) -> Iterator[torch.Tensor]:
-        """Yield what Fabric clips: nothing where the step will be skipped, since Fabric's clipping refuses inf."""
+    def main_params(self, optimizer: Any) -> list[torch.Tensor]:
+        """Return what Fabric clips.
+
+        Fabric's clipping refuses inf by default: where the step will be skipped for it, it is given a zero instead.
+        """
         steps = self._running()
-        if optimizer not in steps.pending() or not steps.found_inf(optimizer):
-            for group in optimizer.param_groups:
-                yield from group["params"]
+        if optimizer in steps.pending() and steps.found_inf(optimizer):
+            stand_in = torch.zeros(1, requires_grad=True)
+            stand_in.grad = torch.zeros(1)
+            return [stand_in]
+        return [param for group in optimizer.param_groups for param in group["params"]]
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -141,9 +153,22 @@ class AmpPrecision(Precision):
         return state.dump(steps.amp, steps.models)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the session's state, or that of Fabric's own plugin or of a ``GradScaler``."""
+        """Load the session's state, or that of Fabric's own plugin or of a ``GradScaler``.
+
+        Raises:
+            StepOrderError: there are master weights, and no optimizer is known that trains them.
+        """
         steps = self._running()
+        if self.amp.backend.spec.master_weights and not steps.optimizers:
+            raise StepOrderError(
+                f"{WHERE}: with master_weights, call plugin.add_optimizers(optimizer) after fabric.setup and before "
+                "fabric.load; the optimizer's state would be rounded to 16 bits"
+            )
         state.load(steps.amp, steps.models, state_dict)
+
+
+def _differentiate(args: Any, kwargs: Any, loss: Any) -> None:
+    loss.backward(*args, **kwargs)
 
 
 def _check_parameters(module: torch.nn.Module) -> None:

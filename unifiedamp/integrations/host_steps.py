@@ -37,9 +37,10 @@ class HostSteps:
         self.amp = amp
         self.models: list[torch.nn.Module] = []
         self._backward = backward
-        self._loop, self._order = amp.step_loop, amp.step_loop.order
+        self._loop = amp.step_loop
+        self._order: Any = amp.step_loop.order
         self._host: Any = amp.backend.interop.host_loops
-        self._order.per_optimizer = True
+        self._order.end_with_each_step()
         self._host.begin()
         self._ran = self._complete = False
         self._trackers: dict[int, list[AppliedSteps]] = {}
@@ -68,6 +69,11 @@ class HostSteps:
         known = {id(param) for slot in self._order.slots.values() for param in _params(slot.optimizer)}
         trained = [p for model in self.models for p in model.parameters() if p.requires_grad]
         return all(id(self._host.trained(param)) in known for param in trained)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that are prepared."""
+        return [slot.optimizer for slot in self._order.slots.values()]
 
     def use_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the optimizers of a new run, and forget those of the run before."""
@@ -108,13 +114,13 @@ class HostSteps:
         named = [slot for slot in slots if not slot.unscaled and _trains(slot.optimizer)]
         self._order.enter_region()
         self._order.begin_scale(named)
-        before = [_versions(slot.optimizer) for slot in unscaled]
+        before = [self._host.versions(slot.optimizer) for slot in unscaled]
         optimizers = [slot.optimizer for slot in named]
         self._loop.interruptions.run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
         self._ran = True
         self._host.collect([slot.optimizer for slot in slots])
         for slot, versions in zip(unscaled, before, strict=True):
-            if _versions(slot.optimizer) != versions:
+            if self._host.versions(slot.optimizer) != versions:
                 raise self._late(slot)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -139,8 +145,9 @@ class HostSteps:
     def _late(self, slot: Slot) -> StepOrderError:
         self.amp.discard_step(slot.optimizer)
         return StepOrderError(
-            f"{self._backward}: this loss adds to gradients of {type(slot.optimizer).__name__} that are unscaled already, "
-            "by clipping or by unscaling them; differentiate every loss of a step before. Its gradients were dropped"
+            f"{self._backward}: this loss adds to gradients of {type(slot.optimizer).__name__} that are unscaled "
+            "already, by clipping or by unscaling them; differentiate every loss of a step before. The gradients were "
+            "dropped"
         )
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -224,8 +231,3 @@ def _params(optimizer: Optimizer) -> list[torch.Tensor]:
 def _trains(optimizer: Optimizer) -> bool:
     """Return whether any parameter of the optimizer gets gradients: a trainer may have frozen them for now."""
     return any(param.requires_grad for group in optimizer.param_groups for param in group["params"])
-
-
-def _versions(optimizer: Optimizer) -> list[tuple[int, int] | None]:
-    """Return what changes when a backward pass adds to the optimizer's gradients."""
-    return [None if p.grad is None else (id(p.grad), p.grad._version) for p in _params(optimizer)]

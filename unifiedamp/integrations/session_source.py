@@ -102,8 +102,8 @@ def check_device(where: str, amp: Amp, device: torch.device) -> None:
     if (mine.type, mine.index or 0) != (device.type, device.index or 0):
         raise ConfigError(
             f"{where}: the session is on {str(mine)!r}, the trainer on {str(device)!r}; pass "
-            f"ua.Amp('torch', ..., device={str(device)!r}), or the policy instead of a session: "
-            f"{where}({str(amp.policy.replace(loss_scale=None))!r}, ...) makes one on the trainer's device in each process"
+            f"ua.Amp('torch', ..., device={str(device)!r}), or {str(amp.policy.replace(loss_scale=None))!r} instead of "
+            "a session: one is then made on the trainer's device, in each process"
         )
 
 

@@ -1,9 +1,9 @@
 """A session inside Hugging Face's ``Trainer``.
 
-    from unifiedamp.integrations.transformers import attach
+from unifiedamp.integrations.transformers import attach
 
-    trainer = attach(Trainer(model, args, train_dataset=data), "mixed_float16")
-    trainer.train()
+trainer = attach(Trainer(model, args, train_dataset=data), "mixed_float16")
+trainer.train()
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .versions import require
 
 require("transformers", "4.46", "unifiedamp.integrations.transformers")
 
-from transformers import Trainer  # noqa: E402  (after the check of its version)
+from transformers import Trainer
 
-from . import accelerate  # noqa: E402
-from .session_source import SessionSource, refuse_strategy  # noqa: E402
+from . import accelerate
+from .session_source import SessionSource, refuse_strategy
 
 __all__ = ["attach"]
 
@@ -61,6 +61,8 @@ def attach(trainer: TrainerType, session: Amp | Policy | str | None = None, **se
 def _check(args: Any) -> None:
     for name in ("fp16", "bf16"):
         if getattr(args, name, False):
-            raise ConfigError(f"attach: precision is set twice: the session's policy, and TrainingArguments({name}=True)")
+            raise ConfigError(
+                f"attach: precision is set twice: the session's policy, and TrainingArguments({name}=True)"
+            )
     if args.n_gpu > 1:
         refuse_strategy("attach", f"DataParallel over {args.n_gpu} GPUs", "torchrun, or one GPU (CUDA_VISIBLE_DEVICES)")

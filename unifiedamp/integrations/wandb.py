@@ -12,7 +12,7 @@ from .versions import require
 
 require("wandb", "0.16", "unifiedamp.integrations.wandb")
 
-import wandb  # noqa: E402
+import wandb
 
 OFFLINE = "offline"
 

@@ -57,11 +57,9 @@ class StepOrder:
     Attributes:
         ended: how many iterations this object has seen end; no part of the snapshot.
         leads: whether what happens once for all replicas happens here.
-        per_optimizer: each step of an optimizer is an iteration, as in trainers that others wrote.
     """
 
     leads = True
-    per_optimizer = False
 
     def __init__(self, accumulate_steps: int = 1) -> None:
         self.ended = 0
@@ -69,6 +67,11 @@ class StepOrder:
         self.slots: dict[int, Slot] = {}
         self.in_region = False
         self.any_scaled = False
+        self._per_optimizer = False
+
+    def end_with_each_step(self) -> None:
+        """Make each step of an optimizer an iteration from here on, as in trainers that others wrote."""
+        self._per_optimizer = True
 
     def bind(self, optimizer: Any) -> None:
         """Add a prepared optimizer. Idempotent."""
@@ -161,7 +164,11 @@ class StepOrder:
 
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
-        return self.per_optimizer or len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+        return (
+            self._per_optimizer
+            or len(self.slots) == 1
+            or all(other.stepped or other is slot for other in self.slots.values())
+        )
 
     def end_step(self, slot: Slot, ends: bool) -> None:
         """Note that ``slot`` had its step (or was discarded)."""

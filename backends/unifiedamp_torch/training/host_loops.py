@@ -55,6 +55,11 @@ class HostLoops:
         masters = self._prepared.masters
         return has_gradients(optimizer) or next(iter(masters.model_grads(optimizer)), None) is not None
 
+    def versions(self, optimizer: Optimizer) -> list[tuple[int, int] | None]:
+        """Return what changes when a backward pass adds to the optimizer's gradients."""
+        gradients = [param.grad for param in parameters(optimizer)]
+        return [None if tensor is None else (id(tensor), tensor._version) for tensor in gradients]
+
     def found_inf(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's unscaled gradients hold inf or nan; waits for the device."""
         found = None if self._scaler is None else self._scaler.check(optimizer)

@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ... import machine
 from ...errors import AmpWarning, LossScaleExhausted
-from .. import machine
 from ..recipes import recipe_module
 from ..workers import Handle, OutOfMemory, ReportProgress
 from .scores import scores
