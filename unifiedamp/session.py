@@ -34,8 +34,8 @@ class Amp:
 
     Args:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
-        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the policy that the
-            backend recommends for the device.
+        policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
+            takes the policy that the backend recommends for the device.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -64,7 +64,7 @@ class Amp:
     def __init__(
         self,
         backend: BackendName | str | None = None,
-        policy: PolicyName | str | Policy | None = None,
+        policy: PolicyName | str | Policy | Mapping[str, Any] | None = None,
         *,
         loss_scale: LossScale | LossScaleName | str | float | Mapping[str, Any] | None = None,
         accumulate_steps: int = 1,
@@ -298,7 +298,7 @@ class Amp:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
@@ -307,7 +307,7 @@ class Amp:
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1.
+            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
 
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the

@@ -33,6 +33,9 @@ class StepListener(Protocol):
     def after_steps(self, count: int = 1) -> None:
         """Note that ``count`` iterations have ended."""
 
+    def due_within(self, steps: int) -> bool:
+        """Return whether one of the next ``steps`` is to be recorded."""
+
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
 
@@ -68,10 +71,9 @@ class StepLoop:
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
         self._schedulers = SchedulerCheck(self.tracing)
-        if self.scaling:
-            self._training.on_native_steps(
-                self.monitor.after_step, self.monitor.poll, lambda: self.monitor.hooks is not None
-            )
+        self._training.on_native_steps(
+            self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
+        )
 
     # -- calls of a step -----------------------------------------------------------------------------------------
 
@@ -198,6 +200,13 @@ class StepLoop:
             self.listener.after_steps(int(ends))
         if ends and self.scaling:
             self.monitor.after_step()
+
+    def _after_native_steps(self, count: int = 1, iterations: int | None = None, ahead: int = 1) -> bool:
+        if self.listener is not None:
+            self.listener.after_steps(count if iterations is None else iterations)
+        for _ in range(count if self.scaling else 0):
+            self.monitor.after_step()
+        return self.listener is not None and self.listener.due_within(ahead)
 
     def _report_discarded(self) -> None:
         if self.listener is not None and not self.tracing():
