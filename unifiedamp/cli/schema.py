@@ -11,6 +11,8 @@ def schema() -> None:
     Example: unifiedamp schema > amp.schema.json, and "#:schema ./amp.schema.json" as the first line of amp.toml
 
     It completes the backends that are registered here, plugins included.
+
+    Exit code 0: printed.
     """
     from ..config.schema import registered_plugins, schema_text
 
