@@ -38,6 +38,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install 'mxnet>=1.9.1' 'numpy<2'",
         _load,
         "unifiedamp_mxnet.conformance.harness",
+        starter="unifiedamp_mxnet.starter",
         aliases=("gluon", "mx"),
         place=3,
         unavailable=unavailable(sys.version_info[:2]),

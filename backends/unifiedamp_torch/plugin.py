@@ -19,6 +19,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install torch",
         _load,
         "unifiedamp_torch.conformance.harness",
+        starter="unifiedamp_torch.starter",
         aliases=("pytorch",),
         place=1,
     )

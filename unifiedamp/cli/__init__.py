@@ -9,7 +9,9 @@ from .conformance import conformance
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
+from .init import init
 from .migrate import migrate
+from .parity import parity
 from .report import EPILOG, report
 from .train import train
 from .tune import tune
@@ -21,11 +23,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("init")(reports_errors(init))
 app.command("train")(reports_errors(train))
 app.command("report", epilog=EPILOG)(reports_errors(report))
 app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))
 app.command("compare")(reports_errors(compare))
 app.command("tune")(reports_errors(tune))
+app.command("parity")(reports_errors(parity))
 app.command("migrate")(reports_errors(migrate))
 app.command("conformance")(reports_errors(conformance))

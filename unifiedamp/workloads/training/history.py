@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unifiedamp.output.files import write_whole
+from ...output.files import write_whole
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The schema of the recipe's checkpoints, validated as a whole before use."""
+"""The schema of a run's checkpoints, validated as a whole before use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from unifiedamp import CheckpointError
-from unifiedamp.checkpoint.sealed_file import Checkpoint
-from unifiedamp.loss_scale import FLOAT32_MAX
-
+from ...checkpoint.sealed_file import Checkpoint
+from ...errors import CheckpointError
+from ...loss_scale import FLOAT32_MAX
 from .history import History
 
+FORMAT = 2
+"""Format 1 is that of the recipe, before workloads."""
 Count = Annotated[int, Field(ge=0, le=2**52)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=100_000)]
@@ -30,7 +31,7 @@ class EpochRow(_Strict):
 
     epoch: Count
     loss: Finite | None
-    accuracy: Annotated[float, Field(ge=0, le=1)]
+    scores: dict[Text, Finite | None]
     loss_scale: Annotated[float, Field(gt=0, le=FLOAT32_MAX)]
     applied_steps: Count
     skipped_steps: Count
@@ -39,29 +40,24 @@ class EpochRow(_Strict):
     policy: Text
 
 
-class Same(_Strict):
-    """Settings that a resumed run must not change: they determine the weights' shapes and the batches.
+class Held(_Strict):
+    """Under whose names arrays are: "" for those that the workload exports, else a backend's."""
 
-    Older checkpoints have no ``samples`` or ``width``.
-    """
-
-    model: Text
-    width: Count | None = None
-    data: Text
-    samples: Count | None = None
-    batch_size: Count
-    seed: Annotated[int, Field(ge=0)]
+    weights: Text
+    optimizer: Text
 
 
 class Meta(_Strict):
     """The metadata; the session validates its own state, ``amp``."""
 
-    recipe: Literal[1]
+    run: Literal[2]
+    workload: Text
     epoch: Count
     batch: Count
     finished: bool
     window: Annotated[int, Field(ge=1, le=2**52)]
-    same: Same
+    settings: dict[str, Any]
+    held: Held
     epochs: list[EpochRow]
     amp: dict[str, Any]
 
@@ -72,13 +68,13 @@ class Saved:
 
     Attributes:
         meta: the metadata.
-        weights, momentum: neutral name → floating-point array.
+        weights, optimizer: name → array.
         history: the history so far.
     """
 
     meta: Meta
     weights: dict[str, Any]
-    momentum: dict[str, Any]
+    optimizer: dict[str, Any]
     history: History
 
 
@@ -86,14 +82,18 @@ def read_saved(saved: Checkpoint, path: object) -> Saved:
     """Validate a checkpoint and return its contents.
 
     Raises:
-        CheckpointError: it is not from this recipe, or contains an invalid value.
+        CheckpointError: it is not of a run, of an earlier format, or contains an invalid value.
     """
-    if saved.meta.get("recipe") != 1:
-        raise CheckpointError(f"{path} was not written by this recipe")
+    if "recipe" in saved.meta:
+        raise CheckpointError(
+            f"{path} is of format 1, written by an earlier unifiedamp: finish the run with that version, or start anew"
+        )
+    if saved.meta.get("run") != FORMAT or isinstance(saved.meta["run"], bool):
+        raise CheckpointError(f"{path} was not written by `unifiedamp train`, or by a newer version")
     meta = _meta(saved.meta, path)
     history = _history(saved, meta, path)
-    weights, momentum = (_under(prefix, saved.arrays, path) for prefix in ("weights/", "momentum/"))
-    return Saved(meta, weights, momentum, history)
+    weights, optimizer = (_under(prefix, saved.arrays, path) for prefix in ("weights/", "optimizer/"))
+    return Saved(meta, weights, optimizer, history)
 
 
 def _meta(raw: Mapping[str, Any], path: object) -> Meta:
@@ -125,10 +125,10 @@ def _history(saved: Checkpoint, meta: Meta, path: object) -> History:
 def _under(prefix: str, arrays: Mapping[str, Any], path: object) -> dict[str, Any]:
     found = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
     for name, value in found.items():
-        if value.dtype.kind != "f":
-            raise _altered(path, f"{prefix}{name} holds no floating-point numbers but {value.dtype}")
+        if value.dtype.kind not in "fiu":
+            raise _altered(path, f"{prefix}{name} holds no numbers but {value.dtype}")
     return found
 
 
 def _altered(path: object, what: str) -> CheckpointError:
-    return CheckpointError(f"{path} was altered, or not written by this recipe: {what}; nothing was loaded")
+    return CheckpointError(f"{path} was altered, or not written by `unifiedamp train`: {what}; nothing was loaded")
