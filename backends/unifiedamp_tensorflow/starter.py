@@ -1,9 +1,9 @@
 """A workload for the `unifiedamp` command: put your model, data and loss in the places of these.
 
-    unifiedamp train my_model.py --policy mixed_bfloat16 --epochs 3 --compile default
-    unifiedamp train my_model.py --set hidden=256 --set learning_rate=0.05
-    unifiedamp compare my_model.py --policies float32,mixed_bfloat16,mixed_float16
-    unifiedamp tune my_model.py
+unifiedamp train my_model.py --policy mixed_bfloat16 --epochs 3 --compile default
+unifiedamp train my_model.py --set hidden=256 --set learning_rate=0.05
+unifiedamp compare my_model.py --policies float32,mixed_bfloat16,mixed_float16
+unifiedamp tune my_model.py
 """
 
 from __future__ import annotations

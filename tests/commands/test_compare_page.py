@@ -7,9 +7,11 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+from command_runs import CONV
+
 
 def test_the_files_hold_what_is_printed(command, fake):
-    done = command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--profile")
+    done = command("compare", CONV, "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--profile")
     folder = Path("runs/compare-digits_conv")
     saved = json.loads((folder / "compare.json").read_text())
     page = (folder / "compare.md").read_text()
@@ -43,7 +45,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_needs_nothing_else(command, fake):
-    command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16", "--rounds", 1)
+    command("compare", CONV, "--policies", "float32,mixed_bfloat16", "--rounds", 1)
     page = Page((Path("runs/compare-digits_conv") / "compare.html").read_text())
     assert "script" not in page.tags
     assert all(reference.startswith("data:") for reference in page.references)
@@ -71,7 +73,7 @@ def test_pictures_show_the_rows(command, fake):
 
 def test_without_matplotlib_the_page_says_so(command, fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = command("compare", "digits_conv", "--policies", "float32", "--rounds", 1)
+    done = command("compare", CONV, "--policies", "float32", "--rounds", 1)
     assert done.code == 0
     text = (Path("runs/compare-digits_conv") / "compare.html").read_text()
     assert "matplotlib is not installed (pip install matplotlib)" in text

@@ -66,9 +66,7 @@ def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any
         amp.close()
 
 
-def _with_layers(
-    target: str, assignments: list[str] | None, backend: str | None, policy: str | None
-) -> dict[str, Any]:
+def _with_layers(target: str, assignments: list[str] | None, backend: str | None, policy: str | None) -> dict[str, Any]:
     from ..workloads.training.loop import make_run
 
     given = read_assignments(assignments or ())

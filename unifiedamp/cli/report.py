@@ -18,7 +18,9 @@ from . import choices
 from .named import Assignments, Config
 from .show import console, print_json, say
 
-EPILOG = "Example: unifiedamp report my_model.py --policy mixed_float16 --steps 200 && open runs/report-my_model/report.html"
+EPILOG = (
+    "Example: unifiedamp report my_model.py --policy mixed_float16 --steps 200 && open runs/report-my_model/report.html"
+)
 STEPS, EVERY = 100, 10
 
 

@@ -26,7 +26,9 @@ def train(
     ] = None,
     epochs: Epochs = None,
     steps: Steps = None,
-    out: Annotated[Path | None, typer.Option(help="Where checkpoint, log and picture go; runs/NAME without it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where checkpoint, log and picture go; runs/NAME without it.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     restart_scale: Annotated[
         bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")

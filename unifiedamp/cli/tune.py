@@ -42,7 +42,9 @@ def tune(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="The file to write; NAME.tuned.toml in this folder without it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; NAME.tuned.toml in this folder without it.")
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Overwrite the file if it is there: the configuration, without --out.")
     ] = False,

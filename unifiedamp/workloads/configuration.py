@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..config.arguments import Arguments, read_arguments, validate
 from ..config.files import read_file
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, nearest, shown
 from .definition.reference import Reference, is_reference, parse_reference
 
 KEYS = ("workload", "settings", "amp", "train", "evidence")
@@ -93,7 +93,9 @@ def read_source(target: str, config: Path | None = None) -> Source:
         raise ConfigError(
             f'{path} names no workload: add `workload = "my_model.py"`, or pass the Python file and --config {path}'
         )
-    return Source(parse_reference(str(tables["workload"]), path.parent), path, tables)
+    if not isinstance(tables["workload"], str):
+        raise ConfigError(f"{path}: workload must be text, FILE.py or FILE.py:NAME, got {shown(tables['workload'])}")
+    return Source(parse_reference(tables["workload"], path.parent), path, tables)
 
 
 def _tables(path: Path) -> Mapping[str, Any]:

@@ -87,9 +87,7 @@ def _observed(workload: Loaded, before: Snapshot, after: Snapshot) -> Iterable[P
         return updates(before, after)
     found = list(workload.call("parity_values", before, after))
     if not all(isinstance(one, ParityValue) for one in found) or not any(one.layer == LOSS for one in found):
-        raise ConfigError(
-            f"{workload.name}: parity_values must return ParityValues, one of them of the layer {LOSS!r}"
-        )
+        raise ConfigError(f"{workload.name}: parity_values must return ParityValues, one of them of the layer {LOSS!r}")
     return found
 
 

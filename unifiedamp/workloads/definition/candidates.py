@@ -75,9 +75,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _why_none(module: ModuleType, where: str) -> str:
     """Return what the nearest thing to a workload lacks."""
-    nearly = min(
-        [("", module), *_own(module)], key=lambda each: (len(_missing(each[1])), not inspect.isclass(each[1]))
-    )
+    nearly = min([("", module), *_own(module)], key=lambda each: (len(_missing(each[1])), not inspect.isclass(each[1])))
     missing = _missing(nearly[1])
     if len(missing) == len(REQUIRED):
         return (

@@ -49,8 +49,13 @@ def parse_reference(text: str, folder: Path = Path()) -> Reference:
     file, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if not is_reference(text) or (name and not name.isidentifier()) or (text.endswith(":") and not name):
         raise ConfigError(f"{text!r} names no workload: write FILE.py or FILE.py:NAME")
-    path = folder / Path(file).expanduser()
-    _check_there(path)
+    try:
+        path = folder / Path(file).expanduser()
+        _check_there(path)
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError) as error:  # a null byte; ~ of a user that is not there
+        raise ConfigError(f"{text!r} names no file: {error}") from None
     return Reference(path, name or None)
 
 

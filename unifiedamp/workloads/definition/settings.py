@@ -67,7 +67,7 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _hints(target: Any) -> dict[str, Any]:
     for each in (getattr(target, "__init__", None), target) if inspect.isclass(target) else (target,):
         try:
-            found = typing.get_type_hints(each)
+            found = typing.get_type_hints(each, include_extras=True)
         except Exception:  # a name that only type checkers import
             continue
         if found:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ConfigError
 from ...session import Amp
 from ..definition.loading import Loaded
+from .saved import check_shares
 
 SCORE = "score"
 """The name of a score that has none."""
@@ -23,7 +25,12 @@ def evaluate(workload: Loaded, amp: Amp, model: Any) -> dict[str, float]:
         return {}
     found = workload.call("evaluate", amp, model)
     named = found if isinstance(found, Mapping) else {SCORE: found}
-    return {_name(name, workload): _number(value, name, amp, workload) for name, value in named.items()}
+    scores = {_name(name, workload): _number(value, name, amp, workload) for name, value in named.items()}
+    try:
+        check_shares({name: score for name, score in scores.items() if math.isfinite(score)})
+    except ValueError as error:
+        raise ConfigError(f"{workload.name}: evaluate: {error}") from None
+    return scores
 
 
 def _name(name: Any, workload: Loaded) -> str:

@@ -126,9 +126,14 @@ def make_step(run: Run) -> Step:
 
 def _compiled(amp: Amp, train_step: Step) -> Step:
     """Return the step compiled; a batch's parts are arguments, which every framework's compiler takes."""
-    whole = amp.compile(train_step)
-    of_tuple = amp.compile(lambda *batch: train_step(batch))
-    of_list = amp.compile(lambda *batch: train_step(list(batch)))
+
+    def step_of_tuple(*batch: Any) -> Any:
+        return train_step(batch)
+
+    def step_of_list(*batch: Any) -> Any:
+        return train_step(list(batch))
+
+    whole, of_tuple, of_list = amp.compile(train_step), amp.compile(step_of_tuple), amp.compile(step_of_list)
 
     def compiled(batch: Any) -> Any:
         if type(batch) is tuple:

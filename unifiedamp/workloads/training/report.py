@@ -13,9 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...output.terminal import plain
 from .history import History
 from .run import Run
+from .saved import SHARES
 
-SHARES = ("accuracy", "precision", "recall", "f1")
-"""Scores from 0 to 1, shown in percent."""
 HIDDEN = ("samples",)
 MOST = 1
 """Scores that a line has room for."""

@@ -162,6 +162,7 @@ class Run:
             CheckpointError: the checkpoint is damaged or from another run.
         """
         remove_neighbours(self.checkpoint_path)
+        self._check_exports()
         if resume:
             check_resumable(self.settings)
         elif not self.checkpoint_path.exists():
@@ -174,6 +175,12 @@ class Run:
                 f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')!r:.20}, batch "
                 f"{saved.meta.get('batch')!r:.20}): pass --resume to go on with it, or another --out, or delete it"
             )
+
+    def _check_exports(self) -> None:
+        """Read once what checkpoints will hold, so that what cannot be read is said before anything is trained."""
+        state = self.state
+        state.weights()
+        state.optimizer()
 
     def _restore(self, saved: Saved, restart_scale: bool) -> None:
         """Load a checkpoint; everything is validated before anything changes."""

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ...checkpoint.sealed_file import Checkpoint
 from ...errors import CheckpointError
 from ...loss_scale import FLOAT32_MAX
 from .history import History
 
+SHARES = ("accuracy", "precision", "recall", "f1")
+"""Scores from 0 to 1, shown in percent."""
 FORMAT = 2
 """Format 1 is that of the recipe, before workloads."""
 Count = Annotated[int, Field(ge=0, le=2**52)]
@@ -26,12 +28,25 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
+def check_shares(scores: dict[str, float | None]) -> dict[str, float | None]:
+    """Return scores by name.
+
+    Raises:
+        ValueError: one whose name says that it is a share is not from 0 to 1.
+    """
+    for name in SHARES:
+        value = scores.get(name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, got {value:g}")
+    return scores
+
+
 class EpochRow(_Strict):
     """The history row of an epoch."""
 
     epoch: Count
     loss: Finite | None
-    scores: dict[Text, Finite | None]
+    scores: Annotated[dict[Text, Finite | None], AfterValidator(check_shares)]
     loss_scale: Annotated[float, Field(gt=0, le=FLOAT32_MAX)]
     applied_steps: Count
     skipped_steps: Count

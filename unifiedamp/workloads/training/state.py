@@ -136,5 +136,3 @@ def check_fits(theirs: Mapping[str, Any], mine: Mapping[str, tuple[int, ...]]) -
                 f"the checkpoint is of another model: {name!r} has shape {tuple(theirs[name].shape)}, "
                 f"the model's has {tuple(mine[name])}"
             )
-
-

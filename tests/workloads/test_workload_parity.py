@@ -1,4 +1,4 @@
-"""All frameworks train the recipe's models alike: each follows a float64 oracle, from the same weights and batches."""
+"""All frameworks train the example's models alike: each follows a float64 oracle, from the same weights and batches."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import itertools
 
 import numpy as np
 import pytest
-from recipe_oracle import Oracle, ResNet50Oracle
-from recipe_runs import run
-from unifiedamp_examples.models.neutral import first_weights
+from workload_oracle import Oracle, ResNet50Oracle
+from workload_runs import run
 
+from examples import data as datasets
+from examples import models
+from examples.models.neutral import first_weights
 from unifiedamp import CheckpointError
-from unifiedamp_examples import data as datasets
-from unifiedamp_examples import models
 
 # As in configs/digits_conv.toml. A float32 rounding can tip a ReLU over a whole flat background at once, which no
 # tolerance on the loss forgives, and CPUs round differently: the images get a little noise, so that no region is flat.
@@ -30,7 +30,7 @@ def digits():
 
 @pytest.fixture
 def on_digits(digits, monkeypatch):
-    """Have the recipe train on the same images as the oracle."""
+    """Have the example train on the same images as the oracle."""
     monkeypatch.setattr(datasets, "load", lambda *_: digits)
 
 
@@ -67,11 +67,12 @@ def test_float32_losses_agree_to_1e_4(backend, model, oracles, on_digits, tmp_pa
 
 @pytest.mark.parametrize("model", ["conv", "mlp"])
 def test_exported_weights_and_momentum_are_the_oracles(backend, model, oracles, on_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.Data, "batch_count", lambda *_: STEPS)
+    monkeypatch.setattr(datasets.Batches, "__len__", lambda _: STEPS)
     done = run(tmp_path, backend, model=model, learning_rate=RATE, momentum=MOMENTUM, batch_size=SIZE)
     _, oracle = oracles[model]
-    weights = done.kit.export_weights(done.model)
-    momentum = done.kit.export_momentum(done.model, done.optimizer)
+    kit = models.for_backend(backend)
+    weights = kit.export_weights(done.model)
+    momentum = kit.export_momentum(done.model, done.optimizers[0])
     assert list(weights) == list(oracle.w)
     for name, value in weights.items():
         # The running variance may be the unbiased one: n/(n-1) with n at least 64 x 2 x 2.
@@ -82,34 +83,35 @@ def test_exported_weights_and_momentum_are_the_oracles(backend, model, oracles, 
 
 # Fifty layers, with batch norms over as few as 64 values, hold for three steps what the small models hold for twenty.
 def test_a_narrow_resnet50_follows_the_oracle(backend, resnet, on_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.Data, "batch_count", lambda *_: FEW)
+    monkeypatch.setattr(datasets.Batches, "__len__", lambda _: FEW)
     options = {"model": "resnet50", "width": WIDTH, "learning_rate": RATE, "momentum": MOMENTUM, "batch_size": SIZE}
     done = run(tmp_path, backend, **options)
     losses, oracle = resnet
     np.testing.assert_allclose(done.history.losses, losses, rtol=5e-5)
-    momentum = done.kit.export_momentum(done.model, done.optimizer)
-    assert done.kit.export_weights(done.model).keys() == oracle.w.keys()
+    kit = models.for_backend(backend)
+    momentum = kit.export_momentum(done.model, done.optimizers[0])
+    assert kit.export_weights(done.model).keys() == oracle.w.keys()
     for name, value in momentum.items():
         assert distance(value, oracle.v[name]) < 1e-3, name
-    again = done.kit.make_model("resnet50", (8, 8, 1), 10, 1, width=WIDTH)
-    trained = done.kit.export_weights(done.model)
-    done.kit.import_weights(again, trained)
-    for name, value in done.kit.export_weights(again).items():
+    again = kit.make_model("resnet50", (8, 8, 1), 10, 1, width=WIDTH)
+    trained = kit.export_weights(done.model)
+    kit.import_weights(again, trained)
+    for name, value in kit.export_weights(again).items():
         np.testing.assert_array_equal(value, trained[name], err_msg=name)
 
 
 @pytest.mark.parametrize("model", ["conv", "mlp"])
 def test_import_then_export_changes_no_bit(backend, model, digits, tmp_path):
     done = run(tmp_path, backend, model=model)
-    kit, rng = done.kit, np.random.default_rng(3)
+    kit, rng = models.for_backend(backend), np.random.default_rng(3)
     weights = {k: np.abs(rng.standard_normal(v.shape)).astype("f4") for k, v in kit.export_weights(done.model).items()}
     kit.import_weights(done.model, weights)
     for name, value in kit.export_weights(done.model).items():
         np.testing.assert_array_equal(value, weights[name], err_msg=name)
-    momentum = kit.export_momentum(done.model, done.optimizer)
+    momentum = kit.export_momentum(done.model, done.optimizers[0])
     assert any(np.any(value) for value in momentum.values())
-    kit.import_momentum(done.model, done.optimizer, momentum)
-    for name, value in kit.export_momentum(done.model, done.optimizer).items():
+    kit.import_momentum(done.model, done.optimizers[0], momentum)
+    for name, value in kit.export_momentum(done.model, done.optimizers[0]).items():
         np.testing.assert_array_equal(value, momentum[name], err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""``backend`` is every installed backend that the recipe has models for, one by one; ``other`` likewise."""
+"""``backend`` is every installed backend that the example has models for, one by one; ``other`` likewise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import unifiedamp as ua
 def installed() -> list[str]:
     infos = ua.available_backends()
     found = [name for name, info in infos.items() if info.installed]
-    return [name for name in found if importlib.util.find_spec(f"unifiedamp_examples.models.{name}_models")]
+    return [name for name in found if importlib.util.find_spec(f"examples.models.{name}_models")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

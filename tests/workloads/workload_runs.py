@@ -1,4 +1,4 @@
-"""Starts recipe runs for tests, in this process and in another that can be killed."""
+"""Starts runs of the example workload for tests, in this process and in another that can be killed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import forked
 from rich.console import Console
-from unifiedamp_examples.recipe import train
-from unifiedamp_examples.report import Report
-from unifiedamp_examples.run import Run
-from unifiedamp_examples.settings import Settings, read_settings
 
 import unifiedamp as ua
+from unifiedamp.workloads.configuration import Settings, TrainTable, read_settings, read_source
+from unifiedamp.workloads.training.loop import train
+from unifiedamp.workloads.training.report import Report
+from unifiedamp.workloads.training.run import Run
+
+CLASSIFIER = Path(ua.__file__).parents[1] / "examples" / "image_classifier.py"
 
 SHORT = {"epochs": 1, "compile": False}
 
@@ -24,29 +26,33 @@ MOVING = {"kind": "dynamic", "initial_scale": 1024.0, "growth_interval": 3}
 
 POISONED = """
 from unifiedamp.cli import app
-from unifiedamp_examples.data import Data
+from examples.data import Batches
 
-clean = Data.batches
+clean = Batches.__iter__
 
-def batches(self, *where):
-    for number, (x, y) in enumerate(clean(self, *where)):
+def batches(self):
+    for number, (x, y) in enumerate(clean(self)):
         yield (x * 1e38 if number in (2, 9, 10, 17) else x), y
 
-Data.batches = batches
+Batches.__iter__ = batches
 app()
 """
 """The command, with batches in it that overflow: always the same ones."""
 
 
-def write_config(folder: Path, amp: dict[str, Any] | None = None, **train_table: Any) -> Path:
+def write_config(folder: Path, amp: dict[str, Any] | None = None, **options: Any) -> Path:
+    """A configuration of the example; the options are those of ``[train]`` and the workload's own settings."""
+    train_table = SHORT | {key: value for key, value in options.items() if key in TrainTable.model_fields}
+    chosen = {key: value for key, value in options.items() if key not in TrainTable.model_fields}
     path = folder / "config.json"
-    path.write_text(json.dumps({"amp": amp or {}, "train": {**SHORT, **train_table}}))
+    tables = {"workload": str(CLASSIFIER), "amp": amp or {}, "settings": chosen, "train": train_table}
+    path.write_text(json.dumps(tables))
     return path
 
 
 def settings(folder: Path, backend: str, policy: str = "float32", out: str = "run", **options: Any) -> Settings:
     amp = {"backend": backend, "policy": policy, **options.pop("amp", {})}
-    return read_settings(write_config(folder, amp, **options), folder / out)
+    return read_settings(read_source(str(write_config(folder, amp, **options))), folder / out)
 
 
 def quiet() -> Report:

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from recipe_runs import run, settings
-from unifiedamp_examples.run import Run
+from workload_runs import run
 
 import unifiedamp as ua
+from examples import image_classifier
 from unifiedamp.checkpoint.sealed_file import load_checkpoint
 
 OPTIONS = {"model": "mlp", "learning_rate": 0.02, "amp": {"master_weights": True}}
@@ -26,12 +26,12 @@ def test_a_resumed_run_loses_no_bits(tmp_path, framework):
     parts = run(tmp_path, framework, "float16", out="parts", epochs=2, resume=True, **OPTIONS)
     assert parts.history.losses == whole.history.losses
     one, other = saved(whole), saved(parts)
-    assert any(name.startswith("momentum/") and one[name].any() for name in one)
+    assert any(name.startswith("optimizer/") and one[name].any() for name in one)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
     kernel = one["weights/dense1/kernel"]
     assert (kernel != kernel.astype(np.float16)).mean() > 0.9
-    assert whole.history.epochs[-1]["accuracy"] > 0.9
+    assert whole.history.epochs[-1]["scores"]["accuracy"] > 0.9
 
 
 @pytest.mark.skipif(len(KEPT) < 2, reason="goes on in another framework")
@@ -43,12 +43,13 @@ def test_another_framework_goes_on(tmp_path, first, then):
     with pytest.warns(ua.StateWarning, match="saved under policy 'float16'"):
         elsewhere = run(tmp_path, then, epochs=2, resume=True, **still)
     np.testing.assert_allclose(saved(elsewhere)["weights/dense1/kernel"], kernel, rtol=0, atol=1e-6)
-    assert abs(elsewhere.history.epochs[-1]["accuracy"] - before["accuracy"]) < 0.01
+    assert abs(elsewhere.history.epochs[-1]["scores"]["accuracy"] - before["scores"]["accuracy"]) < 0.01
 
 
-def test_where_checkpoints_would_lose_them_they_are_refused_by_name(tmp_path):
+def test_where_checkpoints_would_lose_them_they_are_refused_by_name(monkeypatch):
     """As for MXNet, which computes in float16 on GPUs alone."""
-    amp = SimpleNamespace(backend=SimpleNamespace(name="mxnet"))
     kit = SimpleNamespace(export_weights=lambda model: {})
+    monkeypatch.setattr(image_classifier.models, "for_backend", lambda name: kit)
+    amp = SimpleNamespace(explain=lambda: [SimpleNamespace(setting="master_weights")])
     with pytest.raises(ua.ConfigError, match="no master weights for 'mxnet'"):
-        Run(settings(tmp_path, "mxnet", "float16", **OPTIONS), amp, kit, None, None)
+        image_classifier.ImageClassifier("mxnet").export_weights(amp, None)

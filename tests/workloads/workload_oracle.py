@@ -1,11 +1,12 @@
-"""The recipe's models and their training in numpy's float64: forward, backward and SGD, written out."""
+"""The example's models and their training in numpy's float64: forward, backward and SGD, written out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from unifiedamp_examples.models.neutral import NORM_EPSILON, NORM_KEEP
+
+from examples.models.neutral import NORM_EPSILON, NORM_KEEP
 
 
 def patches(x: Any, size: int, stride: int) -> Any:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from effort import KILLS
-from recipe_runs import MOVING, POISONED, finish, log_of, start, write_config
+from workload_runs import MOVING, POISONED, finish, log_of, start, write_config
 
 import unifiedamp as ua
 from unifiedamp.checkpoint.sealed_file import load_checkpoint
@@ -31,12 +31,12 @@ def training(backend, form, tmp_path):
         log_every=1,
         compile=form == "compiled",
     )
-    code, _, err = finish(start("train", "--config", config, "--out", tmp_path / "whole", code=POISONED, cwd=tmp_path))
+    code, _, err = finish(start("train", config, "--out", tmp_path / "whole", code=POISONED, cwd=tmp_path))
     assert code == 0, err
     whole = log_of(tmp_path / "whole")
     assert whole["epochs"][-1]["skipped_steps"] == 4 * 4
     assert len({scale for _, scale, _ in whole["scales"]}) > 3
-    return ("train", "--config", config, "--out", tmp_path / "killed"), whole
+    return ("train", config, "--out", tmp_path / "killed"), whole
 
 
 def resumed(arguments, code, **options):
@@ -89,7 +89,7 @@ def test_killed_at_random_moments_the_scale_goes_its_way(training):
 @pytest.mark.parametrize(("number", "wanted"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_checkpoint_and_its_exit_code(backend, tmp_path, number, wanted):
     config = write_config(tmp_path, {"backend": backend, "policy": "float32"}, model="mlp", epochs=5000, log_every=1)
-    process = start("train", "--config", config, "--out", tmp_path / "run", cwd=tmp_path)
+    process = start("train", config, "--out", tmp_path / "run", cwd=tmp_path)
     while process.poll() is None and not (tmp_path / "run" / "log.json").exists():
         time.sleep(0.05)
     process.send_signal(number)

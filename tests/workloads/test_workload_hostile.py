@@ -12,14 +12,14 @@ from effort import FUZZ
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import ODD, mutated
-from recipe_runs import finish, run, start, write_config
-from recipe_runs import settings as read
-from unifiedamp_examples.recipe import make_run
+from workload_runs import finish, run, start, write_config
+from workload_runs import settings as read
 
 import unifiedamp as ua
 from unifiedamp.checkpoint.sealed_file import Checkpoint, load_checkpoint, save_checkpoint
 from unifiedamp.config import plugins
-from unifiedamp_examples import run as runs
+from unifiedamp.workloads.training import run as runs
+from unifiedamp.workloads.training.loop import make_run
 
 OPTIONS = {"model": "mlp", "samples": 192, "amp": {"loss_scale": {"kind": "dynamic", "initial_scale": 8.0}}}
 EPOCHS = 2
@@ -32,18 +32,18 @@ class Resumed:
         made = run(folder, backend, epochs=1, checkpoint_every=1, **OPTIONS)
         self.path = made.checkpoint_path
         self.good = load_checkpoint(self.path)
-        self.fresh, data = make_run(read(folder, backend, epochs=EPOCHS, **OPTIONS))
-        self.batches = data.batch_count(64, 1)
+        self.fresh = make_run(read(folder, backend, epochs=EPOCHS, **OPTIONS))
+        self.batches = self.fresh.window_count()
         self.saved = self.good
         monkeypatch.setattr(runs, "load_checkpoint", lambda path: self.saved)
 
     def begin(self, meta, arrays=None):
         self.saved = Checkpoint(meta, self.good.arrays if arrays is None else arrays)
-        self.fresh.begin(self.batches, True, False)
+        self.fresh.begin(True, False)
 
     def looks(self):
-        weights = {name: value.copy() for name, value in self.fresh.weights().items()}
-        momentum = self.fresh.kit.export_momentum(self.fresh.model, self.fresh.optimizer)
+        weights = {name: value.copy() for name, value in self.fresh.state.weights().items()}
+        momentum = {name: value.copy() for name, value in self.fresh.state.optimizer().items()}
         place = (self.fresh.epoch, self.fresh.batch, copy.deepcopy(self.fresh.history))
         return weights, momentum, self.fresh.amp.state_dict(), place
 
@@ -74,19 +74,22 @@ def test_the_checkpoint_that_is_changed_is_valid(resumed):
 
 
 WRONG = {
-    ("recipe",): (2, None, "1", [1]),
+    ("run",): (1, 3, None, "2", [2], True),
+    ("workload",): (None, 1, ["x"]),
+    ("held",): (None, {}, {"weights": "", "optimizer": "elsewhere"}),
     ("epoch",): (-1, True, 0.5, "1", None, math.nan, 2, 10**30),
     ("batch",): (-1, True, "0", None, 4, 10**30),
     ("window",): (0, None, "1"),
     ("finished",): (None, 1, "yes"),
     ("epochs",): ([], {}, None, [1], "x", [[]]),
     ("epochs", 0, "loss"): ("1", math.nan, []),
-    ("epochs", 0, "accuracy"): (2.0, None, "1"),
+    ("epochs", 0, "scores"): (None, [], "1"),
+    ("epochs", 0, "scores", "accuracy"): (2.0, "1", []),
     ("epochs", 0, "loss_scale"): (0.0, -1.0, None),
     ("epochs", 0, "epoch"): (1, -1, True),
-    ("same",): (None, [], "x", {}),
-    ("same", "seed"): (True, "0", None, 1),
-    ("same", "batch_size"): (0, 64.5, None),
+    ("settings",): (None, [], "x", {}),
+    ("settings", "seed"): (True, "0", None, 1),
+    ("settings", "batch_size"): (0, 64.5, None),
     ("amp",): (None, [], {}, "x"),
     ("amp", "state"): (None, {}, []),
     ("amp", "state", "scale"): (0.0, math.nan, True, "8", 1e39),
@@ -165,10 +168,10 @@ def test_the_command_says_it_in_one_line(backend, tmp_path):
     save_checkpoint(path, {**good.meta, "epoch": "\x1b[31mone"}, good.arrays)
     altered = path.read_bytes()
     config = write_config(tmp_path, {"backend": backend, "policy": "float32"}, epochs=2, model="mlp", samples=192)
-    code, out, err = finish(start("train", "--config", config, "--out", tmp_path / "run", "--resume", cwd=tmp_path))
+    code, out, err = finish(start("train", config, "--out", tmp_path / "run", "--resume", cwd=tmp_path))
     assert (code, out) == (2, "")
     ours = [line for line in err.splitlines() if not line.startswith("[")]  # MXNet 2 names its storage manager
     assert len(ours) == 1
-    assert ours[0].startswith(f"unifiedamp: {path} was altered, or not written by this recipe: epoch: ")
+    assert ours[0].startswith(f"unifiedamp: {path} was altered, or not written by `unifiedamp train`: epoch: ")
     assert "\x1b" not in err
     assert path.read_bytes() == altered

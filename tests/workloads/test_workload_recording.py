@@ -1,10 +1,10 @@
-"""The recipe under the recorder: the same curves, and a recording that the report reads."""
+"""A workload under the recorder: the same curves, and a recording that the report reads."""
 
 import pytest
-from recipe_runs import log_of, quiet, run, settings
-from unifiedamp_examples.recipe import train
+from workload_runs import log_of, quiet, run, settings
 
 from unifiedamp.recording.reading import read_recording
+from unifiedamp.workloads.training.loop import train
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recipe_runs import log_of, run, settings
+from workload_runs import log_of, run, settings
 
 import unifiedamp as ua
 from unifiedamp.checkpoint.sealed_file import load_checkpoint
-from unifiedamp_examples import interrupt as interrupts
+from unifiedamp.workloads.training import interrupt as interrupts
 
 
 def test_a_run_leaves_a_log_a_picture_and_a_checkpoint(backend, tmp_path):
@@ -17,7 +17,7 @@ def test_a_run_leaves_a_log_a_picture_and_a_checkpoint(backend, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     log = log_of(out)
-    assert (log["backend"], log["policy"], log["train"]["model"]) == (backend, "mixed_bfloat16", "mlp")
+    assert (log["backend"], log["policy"], log["settings"]["model"]) == (backend, "mixed_bfloat16", "mlp")
     assert len(log["losses"]) == 44
     assert [row[0] for row in log["scales"]] == [5, 10, 15, 20, 25, 30, 35, 40]
     for number, row in enumerate(log["epochs"]):
@@ -25,7 +25,7 @@ def test_a_run_leaves_a_log_a_picture_and_a_checkpoint(backend, tmp_path):
         assert row["loss"] == pytest.approx(np.mean(log["losses"][22 * number : 22 * (number + 1)]))
         assert (row["loss_scale"], row["skipped_steps"]) == (1.0, 0)
         assert 0 < row["samples_per_second"] < 1e7
-    assert log["epochs"][1]["accuracy"] > 0.9
+    assert log["epochs"][1]["scores"]["accuracy"] > 0.9
     assert load_checkpoint(out / "checkpoint.npz").meta["amp"] == done.amp.state_dict()
 
 
@@ -43,14 +43,14 @@ def test_mixed_bfloat16_is_as_accurate_as_float32(backend, model, tmp_path):
     rows, fast = {}, backend == "tensorflow"  # whose eager steps take several times as long
     for policy in ("float32", "mixed_bfloat16"):
         done = run(tmp_path, backend, policy, out=policy, model=model, epochs=10, learning_rate=0.02, compile=fast)
-        rows[policy] = done.history.epochs[-1]["accuracy"]
+        rows[policy] = done.history.epochs[-1]["scores"]["accuracy"]
     assert rows["float32"] > 0.95
     assert abs(rows["mixed_bfloat16"] - rows["float32"]) <= 0.01
 
 
 def test_mixed_bfloat16_accumulates_too(backend, tmp_path):
     done = run(tmp_path, backend, "mixed_bfloat16", model="mlp", epochs=3, amp={"accumulate_steps": 2})
-    assert done.history.epochs[-1]["accuracy"] > 0.9
+    assert done.history.epochs[-1]["scores"]["accuracy"] > 0.9
 
 
 def test_resume_inside_an_epoch_repeats_the_uninterrupted_run(backend, tmp_path, monkeypatch):

@@ -7,24 +7,27 @@ import types
 
 import numpy as np
 import pytest
-from recipe_runs import finish, run, settings, start, write_config
-from unifiedamp_examples.settings import read_settings
+from workload_runs import CLASSIFIER, finish, run, settings, start, write_config
 
 import unifiedamp as ua
-from unifiedamp_examples import data as datasets
-from unifiedamp_examples import models
+from examples import data as datasets
+from examples import image_classifier, models
+from unifiedamp.workloads.configuration import read_settings as read
+from unifiedamp.workloads.configuration import read_source
+from unifiedamp.workloads.definition.loading import define, make
+
+
+def read_settings(path, **options):
+    return read(read_source(str(path)), **options)
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"epoch": 3}, "unknown key 'epoch'; did you mean 'epochs'"),
-        ({"model": "cnn"}, "model: Input should be 'conv', 'mlp' or 'resnet50' \\(got 'cnn'\\)"),
-        ({"model": "conv", "width": 8}, "width is a setting of model 'resnet50'; 'conv' has none"),
         ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
         ({"epochs": "three"}, "epochs: .*valid integer"),
-        ({"learning_rate": -1.0}, "learning_rate: .*greater than 0"),
-        ({"data": "imagenet"}, "data: .*'digits' or 'fashion-mnist'"),
+        ({"steps": 0}, "steps: .*greater than or equal to 1"),
+        ({"clip_norm": -1.0}, "clip_norm: .*greater than 0"),
     ],
 )
 def test_wrong_train_setting_is_named(tmp_path, table, message):
@@ -32,34 +35,56 @@ def test_wrong_train_setting_is_named(tmp_path, table, message):
         read_settings(write_config(tmp_path, **table))
 
 
-def test_unknown_tables_and_amp_keys_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"batchsize": 3}, "image_classifier.py has no setting 'batchsize'; did you mean 'batch_size'"),
+        ({"model": "cnn"}, "setting 'model': Input should be 'conv', 'mlp' or 'resnet50' \\(got 'cnn'\\)"),
+        ({"model": "conv", "width": 8}, "width is a setting of model 'resnet50'; 'conv' has none"),
+        ({"learning_rate": -1.0}, "setting 'learning_rate': .*greater than 0"),
+        ({"data": "imagenet"}, "setting 'data': .*'digits' or 'fashion-mnist'"),
+    ],
+)
+def test_wrong_setting_of_the_workload_is_named(tmp_path, table, message):
+    chosen = read_settings(write_config(tmp_path, **table))
+    with pytest.raises(ua.ConfigError, match=message):
+        make(define(chosen.workload), chosen.given, "torch")
+
+
+def test_unknown_tables_and_keys_are_named(tmp_path):
     with pytest.raises(ua.ConfigError, match="unknown key 'polcy'; did you mean 'policy'"):
         read_settings(write_config(tmp_path, {"polcy": "float32"}))
     (tmp_path / "x.toml").write_text("[trian]\nepochs = 1\n")
     with pytest.raises(ua.ConfigError, match="unknown table 'trian'; did you mean 'train'"):
         read_settings(tmp_path / "x.toml")
+    (tmp_path / "y.toml").write_text(f"workload = '{CLASSIFIER}'\n[train]\nepoch = 1\n")
+    with pytest.raises(ua.ConfigError, match="unknown key 'epoch'; did you mean 'epochs'"):
+        read_settings(tmp_path / "y.toml")
 
 
 def test_command_line_goes_before_the_file(tmp_path):
-    path = write_config(tmp_path, {"backend": "torch", "policy": "float32"}, epochs=7)
-    got = read_settings(path, amp={"policy": "mixed_bfloat16", "backend": None}, train={"epochs": 2, "data": None})
+    path = write_config(tmp_path, {"backend": "torch", "policy": "float32"}, epochs=7, model="mlp", seed=3)
+    got = read_settings(
+        path, amp={"policy": "mixed_bfloat16", "backend": None}, train={"epochs": 2}, given={"model": "conv"}
+    )
     assert (got.amp["backend"], got.amp["policy"]) == ("torch", "mixed_bfloat16")
-    assert (got.train.epochs, got.train.data) == (2, "digits")
+    assert (got.train.epochs, got.given) == (2, {"model": "conv", "seed": 3})
 
 
 @pytest.mark.parametrize(
     "name", ["digits_conv", "digits_mlp", "fashion_mnist_conv", "fashion_mnist_mlp", "fashion_mnist_resnet50"]
 )
 def test_shipped_configurations_are_valid(name):
-    from unifiedamp_examples import settings as module
-
-    folder = __import__("pathlib").Path(module.__file__).parent / "configs"
-    assert read_settings(folder / f"{name}.toml").train.model in name
+    chosen = read_settings(CLASSIFIER.parent / "configs" / f"{name}.toml")
+    made = make(define(chosen.workload), chosen.given, "torch")
+    assert made.settings["model"] in name
 
 
 def test_a_backend_without_models_is_refused():
     with pytest.raises(ua.UnsupportedError, match="no models for backend 'toy': add examples/models/toy_models.py"):
         models.for_backend("toy")
+    with pytest.raises(ua.UnsupportedError, match="no models for backend 'toy'"):
+        image_classifier.ImageClassifier("toy").make_model()
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -125,10 +150,16 @@ def test_batches_cover_an_epoch_in_an_order_of_seed_and_epoch():
     np.testing.assert_array_equal(labels(0, 1), labels(0, 1))
     assert not np.array_equal(labels(0, 1), labels(0, 2))
     assert not np.array_equal(labels(0, 1), labels(1, 1))
-    assert digits.batch_count(64, 1) == 22
-    assert digits.batch_count(64, 4) == 20
-    with pytest.raises(ua.ConfigError, match="batch_size 1000 x accumulate_steps 2"):
-        digits.batch_count(1000, 2)
+    assert len(digits.batches((0, 1, 2, 3), 64, 0, 0)) == 22
+
+
+def test_an_incomplete_window_is_dropped_and_an_epoch_without_one_refused(backend, tmp_path):
+    done = run(tmp_path, backend, model="mlp", samples=6 * 64 + 5, amp={"accumulate_steps": 4})
+    assert len(done.history.losses) == 4
+    with pytest.raises(ua.ConfigError, match=r"yields 1, fewer than one step takes .accumulate_steps 2."):
+        run(tmp_path, backend, out="other", model="mlp", batch_size=1000, amp={"accumulate_steps": 2})
+    with pytest.raises(ua.ConfigError, match=r"batches.0. yields nothing"):
+        run(tmp_path, backend, out="more", model="mlp", batch_size=2000)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -137,11 +168,14 @@ def test_batches_cover_an_epoch_in_an_order_of_seed_and_epoch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config", "digits_cnov"], "did you mean 'digits_conv'"),
-        (["--config", "none.toml"], "none.toml cannot be read"),
-        (["--config", "digits_conv", "--backend", "troch"], "troch"),
-        (["--config", "digits_conv", "--backend", "HERE", "--policy", "half"], "half"),
-        (["--config", "digits_conv", "--data", "mnist"], "fashion-mnist"),
+        (["image_clasifier.py"], "there is no file"),
+        ([f"{CLASSIFIER.parent}/image_clasifier.py"], "did you mean 'image_classifier.py'"),
+        ([f"{CLASSIFIER}:ImageClasifier"], "did you mean 'ImageClassifier'"),
+        (["none.toml"], "none.toml cannot be read"),
+        ([CLASSIFIER, "--backend", "troch"], "troch"),
+        ([CLASSIFIER, "--backend", "HERE", "--policy", "half"], "half"),
+        ([CLASSIFIER, "--backend", "HERE", "--set", "data=mnist"], "fashion-mnist"),
+        ([CLASSIFIER, "--backend", "HERE", "--set", "sed=1"], "did you mean 'seed'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, message):
