@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from command_runs import CONV, MLP, a_mixed_policy
+from command_runs import CONV, MLP, a_mixed_policy, read_example
 
 import unifiedamp as ua
 from examples import evaluation, image_classifier

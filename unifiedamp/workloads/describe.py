@@ -14,6 +14,8 @@ from .definition.loading import define, plain
 from .definition.reference import Reference
 from .workers import Handle, ReportProgress, Worker, WorkerError
 
+SHORTEST = 30.0
+"""Seconds that importing a file, and the frameworks that it imports, may take at least."""
 MODULE = "unifiedamp.workloads.describe:make"
 
 
@@ -59,7 +61,7 @@ def describe(source: Source, given: Mapping[str, Any], timeout: float) -> Descri
     request = {"path": str(reference.path), "name": reference.name, "given": dict(given)}
     with Worker(MODULE) as worker:
         try:
-            answer = worker.ask(request, timeout=timeout)
+            answer = worker.ask(request, timeout=max(timeout, SHORTEST))
         except WorkerError as error:
             if error.kind == "refused":
                 raise

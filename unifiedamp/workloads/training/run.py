@@ -191,6 +191,10 @@ class Run:
         rest = _started(place) if saved.meta.batch else place
         self.amp.load_state_dict(saved.meta.amp, restart_scale=restart_scale)
         state.set(saved.weights, saved.optimizer)
+        with warnings.catch_warnings():  # said above
+            warnings.simplefilter("ignore", StateWarning)
+            # Once more: a backend may count steps by its optimizer's own count, which has just been set.
+            self.amp.load_state_dict(saved.meta.amp, restart_scale=restart_scale)
         if not state.keeps_optimizer:
             warnings.warn(_no_optimizer(self.workload.name, self.amp.backend.name), StateWarning, stacklevel=2)
         self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
