@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up one framework and trains the recipe on embedded data with it: `bash scripts/try.sh [torch|tensorflow|mxnet]`.
+# Sets up one framework and trains a small classifier on embedded data with it: `bash scripts/try.sh [torch|tensorflow|mxnet]`.
 # Needs Python 3.11 and pip; installs into .venv/try-<framework>. Further arguments go to `unifiedamp train`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,4 +22,4 @@ venv=.venv/try-$framework
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
 "$venv/bin/python" -m pip install --quiet "${packages[@]}"
-exec "$venv/bin/unifiedamp" train --config examples/configs/digits_conv.toml --backend "$framework" "${@:2}"
+exec "$venv/bin/unifiedamp" train examples/configs/digits_conv.toml --backend "$framework" "${@:2}"

@@ -56,7 +56,7 @@ class MyModel:
         return gluon.loss.SoftmaxCrossEntropyLoss()(model(points), labels).mean()
 
     def batches(self, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of an epoch, in an order that depends on the epoch alone. A gluon DataLoader will do as well."""
+        """Yield the batches of an epoch; the order depends on the epoch alone. A gluon DataLoader will do as well."""
         order = np.random.default_rng([self.seed, epoch]).permutation(4096)
         for start in range(0, 4096 - self.batch_size + 1, self.batch_size):
             chosen = order[start : start + self.batch_size]

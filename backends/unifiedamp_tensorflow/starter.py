@@ -54,7 +54,7 @@ class MyModel:
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32)))
 
     def batches(self, epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of an epoch, in an order that depends on the epoch alone. A tf.data.Dataset will do as well."""
+        """Yield the batches of an epoch; the order depends on the epoch alone. A tf.data.Dataset will do as well."""
         order = np.random.default_rng([self.seed, epoch]).permutation(4096)
         for start in range(0, 4096 - self.batch_size + 1, self.batch_size):
             chosen = order[start : start + self.batch_size]

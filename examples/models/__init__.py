@@ -27,7 +27,7 @@ def for_backend(name: str) -> ModuleType:
     module = f"{__name__}.{name}_models"
     if importlib.util.find_spec(module) is None:
         raise UnsupportedError(
-            f"the example has no models for backend {name!r}: add examples/models/{name}_models.py, or write a workload "
-            "for it"
+            f"the example has no models for backend {name!r}: add examples/models/{name}_models.py, or "
+            "write a workload for it"
         )
     return importlib.import_module(module)

@@ -16,12 +16,8 @@ from . import choices
 
 BATCH_SIZE = "batch_size"
 Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="WORKLOAD", help="Your file, FILE.py or FILE.py:NAME (`unifiedamp init` writes one), or a .toml or .json "
-        "file that names it."
-    ),
-]  # fmt: skip
+    str, typer.Argument(metavar="WORKLOAD", help="FILE.py or FILE.py:NAME, or a .toml or .json file that names it.")
+]
 Config = Annotated[
     Path | None, typer.Option(help="A .toml or .json file with the tables amp, train and settings, beside FILE.py.")
 ]

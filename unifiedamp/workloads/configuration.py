@@ -1,4 +1,4 @@
-"""The configuration of a run: a workload, its settings, a table ``[amp]`` for the session and ``[train]`` for the loop."""
+"""The configuration of a run: a workload and its settings, ``[amp]`` for the session, ``[train]`` for the loop."""
 
 from __future__ import annotations
 

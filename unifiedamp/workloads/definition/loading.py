@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from ...errors import ConfigError, UnsupportedError, nearest
+from ...errors import ConfigError, UnsupportedError
 from . import candidates, settings
 from .frameworks import likely_backends, load_frameworks
 from .protocol import OPTIONAL, REQUIRED
@@ -157,8 +157,7 @@ def check_backend(definition: Definition, backend: str) -> None:
     known = definition.backends
     if known is not None and backend not in known:
         raise UnsupportedError(
-            f"{definition.name} does not support backend {backend!r}{nearest(backend, known)} "
-            f"(its backends: {', '.join(known) or 'none'})"
+            f"{definition.name} does not support backend {backend!r} (its backends: {', '.join(known) or 'none'})"
         )
 
 

@@ -52,7 +52,7 @@ class Workload(Protocol):
         """Return a new model. Called inside ``amp.scope()``."""
 
     def make_optimizer(self, model: Any, /) -> Any:
-        """Return the optimizer of the model (Gluon: a ``Trainer``), or a list of several. Called inside ``amp.scope()``."""
+        """Return the model's optimizer (Gluon: a ``Trainer``), or a list of several. Called inside ``amp.scope()``."""
 
     def loss(self, model: Any, batch: Any, /) -> Any:
         """Return the mean loss of a batch, a native scalar. Called under autocast.

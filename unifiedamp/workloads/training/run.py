@@ -235,8 +235,8 @@ def _first(rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 def _no_optimizer(workload: str, backend: str) -> str:
     return (
-        f"backend {backend!r} saves no optimizer state and {workload} has no export_optimizer: the optimizer starts anew "
-        "(its momentum is zero)"
+        f"backend {backend!r} saves no state of this optimizer and {workload} has no export_optimizer: the optimizer "
+        "starts anew (its momentum is zero)"
     )
 
 

@@ -102,8 +102,8 @@ def _of(state: Mapping[str, Any], place: int) -> Arrays:
 def _foreign(key: str, theirs: str, mine: str, workload: str) -> str:
     if theirs and mine:
         return (
-            f"the checkpoint holds the {key} as backend {theirs!r} names them: to go on under {mine!r}, give {workload} "
-            f"export_{key} and import_{key}, and train again"
+            f"the checkpoint holds the {key} as backend {theirs!r} names them: to go on under {mine!r}, give "
+            f"{workload} export_{key} and import_{key}, and train again"
         )
     now, then = ("has no", "had") if mine else ("has", "had no")
     return f"{workload} {now} export_{key}, and {then} one when the checkpoint was written: nothing was loaded"

@@ -195,7 +195,7 @@ class Prober:
         return self._ask(worker, found, layers, self.scale_setting(found), self._goal.steps, None)
 
     def scale_setting(self, found: Finding) -> Any:
-        """Return the loss scale to run a finding with, as a configuration holds it; None for the configuration's own."""
+        """Return the loss scale to run a finding with, as a configuration holds it; None for its own."""
         if found.initial_scale is None:
             return self._goal.loss_scale
         scaler = replace(self._scaler(found.policy), initial_scale=found.initial_scale)

@@ -1,6 +1,6 @@
-"""The recipe's models in Flax NNX, found by the entry point ``unifiedamp.recipe_models``.
+"""The example's image classifiers in Flax NNX, for ``flax_classifier.py``.
 
-Flax's kernels have the layout of the recipe's neutral weights, and optax's momentum has the unit of a gradient, so
+Flax's kernels have the layout of the example's neutral weights, and optax's momentum has the unit of a gradient, so
 nothing is transposed or scaled.
 """
 
@@ -14,20 +14,19 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
-from unifiedamp_examples.models.neutral import (
+from unifiedamp_jax import Optimizer
+
+from examples.models.neutral import (
     NORM_EPSILON,
     NORM_KEEP,
     Weights,
-    check_fits,
     conv_sizes,
     dense_sizes,
     first_weights,
     numbered,
 )
-
 from unifiedamp.backend import errors
-
-from .optimizer import Optimizer
+from unifiedamp.workloads.training.state import check_fits
 
 IMAGE_AXES = (0, 1, 2, 3)
 KINDS: dict[type, str] = {nnx.Conv: "conv", nnx.BatchNorm: "norm", nnx.Linear: "dense"}
@@ -45,7 +44,7 @@ def make_model(name: str, shape: Sequence[int], classes: int, seed: int) -> nnx.
         UnsupportedError: another model was requested.
     """
     if name not in ("conv", "mlp"):
-        raise errors.UnsupportedError(f"the recipe has no {name!r} in Flax; it has 'conv' and 'mlp'")
+        raise errors.UnsupportedError(f"the example has no {name!r} in Flax; it has 'conv' and 'mlp'")
     rngs = nnx.Rngs(seed)
     dense = [nnx.Linear(*size, rngs=rngs) for size in dense_sizes(name, shape, classes)]
     body = [*_convs(conv_sizes(name, shape), rngs), *dense] if name == "conv" else _mlp(dense)
