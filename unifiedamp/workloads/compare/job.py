@@ -9,6 +9,7 @@ import gc
 import itertools
 import math
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ def make(report_progress: ReportProgress) -> Handle:
         except Exception as error:
             if job.out_of_memory(error):
                 raise OutOfMemory(f"out of memory ({type(error).__name__})") from error
+            job.note_place(error)
             raise
 
     return handle
@@ -192,6 +194,15 @@ class Job:
         run = self._run
         run.settings = replace(self._settings, train=self._settings.train.model_copy(update={"clip_norm": None}))
         return write_trace(run, make_step(run), steps, Path(path))
+
+    def note_place(self, error: BaseException) -> None:
+        """Note the line of the workload's file that an exception came through last, as "my_model.py:12"."""
+        if self._run is not None:
+            path = self._settings.workload.path.resolve()
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+            for line in lines[-1:]:
+                error.add_note(f"{path.name}:{line}")
 
     def out_of_memory(self, error: BaseException) -> bool:
         """Return whether an exception says that memory ran out."""

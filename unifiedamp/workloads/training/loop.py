@@ -80,7 +80,7 @@ def make_run(settings: Settings) -> Run:
     amp = Amp.from_config(_for_one(settings.amp, definition.usual_backends))
     workload = make(definition, settings.given, amp.backend.name)
     with amp.scope():
-        model = workload.call("make_model")
+        model = _checked(workload.call("make_model"), amp, workload)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
     model, *optimizers = amp.prepare(model, *optimizers)
     return Run(settings, workload, amp, model, optimizers)
@@ -97,6 +97,15 @@ def _for_one(amp: Arguments, backends: Sequence[str] | None) -> Mapping[str, Any
     if not found and backends:
         found = [backends[0]]
     return Arguments({**amp, "backend": found[0]}, {**amp.origins, "backend": "the workload"}) if found else amp
+
+
+def _checked(model: Any, amp: Amp, workload: Loaded) -> Any:
+    if not amp.backend.training.is_model(model):
+        raise ConfigError(
+            f"{workload.name}: make_model must return a model of backend {amp.backend.name!r}, got "
+            f"{type(model).__module__}.{type(model).__qualname__}"
+        )
+    return model
 
 
 def _listed(found: Any, workload: Loaded) -> list[Any]:
