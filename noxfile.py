@@ -37,10 +37,11 @@ def find_python(version: str) -> str | None:
 
 NEWER = find_python("3.13")
 nox.options.sessions = [
-    "lint", "types", "imports", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    "lint", "types", "imports", "site", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
+FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
 
 
 @nox.session(python=PYTHON)
@@ -53,9 +54,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
-    """Mypy, strict on core."""
-    install(session, "--group", "types", "-e", ".[conformance,migrate,report,tensorboard]")
+    """Mypy, strict on core; mypy and pyright on the quickstarts and on calls that they must take or refuse."""
+    install(session, "--group", "types", "-e", ".[conformance,examples,migrate,report,tensorboard]")
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-q", "tests/test_types.py")
 
 
 @nox.session(python=PYTHON)
@@ -63,6 +65,13 @@ def imports(session: nox.Session) -> None:
     """The import contracts between core, backends and frameworks."""
     install(session, "--group", "imports", "-e", ".")
     session.run("lint-imports")
+
+
+@nox.session(python=PYTHON)
+def site(session: nox.Session) -> None:
+    """Build the documentation site into .venv/site; a broken link, anchor or reference is an error."""
+    install(session, "--group", "site")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)
@@ -81,7 +90,7 @@ def wheel(session: nox.Session) -> None:
     if any(other.read_bytes() != wheel.read_bytes() for other in others):
         session.error("the wheel differs from one build to the next")
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
+    missing = {*FILES, *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
         session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
     install(session, str(wheel))

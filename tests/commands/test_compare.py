@@ -11,7 +11,7 @@ from command_runs import CONV, MLP, a_mixed_policy, read_example
 
 import unifiedamp as ua
 from examples import evaluation, image_classifier
-from unifiedamp.workloads import machine
+from unifiedamp import machine
 from unifiedamp.workloads.training.loop import make_run, train
 from unifiedamp.workloads.workers import WorkerError
 
@@ -109,7 +109,7 @@ def tried(worker, request):
 
 
 def test_a_memory_limit_holds():
-    code = "from unifiedamp.workloads import machine; machine.limit_memory(2**28); bytearray(2**29)"
+    code = "from unifiedamp import machine; machine.limit_memory(2**28); bytearray(2**29)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert "MemoryError" in run.stderr
     assert machine.peak_process_memory() > 2**20

@@ -1,6 +1,7 @@
 """What users may rely on: the names, their signatures, and that each says what it is."""
 
 import inspect
+from typing import get_type_hints
 
 import pytest
 
@@ -33,6 +34,14 @@ def test_calls_of_a_session():
     assert public(ua.Amp) == AMP_CALLS
     for name in AMP_CALLS:
         assert inspect.getdoc(getattr(ua.Amp, name)), name
+
+
+@pytest.mark.parametrize("name", ["__init__", *sorted(AMP_CALLS - {"from_config"})])
+def test_annotations_can_be_read(name):
+    """By tools that do so at run time."""
+    call = getattr(ua.Amp, name)
+    call = call.fget if isinstance(call, property) else call
+    assert "return" in get_type_hints(call)
 
 
 def test_arguments_of_a_session():

@@ -16,7 +16,7 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 """Package → what the names of its role classes begin with."""
 
 LAYERS = (
-    {"errors"}, {"loss_scale"}, {"policy"}, {"backend"}, {"output"},
+    {"errors", "names", "visible"}, {"notebook"}, {"loss_scale"}, {"policy"}, {"backend"}, {"output", "machine"},
     {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"session"},
     {"conformance"}, {"workloads"}, {"compat", "migrate"}, {"cli"},
 )  # fmt: skip

@@ -14,6 +14,7 @@ The rules of this layer:
 
 from .. import errors
 from ..loss_scale import LossScale, ScaleState, float32
+from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from ..policy.layer_globs import match_layers
 from . import recording, result
@@ -83,6 +84,7 @@ __all__ = [
     "ScaledLoss",
     "SessionSpec",
     "StepOrderState",
+    "StepReason",
     "StepResult",
     "StepValues",
     "Support",

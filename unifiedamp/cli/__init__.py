@@ -13,6 +13,7 @@ from .init import init
 from .migrate import migrate
 from .parity import parity
 from .report import EPILOG, report
+from .schema import schema
 from .train import train
 from .tune import tune
 
@@ -32,4 +33,5 @@ app.command("compare")(reports_errors(compare))
 app.command("tune")(reports_errors(tune))
 app.command("parity")(reports_errors(parity))
 app.command("migrate")(reports_errors(migrate))
+app.command("schema")(reports_errors(schema))
 app.command("conformance")(reports_errors(conformance))

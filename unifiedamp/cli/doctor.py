@@ -12,10 +12,9 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from .. import __version__
+from .. import __version__, machine
 from ..config import plugins
 from ..output.terminal import plain
-from ..workloads import machine
 from ..workloads.probe import verdict
 from ..workloads.workers import Worker, WorkerError
 from .errors import NOT_ALL_WELL

@@ -27,6 +27,11 @@ def refuse(call: str, *_: Any, **__: Any) -> NoReturn:
     )
 
 
+def is_closed(session: object) -> bool:
+    """Return whether the session's methods were replaced by refusals."""
+    return REFUSED[0] in vars(session)
+
+
 def refuse_calls(session: object) -> None:
     """Put refusals in the place of the session's methods, so that an open session pays for no check."""
     vars(session).update({call: functools.partial(refuse, call) for call in REFUSED})

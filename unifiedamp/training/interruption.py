@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..backend import Backend, ScaledLoss
 from ..errors import LossError, StepOrderError, UnsupportedError
@@ -98,7 +98,7 @@ def _refusal(slot: Slot, call: str, error: BaseException) -> str:
     )
 
 
-class GuardedLoss:
+class GuardedLoss(Generic[T]):
     """What ``with amp.scale_loss(...) as scaled_loss`` gives: the backend's scaled loss, and a backward pass that
     discards its windows when it fails.
 
@@ -118,7 +118,7 @@ class GuardedLoss:
         self._slots = slots
         self._interruptions = interruptions
 
-    def __enter__(self) -> GuardedLoss:
+    def __enter__(self) -> GuardedLoss[T]:
         self._loss = self._context.__enter__()
         return self
 
@@ -128,11 +128,12 @@ class GuardedLoss:
         return self._context.__exit__(kind, error, trace)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> T:
         """The scaled loss, native, in float32."""
         if self._loss is None:
             raise _not_entered()
-        return self._loss.value
+        scaled: T = self._loss.value
+        return scaled
 
     def backward(self, **options: Any) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unifiedamp.backend import NonFiniteReport, errors, result
+from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
 
 from .._types import Trainer
 from ..patches import OverwriteGradients
@@ -80,7 +80,7 @@ class PreparedOptimizer:
         loss_was_finite = all_finite([loss.reshape((1,)) for loss in buffer.losses]) if buffer.losses else None
         return NonFiniteReport(tuple(dict.fromkeys(bad)), loss_was_finite)
 
-    def step(self) -> str:
+    def step(self) -> StepReason:
         """Apply or skip, drop the gradients; return the reason of ``StepResult``."""
         buffer = self.buffer
         check_backward([buffer], "step")

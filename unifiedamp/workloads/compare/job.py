@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ... import machine
 from ...errors import AmpWarning, LossScaleExhausted
-from .. import machine
 from ..configuration import TrainTable, read_settings, read_source
 from ..training.batches import endless, native, samples, window_count
 from ..training.loop import fit, make_run, make_step
