@@ -40,7 +40,7 @@ nox.options.sessions = [
     "tests_integrations",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
-PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
+PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
 FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
 
 
@@ -118,7 +118,7 @@ SHARED = ("-n", "2", "--dist", "worksteal")
 ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
 # with, and what happens to a process and its files when it is killed. That a saved run goes on is each one's to prove.
-PROVED = ["commands", "compare_parts", "migrate/test_any_python.py", "recipe/test_recipe_killed.py"]
+PROVED = ["commands", "compare_parts", "migrate/test_any_python.py", "workloads/test_workload_killed.py"]
 PROVED += [
     f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "killed_training", "kit", "mutants")
 ]

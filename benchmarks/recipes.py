@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import unifiedamp as ua
+from examples import models
 from unifiedamp.conformance.harness import load_harness
-from unifiedamp_examples import models
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 LARGE = ("resnet50", "gpt2")

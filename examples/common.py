@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from unifiedamp_examples.data import Array, Data, load
-from unifiedamp_examples.history import History
-from unifiedamp_examples.report import draw
 
 import unifiedamp as ua
+from examples import models
+from examples.data import Array, Data, load
 from unifiedamp.cli.errors import reports_errors
-from unifiedamp_examples import models
+from unifiedamp.workloads.training.history import History
+from unifiedamp.workloads.training.report import draw
 
 Smoke = Annotated[bool, typer.Option("--smoke", help="Run a few steps of a small model on a CPU.")]
 PolicyName = Annotated[str | None, typer.Option(help="float32, mixed_float16, ... [default: the machine's]")]

@@ -41,22 +41,8 @@ class Data:
         images, labels = self.train_images[:samples], self.train_labels[:samples]
         return replace(self, train_images=images, train_labels=labels)
 
-    def batch_count(self, size: int, window: int) -> int:
-        """Return the number of batches of ``size`` per epoch; an incomplete accumulation window is dropped.
-
-        Raises:
-            ConfigError: there are too few images for one window.
-        """
-        count = len(self.train_labels) // size // window * window
-        if not count:
-            raise ConfigError(
-                f"{self.name} has {len(self.train_labels)} training images, fewer than one step takes "
-                f"(batch_size {size} x accumulate_steps {window}): make one of them smaller"
-            )
-        return count
-
-    def batches(self, axes: Sequence[int], size: int, seed: int, epoch: int) -> Iterator[tuple[Array, Array]]:
-        """Yield an epoch's training batches.
+    def batches(self, axes: Sequence[int], size: int, seed: int, epoch: int) -> Batches:
+        """Return an epoch's training batches.
 
         The order depends only on (seed, epoch), so a resumed run continues with the same batches.
 
@@ -65,10 +51,28 @@ class Data:
             size: images per batch.
             seed, epoch: seed of the order.
         """
-        order = np.random.default_rng([seed, epoch]).permutation(len(self.train_labels))
-        for start in range(0, len(order) - size + 1, size):
-            chosen = order[start : start + size]
-            yield np.ascontiguousarray(self.train_images[chosen].transpose(axes)), self.train_labels[chosen]
+        return Batches(self, axes, size, seed, epoch)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The training batches of an epoch; see :meth:`Data.batches`. Iterating again starts anew."""
+
+    data: Data
+    axes: Sequence[int]
+    size: int
+    seed: int
+    epoch: int
+
+    def __len__(self) -> int:
+        return len(self.data.train_labels) // self.size
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data.train_labels))
+        for number in range(len(self)):
+            chosen = order[number * self.size : (number + 1) * self.size]
+            images = np.ascontiguousarray(self.data.train_images[chosen].transpose(self.axes))
+            yield images, self.data.train_labels[chosen]
 
 
 def load(name: str, folder: str | None, kit: ModuleType) -> Data:

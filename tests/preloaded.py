@@ -13,9 +13,9 @@ from effort import QUICK
 
 KIT = ("pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "unifiedamp.cli", "toy.harness")
 FRAMEWORKS = (
-    "torch._inductor.compile_fx", "unifiedamp_torch.backend", "unifiedamp_examples.models.torch_models",
-    "tensorflow", "unifiedamp_tensorflow.backend", "unifiedamp_examples.models.tensorflow_models",
-    "unifiedamp.workloads.compare.job", "unifiedamp_examples.recipe", "sklearn.datasets", "matplotlib.pyplot",
+    "torch._inductor.compile_fx", "unifiedamp_torch.backend", "examples.models.torch_models",
+    "tensorflow", "unifiedamp_tensorflow.backend", "examples.models.tensorflow_models",
+    "unifiedamp.workloads.compare.job", "examples.image_classifier", "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's BLAS starts its threads at import

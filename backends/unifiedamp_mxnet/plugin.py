@@ -50,6 +50,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install 'mxnet>=1.9.1' 'numpy<2'",
         _load,
         "unifiedamp_mxnet.conformance.harness",
+        starter="unifiedamp_mxnet.starter",
         aliases=("gluon", "mx"),
         place=3,
         options=OPTIONS,

@@ -32,6 +32,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install tensorflow",
         _load,
         harness="unifiedamp_tensorflow.conformance.harness",
+        starter="unifiedamp_tensorflow.starter",
         sharing={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
         aliases=("tf", "keras", "tf.keras", "tf2"),
         place=2,

@@ -40,6 +40,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "pip install torch",
         _load,
         "unifiedamp_torch.conformance.harness",
+        starter="unifiedamp_torch.starter",
         aliases=("pytorch",),
         place=1,
         options=OPTIONS,

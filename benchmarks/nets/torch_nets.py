@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from unifiedamp_examples.models import torch_resnet
+
+from examples.models import torch_resnet
 
 from . import torch_gpt2
 

@@ -12,12 +12,13 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from unifiedamp.workloads.training.state import check_fits
+
 from . import resnet
 from .neutral import (
     NORM_EPSILON,
     NORM_KEEP,
     Weights,
-    check_fits,
     conv_sizes,
     dense_sizes,
     first_weights,

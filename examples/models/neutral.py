@@ -121,22 +121,3 @@ def to_channels_first(name: str, array: npt.NDArray[Any], channels: int) -> npt.
     else:
         array = array.T
     return np.array(array, np.float32, order="C")
-
-
-def check_fits(theirs: Mapping[str, Any], mine: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that arrays belong to this model.
-
-    Raises:
-        CheckpointError: an array is missing, unexpected or has another shape; the message names the first one.
-    """
-    from unifiedamp import CheckpointError
-
-    for name in [*mine, *theirs]:
-        if name not in theirs or name not in mine:
-            where = "checkpoint" if name not in theirs else "model"
-            raise CheckpointError(f"the checkpoint is of another model: {name!r} is not in the {where}")
-        if tuple(theirs[name].shape) != tuple(mine[name]):
-            raise CheckpointError(
-                f"the checkpoint is of another model: {name!r} has shape {tuple(theirs[name].shape)}, "
-                f"the model's has {tuple(mine[name])}"
-            )

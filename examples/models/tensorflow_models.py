@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from unifiedamp.workloads.training.state import check_fits
+
 from . import resnet
-from .neutral import NORM_EPSILON, NORM_KEEP, Weights, check_fits, conv_sizes, dense_sizes, first_weights
+from .neutral import NORM_EPSILON, NORM_KEEP, Weights, conv_sizes, dense_sizes, first_weights
 
 keras = tf.keras
 layers = keras.layers

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from unifiedamp.workloads.training.state import check_fits
+
 from . import resnet
 from .neutral import (
     NORM_EPSILON,
     NORM_KEEP,
     Weights,
-    check_fits,
     conv_sizes,
     dense_sizes,
     first_weights,

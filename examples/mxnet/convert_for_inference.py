@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from unifiedamp_examples.common import Smoke, images, run
 
 import unifiedamp as ua
+from examples.common import Smoke, images, run
 
 
 def main(smoke: Smoke = False, policy: str = "mixed_bfloat16", out: Path = Path("runs")) -> None:
@@ -20,8 +20,8 @@ def main(smoke: Smoke = False, policy: str = "mixed_bfloat16", out: Path = Path(
     x = amp.to_native(np.ascontiguousarray(pixels))
 
     from mxnet import gluon  # after the session, which makes MXNet importable with newer numpy
-    from unifiedamp_examples.mxnet.nets import resnet50
 
+    from examples.mxnet.nets import resnet50
     from unifiedamp_mxnet import convert_model
 
     with amp.scope():

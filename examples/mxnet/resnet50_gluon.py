@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
-
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
 
 
 def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch_size: int = 256) -> None:
@@ -18,7 +17,8 @@ def main(smoke: Smoke = False, policy: PolicyName = None, epochs: int = 5, batch
 
     from mxnet import gluon  # after the session, which makes MXNet importable with newer numpy
     from mxnet import random as mx_random
-    from unifiedamp_examples.mxnet.nets import resnet50
+
+    from examples.mxnet.nets import resnet50
 
     mx_random.seed(0)
     with amp.scope():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, run
-from unifiedamp_examples.tensorflow.nets import cnn, rewritable, set_seed
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, run
+from examples.tensorflow.nets import cnn, rewritable, set_seed
 
 keras = tf.keras
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tensorflow as tf
 import typer
-from unifiedamp_examples.common import PolicyName, Smoke, images, mixed_policy, run, summary
-from unifiedamp_examples.tensorflow.nets import resnet50, set_seed
 
 import unifiedamp as ua
+from examples.common import PolicyName, Smoke, images, mixed_policy, run, summary
+from examples.tensorflow.nets import resnet50, set_seed
 
 keras = tf.keras
 

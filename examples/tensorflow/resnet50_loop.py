@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tensorflow as tf
 import typer
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
-from unifiedamp_examples.tensorflow.nets import resnet50, set_seed
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
+from examples.tensorflow.nets import resnet50, set_seed
 
 keras = tf.keras
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import tensorflow as tf
-from unifiedamp_examples.common import PolicyName, Smoke, images, run, summary
-from unifiedamp_examples.tensorflow.nets import rewritable
 
 import unifiedamp as ua
+from examples.common import PolicyName, Smoke, images, run, summary
+from examples.tensorflow.nets import rewritable
 from unifiedamp_tensorflow.precision.session_rewrite import SessionRewrite
 
 v1 = tf.compat.v1

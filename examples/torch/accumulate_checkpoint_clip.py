@@ -9,10 +9,10 @@ import torch
 import typer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
-from unifiedamp_examples.models.torch_resnet import FULL, TINY, ResNet
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
+from examples.models.torch_resnet import FULL, TINY, ResNet
 
 
 def main(

@@ -8,9 +8,9 @@ from importlib.resources import files
 
 import torch
 from torch import nn
-from unifiedamp_examples.common import Log, PolicyName, Smoke, mixed_policy, run
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, mixed_policy, run
 
 MASK, UNKNOWN = 0, 1
 IGNORED = -100

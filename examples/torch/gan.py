@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
 
 NOISE = 64
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from sklearn.metrics import precision_recall_fscore_support
-from unifiedamp_examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
-from unifiedamp_examples.data import Data
-from unifiedamp_examples.models import torch_models
-from unifiedamp_examples.models.torch_resnet import FULL, TINY, ResNet
-from unifiedamp_examples.recipe import predict
 
 import unifiedamp as ua
+from examples.common import Log, PolicyName, Smoke, batches, images, mixed_policy, run
+from examples.data import Data
+from examples.evaluation import predict
+from examples.models import torch_models
+from examples.models.torch_resnet import FULL, TINY, ResNet
 
 
 def main(

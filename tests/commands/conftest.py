@@ -1,4 +1,4 @@
-"""``backend`` is every installed backend that the recipe has models for; ``command`` runs the command line."""
+"""``backend`` is every installed backend that the example has models for; ``command`` runs the command line."""
 
 from __future__ import annotations
 

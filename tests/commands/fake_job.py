@@ -82,7 +82,7 @@ class FakeJob:
     def name(self):
         return self.policy.name
 
-    def begin(self, config, out, amp, train):
+    def begin(self, target, config, out, amp, train, given):
         policy = Policy.parse(amp["policy"])
         if policy.param_dtype == "float16":
             raise PolicyNotSupportedError("no float16 here")

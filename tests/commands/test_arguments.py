@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_runs import installed
+from command_runs import CLASSIFIER, CONV, installed
 
-COMMANDS = ["doctor", "explain", "compare", "tune", "migrate"]
+COMMANDS = ["init", "train", "doctor", "explain", "compare", "tune", "parity", "migrate", "report"]
 
 
 @pytest.mark.parametrize(
@@ -16,16 +16,22 @@ COMMANDS = ["doctor", "explain", "compare", "tune", "migrate"]
         (["doctr"], "no such command 'doctr'; did you mean 'doctor'?"),
         (["doctor", "--mesure"], "no such option: --mesure; did you mean '--measure'?"),
         (["explain"], "missing argument"),
-        (["explain", "digits_con"], "did you mean 'digits_conv'?"),
+        (["explain", "digits_con"], "write it as .toml or .json"),
+        (["compare", "digits_con"], "is neither a Python file (FILE.py or FILE.py:NAME) nor a .toml or .json file"),
+        (["compare", CLASSIFIER.with_name("image_classifer.py")], "did you mean 'image_classifier.py'?"),
+        (["compare", f"{CLASSIFIER}:9"], "write FILE.py or FILE.py:NAME"),
+        (["compare", CONV, "--set", "model"], "--set takes key=value, got 'model'"),
+        (["compare", CONV, "--set", "modle=mlp"], "did you mean 'model'?"),
+        (["compare", CONV, "--set", "samples=few"], "setting 'samples'"),
         (["explain", "nowhere.toml"], "cannot be read"),
-        (["explain", "digits_conv", "--backend", "torchh"], "unknown backend 'torchh'; did you mean 'torch'?"),
-        (["compare", "digits_conv", "--backends", "torhc"], "unknown backend 'torhc'; did you mean 'torch'?"),
-        (["compare", "digits_conv", "--policies", "float32,mixed_float61"], "did you mean 'mixed_float16'"),
-        (["compare", "digits_conv", "--compile", "defualt"], "--compile: unknown 'defualt'; did you mean 'default'?"),
-        (["compare", "digits_conv", "--batch-sizes", "64,many"], "--batch-sizes takes whole numbers of at least 1"),
-        (["compare", "digits_conv", "--rounds", "0"], "--rounds"),
-        (["tune", "digits_conv", "--out", "there.json"], "name it .toml"),
-        (["tune", "digits_conv", "--out", "no/such/folder/x.toml"], "there is no folder"),
+        (["explain", CONV, "--backend", "torchh"], "unknown backend 'torchh'; did you mean 'torch'?"),
+        (["compare", CONV, "--backends", "torhc"], "unknown backend 'torhc'; did you mean 'torch'?"),
+        (["compare", CONV, "--policies", "float32,mixed_float61"], "did you mean 'mixed_float16'"),
+        (["compare", CONV, "--compile", "defualt"], "--compile: unknown 'defualt'; did you mean 'default'?"),
+        (["compare", CONV, "--batch-sizes", "64,many"], "--batch-sizes takes whole numbers of at least 1"),
+        (["compare", CONV, "--rounds", "0"], "--rounds"),
+        (["tune", CONV, "--out", "there.json"], "name it .toml"),
+        (["tune", CONV, "--out", "no/such/folder/x.toml"], "there is no folder"),
     ],
 )
 def test_one_line_and_exit_code_2(command, arguments, wanted):
@@ -51,32 +57,25 @@ def test_several_backends_and_none_named(command, monkeypatch):
     found = [name for name in ("torch", "tensorflow", "mxnet") if name in installed()]
     if len(found) < 2:
         pytest.skip("a single framework is installed")
-    Path("amp.toml").write_text('[amp]\n[train]\nmodel = "mlp"\n')
-    for line in (["train", "--config", "amp.toml"], ["tune", "amp.toml"], ["explain", "amp.toml"]):
+    Path("amp.toml").write_text(f'workload = "{CLASSIFIER}"\n[amp]\n[settings]\nmodel = "mlp"\n')
+    for line in (["train", "amp.toml"], ["tune", "amp.toml"], ["explain", "amp.toml"]):
         done = command(*line)
         assert done.code == 2
         assert done.err == f"unifiedamp: name a backend: --backend {found[0]} (installed: {', '.join(found)})\n"
 
 
 def test_parity_of_one_backend_is_refused(command, fake):
-    done = command("compare", "digits_conv", "--backends", "toy", "--parity")
+    done = command("parity", CONV, "--backends", "toy")
     assert done.code == 2
     assert "name two at least (got toy)" in done.err
 
 
 def test_a_framework_that_is_missing_is_said_in_plain_words(command, monkeypatch):
     monkeypatch.setattr("unifiedamp.config.plugins.is_installed", lambda framework: False)
-    done = command("compare", "digits_conv")
+    done = command("compare", CONV)
     assert done.code == 2
     assert "no framework is installed (" in done.err
     assert "torch: torch is not installed: pip install torch" in done.err
-    done = command("explain", "digits_conv", "--backend", "torch")
+    done = command("explain", CONV, "--backend", "torch")
     assert done.code == 2
     assert "backend 'torch': torch is not installed: pip install torch" in done.err
-
-
-def test_a_recipe_that_is_missing_is_said_in_plain_words(command, monkeypatch):
-    monkeypatch.setattr("unifiedamp.workloads.recipes.PACKAGE", "no_such_package")
-    done = command("compare", "digits_conv")
-    assert done.code == 2
-    assert "install unifiedamp whole" in done.err

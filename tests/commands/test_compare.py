@@ -1,4 +1,4 @@
-"""``unifiedamp compare`` on every backend: a row is what a run of the recipe gives."""
+"""``unifiedamp compare`` on every backend: a row is what a training gives."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from command_runs import a_mixed_policy
-from unifiedamp_examples.recipe import train
-from unifiedamp_examples.settings import read_settings
+from command_runs import CONV, MLP, a_mixed_policy, read_example
 
 import unifiedamp as ua
+from examples import evaluation, image_classifier
 from unifiedamp import machine
-from unifiedamp.workloads.recipes import find_config
+from unifiedamp.workloads.training.loop import make_run, train
 from unifiedamp.workloads.workers import WorkerError
-from unifiedamp_examples import recipe
 
 SCALED = "float32;loss_scale=dynamic(initial_scale=1024.0,growth_interval=2)"
 
@@ -26,24 +24,25 @@ class Silent:
     def begin(self, run):
         pass
 
-    epoch = picture = begin
+    epoch = end = begin
 
-    def follow(self, batches, run, count):
-        return batches
+    def follow(self, windows, run, count):
+        return windows
 
 
-def test_a_row_is_what_the_recipe_gives(command, backend, tmp_path):
-    """Losses, accuracy and scales are those of the recipe trained in this process with the same settings."""
-    done = command("compare", "digits_mlp", "--backends", backend, "--policies", "float32", "--policies", SCALED,
-                   "--compile", "off", "--epochs", 1, "--samples", 192, "--batch-sizes", 32, "--rounds", 2,
+def test_a_row_is_what_a_training_gives(command, backend, tmp_path):
+    """Losses, accuracy and scales are those of a training in this process with the same settings."""
+    done = command("compare", MLP, "--backends", backend, "--policies", "float32", "--policies", SCALED,
+                   "--compile", "off", "--epochs", 1, "--set", "samples=192", "--batch-sizes", 32, "--rounds", 2,
                    "--out", "out", "--json")  # fmt: skip
     assert done.code == 0, done.err
     plain, scaled = done.json["rows"]
-    changes = {"epochs": 1, "samples": 192, "batch_size": 32, "compile": False}
+    given = {"samples": 192, "batch_size": 32}
     amp = {"backend": backend, "policy": SCALED}
-    run = train(read_settings(find_config("digits_mlp"), tmp_path / "own", amp=amp, train=changes), Silent())
+    own = read_example(MLP, tmp_path / "own", amp=amp, train={"epochs": 1, "compile": False}, given=given)
+    run = train(own, Silent())
     np.testing.assert_allclose(scaled["losses"], run.history.losses, rtol=1e-4)
-    assert scaled["accuracy"] == pytest.approx(run.history.epochs[-1]["accuracy"], abs=0.006)
+    assert scaled["accuracy"] == pytest.approx(run.history.epochs[-1]["scores"]["accuracy"], abs=0.006)
     assert scaled["scale"] == run.amp.loss_scale == 1024.0 * 2  # six batches, two a step: three applied steps
     assert scaled["skipped_steps"] == 0
     assert scaled["applied_steps"] == 3
@@ -62,8 +61,8 @@ def test_a_row_is_what_the_recipe_gives(command, backend, tmp_path):
 
 
 def test_compiled_runs_and_the_largest_batch(command, backend):
-    done = command("compare", "digits_mlp", "--backends", backend, "--policies", "float32", "--compile", "default",
-                   "--epochs", 1, "--samples", 96, "--rounds", 1, "--find-batch-size", "--max-batch-size", 24,
+    done = command("compare", MLP, "--backends", backend, "--policies", "float32", "--compile", "default",
+                   "--epochs", 1, "--set", "samples=96", "--rounds", 1, "--find-batch-size", "--max-batch-size", 24,
                    "--out", "out", "--json")  # fmt: skip
     assert done.code == 0, done.err
     (row,) = done.json["rows"]
@@ -81,7 +80,7 @@ def test_a_mixed_policy_that_cannot_run_says_so(command, backend):
     if not refused:
         assert not ua.available_backends()[backend].capabilities.device.startswith("cpu")
         pytest.skip(f"every preset runs on {backend}'s GPU")
-    done = command("compare", "digits_mlp", "--backends", backend, "--policies", refused[0], "--json")
+    done = command("compare", MLP, "--backends", backend, "--policies", refused[0], "--json")
     assert done.code == 1
     (row,) = done.json["rows"]
     assert row["state"] == "refused"
@@ -93,7 +92,7 @@ def test_what_does_not_fit_is_an_answer(backend, tmp_path):
     from unifiedamp.workloads.compare.rows import Task
     from unifiedamp.workloads.compare.run import Options, begin, start_job
 
-    options = Options(find_config("digits_conv"))
+    options = Options(str(CONV))
     task = Task(backend, "float32", "off", 0)
     with start_job(backend) as worker:
         worker.ask(begin(options, task, 1, str(tmp_path)))
@@ -121,18 +120,20 @@ def test_without_tensor_cores_profile_says_so_in_one_line(command, backend):
     if capabilities.feature("kernel_profile"):
         assert not capabilities.device.startswith("cpu")
         pytest.skip("there is a GPU")
-    done = command("compare", "digits_mlp", "--backends", backend, "--policies", "float32", "--compile", "off",
-                   "--epochs", 1, "--samples", 64, "--batch-sizes", 32, "--rounds", 1, "--profile")  # fmt: skip
+    done = command("compare", MLP, "--backends", backend, "--policies", "float32", "--compile", "off",
+                   "--epochs", 1, "--set", "samples=64", "--batch-sizes", 32, "--rounds", 1, "--profile")  # fmt: skip
     said = [line for line in done.out.splitlines() if line.startswith("Tensor Cores")]
     assert len(said) == 1
     assert said[0].startswith(f"Tensor Cores of {backend}: not measured, ")
 
 
-def test_recipe_predictions_are_what_accuracy_counts(backend, tmp_path):
-    settings = read_settings(find_config("digits_mlp"), tmp_path, amp={"backend": backend, "policy": "float32"})
-    run, data = recipe.make_run(settings)
-    predicted = recipe.predict(run.amp, run.kit, run.model, data)
+def test_predictions_are_what_accuracy_counts(backend, tmp_path):
+    run = make_run(read_example(MLP, tmp_path, amp={"backend": backend, "policy": "float32"}))
+    workload = image_classifier.ImageClassifier(backend, **run.workload.settings)
+    predicted = evaluation.predict(run.amp, workload.kit, run.model, workload.images)
     assert predicted.shape == (360,)
-    assert recipe.accuracy(run.amp, run.kit, run.model, data) == np.mean(predicted == data.test_labels)
-    assert len(data.first(7).train_labels) == 7
-    assert len(data.first(7).test_labels) == 360
+    scores = run.workload.call("evaluate", run.amp, run.model)
+    assert scores["accuracy"] == np.mean(predicted == workload.images.test_labels)
+    assert scores["samples"] == 360
+    assert len(workload.images.first(7).train_labels) == 7
+    assert len(workload.images.first(7).test_labels) == 360

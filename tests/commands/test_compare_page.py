@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_runs import CONV
 from page_checks import checked
 
 from unifiedamp.workloads.compare.page import html
@@ -20,7 +21,7 @@ ABOUT = dict.fromkeys(("title", "machine", "versions", "date", "command"), "abou
 
 
 def test_the_files_hold_what_is_printed(command, fake):
-    done = command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--profile")
+    done = command("compare", CONV, "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--profile")
     folder = Path("runs/compare-digits_conv")
     saved = json.loads((folder / "compare.json").read_text())
     page = (folder / "compare.md").read_text()
@@ -42,7 +43,7 @@ def page_of(folder="runs/compare-digits_conv"):
 
 
 def test_the_page_needs_nothing_else(command, fake):
-    command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16", "--rounds", 1)
+    command("compare", CONV, "--policies", "float32,mixed_bfloat16", "--rounds", 1)
     page = page_of()
     assert len(page.drawings) == 3, "speeds, losses and scales"
     assert len(page.all("tr")) == 3
@@ -51,7 +52,7 @@ def test_the_page_needs_nothing_else(command, fake):
 
 def test_each_cell_says_which_column_it_is_of(command, fake):
     """Where rows become records, on a phone and on narrow paper, no column is lost."""
-    command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16", "--rounds", 1)
+    command("compare", CONV, "--policies", "float32,mixed_bfloat16", "--rounds", 1)
     page = page_of()
     labels = [attrs["data-label"] for name, attrs in page.tags if name in ("td", "th") and "data-label" in attrs]
     assert page.cells[0] == list(COLUMNS)
@@ -61,7 +62,7 @@ def test_each_cell_says_which_column_it_is_of(command, fake):
 
 def test_compile_time_has_a_column_everywhere(command, fake):
     """It is in no other figure: the speed is that of the timed rounds."""
-    done = command("compare", "digits_conv", "--policies", "float32", "--rounds", 1)
+    done = command("compare", CONV, "--policies", "float32", "--rounds", 1)
     folder = Path("runs/compare-digits_conv")
     (row,) = json.loads((folder / "compare.json").read_text())["rows"]
     assert (row["compile_seconds"], row["samples_per_second"]) == (12.5, 100.0)
@@ -138,7 +139,7 @@ def test_a_loss_that_no_logarithm_has_is_drawn(losses):
 def test_without_matplotlib_the_page_has_its_plots(command, fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setenv("MPLBACKEND", "no_such_backend")
-    done = command("compare", "digits_conv", "--policies", "float32", "--rounds", 1)
+    done = command("compare", CONV, "--policies", "float32", "--rounds", 1)
     assert done.code == 0
     assert len(page_of().drawings) == 3
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_runs import CONV
 
 from unifiedamp.output import files
 
@@ -20,10 +21,12 @@ CODE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests were started with &
 from unifiedamp.workloads.compare import run
-from unifiedamp.cli import app, choices
+from unifiedamp.cli import app, choices, named
+from unifiedamp.workloads.describe import Description
 from unifiedamp.workloads.workers import Worker
 run.start_job = lambda _: Worker("fake_job:make")
 choices.backends = lambda items: ["toy"]
+named.describe = lambda *_: Description(name="none", settings={"batch_size": 64}, backends=None)
 app(sys.argv[1:])
 """
 
@@ -34,7 +37,7 @@ def test_a_signal_leaves_finished_rows_on_disk(tmp_path, command, monkeypatch, n
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     env = {**os.environ, "FAKE_HANGS": "mixed_float16"}
-    arguments = ["compare", "digits_conv", "--policies", "float32,mixed_float16", "--batch-sizes", "8,16"]
+    arguments = ["compare", CONV, "--policies", "float32,mixed_float16", "--batch-sizes", "8,16"]
     arguments += ["--rounds", "1", "--out", str(tmp_path / "out")]
     saved = tmp_path / "out" / "compare.json"
     with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
@@ -53,7 +56,7 @@ def test_a_signal_leaves_finished_rows_on_disk(tmp_path, command, monkeypatch, n
 
 def test_no_run_outlives_a_command_that_is_killed(tmp_path, command):
     env = {**os.environ, "FAKE_HANGS": "float32"}
-    arguments = ["compare", "digits_conv", "--policies", "float32", "--out", str(tmp_path / "out")]
+    arguments = ["compare", CONV, "--policies", "float32", "--out", str(tmp_path / "out")]
     with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: children_of(run.pid))
         children = children_of(run.pid)
@@ -67,7 +70,7 @@ def test_the_next_start_removes_what_a_killed_one_left(tmp_path, command, monkey
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", None)
     env = {**os.environ, "FAKE_HANGS": "float32"}
-    arguments = ["compare", "digits_conv", "--policies", "float32", "--out", str(tmp_path / "out")]
+    arguments = ["compare", CONV, "--policies", "float32", "--out", str(tmp_path / "out")]
     with subprocess.Popen([sys.executable, "-c", CODE, *arguments], env=env, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: left(tmp_path / "temporary"))
         (killed,) = left(tmp_path / "temporary")

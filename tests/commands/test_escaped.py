@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from command_runs import CLASSIFIER, MLP
 
 from unifiedamp.config import plugins
 from unifiedamp.output.terminal import visible
@@ -38,7 +39,7 @@ def test_a_file_that_is_not_there(command, name):
 
 
 def test_arguments(command):
-    assert_shown(command("train", "--config", f"{HOSTILE}.toml"))
+    assert_shown(command("train", f"{HOSTILE}.toml"))
     assert_shown(command("conformance", HOSTILE))
     assert_shown(command(HOSTILE))
     assert_shown(command("doctor", f"--{HOSTILE}"))
@@ -57,20 +58,20 @@ def test_layers_of_a_configuration(command, backend):
 
 def test_rows_of_compare_and_tune(command, fake):
     policy = f"float32;layers={HOSTILE}:float32"
-    assert_shown(command("compare", "digits_mlp", "--policies", f"float32,{policy}"))
-    assert_shown(command("tune", "digits_mlp", "--backend", "toy", "--policies", policy, "--rounds", 1))
-    Path(f"{HOSTILE}.toml").write_text("[train]\nmodel = 'mlp'\n")
+    assert_shown(command("compare", MLP, "--policies", f"float32,{policy}"))
+    assert_shown(command("tune", MLP, "--backend", "toy", "--policies", policy, "--rounds", 1))
+    Path(f"{HOSTILE}.toml").write_text(f"workload = '{CLASSIFIER}'\n")
     assert_shown(command("tune", f"{HOSTILE}.toml", "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1))
 
 
 def test_parity(command, fake):
-    assert_shown(command("compare", "digits_mlp", "--parity", "--backends", f"{HOSTILE},toy", "--policies", "bfloat16"))
+    assert_shown(command("parity", MLP, "--backends", f"{HOSTILE},toy", "--policies", "bfloat16"))
 
 
 def test_markup_in_a_name_is_none(command, fake):
     policy = "float32;layers=[/bold]:float32"
-    assert "[/bold]" in unwrapped(command("compare", "digits_mlp", "--policies", policy).out)
-    assert "[/bold]" in unwrapped(command("tune", "digits_mlp", "--backend", "toy", "--policies", policy).out)
+    assert "[/bold]" in unwrapped(command("compare", MLP, "--policies", policy).out)
+    assert "[/bold]" in unwrapped(command("tune", MLP, "--backend", "toy", "--policies", policy).out)
 
 
 def test_lines_of_code(command):
@@ -93,7 +94,7 @@ def test_what_a_plugin_says(command, monkeypatch):
     point = EntryPoint(HOSTILE, "no_such_module_at_all", plugins.GROUP)
     monkeypatch.setattr(plugins, "backend_entry_points", lambda: {HOSTILE: point})
     assert_shown(command("doctor"))
-    assert_shown(command("compare", "digits_mlp"))
+    assert_shown(command("compare", MLP))
 
 
 def test_training(command, backend, tmp_path):
@@ -102,11 +103,12 @@ def test_training(command, backend, tmp_path):
         json.dumps(
             {
                 "amp": {"policy": {"name": "float32", "layer_overrides": {HOSTILE: "float32"}}},
-                "train": {"model": "mlp", "samples": 64, "epochs": 1, "compile": False},
+                "workload": str(CLASSIFIER),
+                "settings": {"model": "mlp", "samples": 64},
             }
         )
     )
-    assert_shown(command.apart("train", "--config", "mlp.json", "--backend", backend, "--out", HOSTILE))
+    assert_shown(command.apart("train", "mlp.json", "--backend", backend, "--out", HOSTILE))
 
 
 def test_warnings(command, monkeypatch):

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from command_runs import MLP
 from fake_job import MISBEHAVE
 
 from unifiedamp.workloads.workers import Worker
@@ -38,7 +39,7 @@ def assert_told(reason, does):
 @pytest.mark.parametrize(("at", "does"), PLACES)
 def test_compare(command, misbehave, does, at):
     misbehave(does, at, "mixed_bfloat16")
-    done = command("compare", "digits_mlp", "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--timeout", 1,
+    done = command("compare", MLP, "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--timeout", 1,
                    "--out", "out", "--json")  # fmt: skip
     assert done.code == 1
     good, bad = done.json["rows"]
@@ -50,7 +51,7 @@ def test_compare(command, misbehave, does, at):
 @pytest.mark.parametrize("does", ["hangs", "answers a word"])
 def test_the_search_for_a_batch_size(command, misbehave, does):
     misbehave(does, "fits", "float32")
-    done = command("compare", "digits_mlp", "--policies", "float32", "--find-batch-size", "--rounds", 1, "--timeout", 1,
+    done = command("compare", MLP, "--policies", "float32", "--find-batch-size", "--rounds", 1, "--timeout", 1,
                    "--json")  # fmt: skip
     assert done.code == 1
     assert_told(done.json["rows"][0]["reason"], does)
@@ -59,7 +60,7 @@ def test_the_search_for_a_batch_size(command, misbehave, does):
 @pytest.mark.parametrize("does", ["hangs", "writes garbage", "answers other types"])
 def test_profiling(command, misbehave, does):
     misbehave(does, "profile", "float32")
-    done = command("compare", "digits_mlp", "--policies", "float32", "--profile", "--rounds", 1, "--timeout", 1,
+    done = command("compare", MLP, "--policies", "float32", "--profile", "--rounds", 1, "--timeout", 1,
                    "--json")  # fmt: skip
     assert done.code == 0
     assert done.json["rows"][0]["tensor_cores"]["reason"].startswith("the profiler failed: it")
@@ -67,13 +68,13 @@ def test_profiling(command, misbehave, does):
 
 def test_progress_that_makes_no_sense_is_passed_over(command, misbehave):
     misbehave("tells nonsense", "train", "float32")
-    assert command("compare", "digits_mlp", "--policies", "float32", "--rounds", 1).code == 0
+    assert command("compare", MLP, "--policies", "float32", "--rounds", 1).code == 0
 
 
 @pytest.mark.parametrize(("at", "does"), PROBES)
 def test_tune(command, misbehave, does, at):
     misbehave(does, at, "mixed_bfloat16")
-    done = command("tune", "digits_mlp", "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1, "--timeout",
+    done = command("tune", MLP, "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1, "--timeout",
                    1, "--json")  # fmt: skip
     assert done.code == 0, done.err
     assert done.json["chosen"] == "float32"
@@ -82,7 +83,7 @@ def test_tune(command, misbehave, does, at):
 
 def test_a_baseline_that_hangs_is_one_line(command, misbehave):
     misbehave("hangs", "begin", "float32")
-    done = command("tune", "digits_mlp", "--backend", "toy", "--policies", "mixed_bfloat16", "--timeout", 1)
+    done = command("tune", MLP, "--backend", "toy", "--policies", "mixed_bfloat16", "--timeout", 1)
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "does not train in float32 on toy: it said nothing new for 1 seconds" in done.err
@@ -92,7 +93,7 @@ def test_a_baseline_that_hangs_is_one_line(command, misbehave):
 def test_parity(command, misbehave, monkeypatch, does):
     monkeypatch.setattr("unifiedamp.workloads.compare.parity.start_job", lambda _: Worker("fake_job:make"))
     misbehave(does, "begin", "float32")
-    done = command("compare", "digits_mlp", "--parity", "--backends", "a,b", "--policies", "float32", "--timeout", 1,
+    done = command("parity", MLP, "--backends", "a,b", "--policies", "float32", "--timeout", 1,
                    "--json")  # fmt: skip
     assert done.code == 1
     for row in done.json:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_runs import MLP
 
 from unifiedamp.recording.reading import FORMAT, VERSION
 
@@ -33,10 +34,10 @@ def there(command, tmp_path):
     return tmp_path
 
 
-TRAIN = ["train", "--config", "digits_mlp", "--backend", "torch"]
+TRAIN = ["train", str(MLP), "--backend", "torch"]
 CASES = {
     "train": [
-        (["train", "--config", "folder.toml"], "folder.toml cannot be read: Is a directory"),
+        (["train", "folder.toml"], "folder.toml cannot be read: Is a directory"),
         ([*TRAIN, "--out", "file"], "--out file is a file; name a folder"),
         ([*TRAIN, "--out", "file/run"], "--out file/run cannot be written to: Not a directory"),
         ([*TRAIN, "--out", UNWRITABLE], f"--out {UNWRITABLE} cannot be written to"),
@@ -48,7 +49,7 @@ CASES = {
         ([*TRAIN, "--resume", "--out", "nowhere"], "--resume: nowhere holds no checkpoint (checkpoint.npz)"),
         ([*TRAIN, "--epochs", "-1"], "invalid value for '--epochs'"),
         ([*TRAIN, "--record-every", "0"], "invalid value for '--record-every'"),
-        ([*TRAIN, "--data", "mnist"], "the options beside the configuration: data: "),
+        ([*TRAIN, "--set", "data"], "--set takes key=value, got 'data'"),
     ],
     "report": [
         (["report", "folder.jsonl"], "folder.jsonl: Is a directory"),
@@ -58,20 +59,31 @@ CASES = {
         (["report", "run.jsonl", "--png", "file"], "--png file is a file; name a folder"),
         (["report", "run.jsonl", "--png", UNWRITABLE], "cannot be written to"),
     ],
+    "parity": [
+        (["parity", MLP, "--backends", "a,b", "--out", "file"], "--out file is a file"),
+        (["parity", MLP, "--backends", "a,b", "--out", UNWRITABLE], f"--out {UNWRITABLE} cannot be written to"),
+    ],
+    "init": [
+        (["init", "program.py", "--backend", "torch"], "program.py is there already"),
+        (["init", "model.txt"], "a workload is a Python file; name it model.py"),
+        (["init", "my-model.py"], "Python cannot import a file of this name"),
+        (["init", "no/such/model.py"], "FILE no/such/model.py: there is no folder no/such"),
+        (["init", f"{UNWRITABLE}.py"], "cannot be written"),
+    ],
     "explain": [(["explain", "folder.toml"], "folder.toml cannot be read: Is a directory")],
     "compare": [
         (["compare", "folder.toml"], "folder.toml cannot be read: Is a directory"),
-        (["compare", "digits_mlp", "--out", "file"], "--out file is a file; name a folder"),
-        (["compare", "digits_mlp", "--out", "file/out"], "--out file/out cannot be written to: Not a directory"),
-        (["compare", "digits_mlp", "--out", UNWRITABLE], f"--out {UNWRITABLE} cannot be written to"),
-        (["compare", "digits_mlp", "--parity", "--backends", "a,b", "--out", "file"], "--out file is a file"),
+        (["compare", MLP, "--out", "file"], "--out file is a file; name a folder"),
+        (["compare", MLP, "--out", "file/out"], "--out file/out cannot be written to: Not a directory"),
+        (["compare", MLP, "--out", UNWRITABLE], f"--out {UNWRITABLE} cannot be written to"),
+        (["compare", MLP, "--set", "model", "--out", "out"], "--set takes key=value"),
     ],
     "tune": [
         (["tune", "folder.toml"], "folder.toml cannot be read: Is a directory"),
-        (["tune", "digits_mlp", "--backend", "toy", "--out", "folder.toml"], "--out folder.toml is a folder"),
-        (["tune", "digits_mlp", "--backend", "toy", "--out", f"{UNWRITABLE}.toml"], "cannot be written"),
-        (["tune", "digits_mlp", "--backend", "toy", "--out", "no/such/x.toml"], "there is no folder no/such"),
-        (["tune", "digits_mlp", "--backend", "toy", "--out", "file/x.toml"], "file/x.toml"),
+        (["tune", MLP, "--backend", "toy", "--out", "folder.toml"], "--out folder.toml is a folder"),
+        (["tune", MLP, "--backend", "toy", "--out", f"{UNWRITABLE}.toml"], "cannot be written"),
+        (["tune", MLP, "--backend", "toy", "--out", "no/such/x.toml"], "there is no folder no/such"),
+        (["tune", MLP, "--backend", "toy", "--out", "file/x.toml"], "file/x.toml"),
     ],
     "migrate": [(["migrate", "no_such.py"], "no_such.py: No such file or directory")],
     "conformance": [
@@ -96,10 +108,11 @@ def test_before_any_work(there, command, fake, monkeypatch, arguments, wanted):
     def work(*_):
         raise AssertionError("work was done first")
 
-    monkeypatch.setattr("unifiedamp_examples.recipe.make_run", work)
+    monkeypatch.setattr("unifiedamp.workloads.training.loop.make_run", work)
     # The package's names ``compare`` and ``tune`` are the commands.
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.compare"), "run_all", work)
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.tune"), "tune_all", work)
+    monkeypatch.setattr(importlib.import_module("unifiedamp.cli.parity"), "run_all", work)
     monkeypatch.setattr("unifiedamp.config.plugins.load_backend", lambda name: None)
     done = command(*arguments)
     assert done.code == 2, done
@@ -182,7 +195,7 @@ def test_a_picture_that_cannot_be_drawn_costs_nothing_else(command, backend, mon
     for name, value in variable.items():
         monkeypatch.setenv(name, value)
     code = [sys.executable, "-c", "from unifiedamp.cli import app; app()"]
-    arguments = ["train", "--config", "digits_mlp", "--backend", backend, "--epochs", "1", "--out", "run"]
+    arguments = ["train", str(MLP), "--backend", backend, "--epochs", "1", "--out", "run"]
     done = subprocess.run([*code, *arguments], capture_output=True, text=True, timeout=240, check=False)
     if not imports(backend):  # Keras 3 imports matplotlib, and so TensorFlow fails to: said before any work
         assert done.returncode == 2
@@ -200,7 +213,7 @@ def test_a_page_without_pictures_says_why(command, fake, monkeypatch):
         raise ValueError("'no_such_backend' is not a valid value for backend")
 
     monkeypatch.setattr("unifiedamp.workloads.compare.plots.drawings", fail)
-    done = command("compare", "digits_mlp", "--out", "out")
+    done = command("compare", MLP, "--out", "out")
     assert done.code == 0
     text = Path("out/compare.html").read_text()
     why = "ValueError: 'no_such_backend' is not a valid value for backend"

@@ -1,4 +1,4 @@
-"""``unifiedamp compare --parity``: backends do not part in float32, and a planted fault is named."""
+"""``unifiedamp parity``: backends do not diverge in float32, and a planted fault is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from command_runs import installed
+from command_runs import MLP, installed
 
 FAULTY = """
 from unifiedamp.workloads.compare import job
@@ -38,7 +38,7 @@ needs_torch = pytest.mark.skipif("torch" not in installed() or len(installed()) 
 
 @needs_two
 def test_backends_do_not_part_in_float32(command):
-    done = command("compare", "digits_mlp", "--parity", "--policies", "float32", "--parity-steps", 3, "--compile",
+    done = command("parity", MLP, "--policies", "float32", "--steps", 3, "--compile",
                    "off", "--out", "out", "--json")  # fmt: skip
     assert done.code == 0, done.out
     pairs = len(installed()) * (len(installed()) - 1) // 2
@@ -59,8 +59,8 @@ def test_a_planted_fault_is_named_by_step_and_layer(command, monkeypatch, tmp_pa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("unifiedamp.workloads.compare.run.JOB", "faulty:make")
     other = next(name for name in installed() if name != "torch")
-    done = command("compare", "digits_mlp", "--parity", "--backends", f"torch,{other}", "--policies", "float32",
-                   "--parity-steps", 2, "--compile", "off", "--json")  # fmt: skip
+    done = command("parity", MLP, "--backends", f"torch,{other}", "--policies", "float32",
+                   "--steps", 2, "--compile", "off", "--json")  # fmt: skip
     assert done.code == 1
     (row,) = done.json
     diverged = row["diverged"]

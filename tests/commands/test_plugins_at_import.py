@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_runs import MLP
 
 DESCRIBED = """
 from unifiedamp.backend import BackendPlugin, hookimpl
@@ -81,7 +82,7 @@ def test_doctor_tells_of_each(command, tmp_path):
 @pytest.mark.parametrize("name", ["prints", "exits", "raises"])
 def test_other_commands_name_it_on_one_line(command, tmp_path, name):
     distribution(tmp_path, name, AT_IMPORT[name].partition("; import os")[0])
-    done = run(tmp_path, "explain", "digits_mlp", "--backend", name)
+    done = run(tmp_path, "explain", MLP, "--backend", name)
     assert (done.returncode, done.stdout) == (2, "")
     assert REASONS[name].partition(":")[0] in done.stderr.splitlines()[-1]
     assert done.stderr.splitlines()[-1].startswith("unifiedamp: ")

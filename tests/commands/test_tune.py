@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command_runs import a_mixed_policy
-from unifiedamp_examples.settings import read_settings
+from command_runs import CLASSIFIER, CONV, a_mixed_policy, read_example
 
 import unifiedamp as ua
 from unifiedamp.config.arguments import read_config
-from unifiedamp.workloads.recipes import find_config
-from unifiedamp_examples import recipe
+from unifiedamp.workloads.training.loop import make_run
+
+WORKLOAD = f"workload = '{CLASSIFIER}'\n"
 
 
 def read(path):
@@ -22,7 +22,7 @@ def read(path):
 
 def test_it_finds_policy_scale_and_layers(command, fake):
     """The stand-in: float16 is fastest, trains only with layers b and d in float32, and skips above 2**12."""
-    done = command("tune", "digits_conv", "--backend", "toy", "--policies", "mixed_bfloat16,mixed_float16",
+    done = command("tune", CONV, "--backend", "toy", "--policies", "mixed_bfloat16,mixed_float16",
                    "--rounds", 1, "--out", "tuned.toml", "--json")  # fmt: skip
     assert done.code == 0, done.err
     table = read("tuned.toml")
@@ -39,17 +39,18 @@ def test_it_finds_policy_scale_and_layers(command, fake):
 
 
 def test_what_is_written_is_a_configuration(command, fake):
-    command("tune", "digits_conv", "--backend", "toy", "--policies", "mixed_float16", "--rounds", 1, "--out", "t.toml")
+    command("tune", CONV, "--backend", "toy", "--policies", "mixed_float16", "--rounds", 1, "--out", "t.toml")
     amp = read_config("t.toml")
     assert str(amp["policy"]) == "mixed_float16;layers=b:float32,d:float32"
-    settings = read_settings(Path("t.toml"))
-    assert settings.train == read_settings(find_config("digits_conv")).train
+    settings, before = read_example(Path("t.toml")), read_example(CONV)
+    assert (settings.train, settings.given) == (before.train, before.given)
+    assert settings.workload.path.samefile(CLASSIFIER)
     text = Path("t.toml").read_text()
-    assert text.startswith(find_config("digits_conv").read_text().splitlines()[0]), "comments stay"
+    assert text.startswith(CONV.read_text().splitlines()[0]), "comments stay"
 
 
 def test_a_tolerance_that_is_wide_needs_no_layers(command, fake):
-    command("tune", "digits_conv", "--backend", "toy", "--policies", "mixed_float16", "--tolerance", 0.6, "--rounds", 1,
+    command("tune", CONV, "--backend", "toy", "--policies", "mixed_float16", "--tolerance", 0.6, "--rounds", 1,
             "--out", "t.toml")  # fmt: skip
     assert read("t.toml")["amp"]["policy"] == "mixed_float16"
 
@@ -57,7 +58,7 @@ def test_a_tolerance_that_is_wide_needs_no_layers(command, fake):
 def test_without_gain_it_stays_with_float32(command, fake, monkeypatch):
     """A stand-in in which bfloat16 is as fast as float32; and a file written for float32 trains."""
     monkeypatch.setenv("FAKE_SLOW", "mixed_bfloat16")
-    arguments = ("tune", "digits_conv", "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1)
+    arguments = ("tune", CONV, "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1)
     done = command(*arguments, "--out", "t.toml")
     assert done.code == 0
     assert read("t.toml")["amp"]["policy"] == "float32"
@@ -65,7 +66,7 @@ def test_without_gain_it_stays_with_float32(command, fake, monkeypatch):
 
 
 def test_nothing_is_overwritten_unless_asked(command, fake):
-    Path("mine.toml").write_text('[amp]\npolicy = "float32"\n\n[train]\nmodel = "mlp" # mine\n')
+    Path("mine.toml").write_text(f'{WORKLOAD}[amp]\npolicy = "float32"\n\n[settings]\nmodel = "mlp" # mine\n')
     arguments = ("tune", "mine.toml", "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1)
     assert command(*arguments, "--out", "mine.toml").code == 2
     assert read("mine.toml")["amp"] == {"policy": "float32"}
@@ -80,16 +81,18 @@ def test_nothing_is_overwritten_unless_asked(command, fake):
 
 
 def test_json_configurations_stay_json(command, fake):
-    Path("mine.json").write_text(json.dumps({"amp": {"policy": "float32"}, "train": {"model": "mlp"}}))
+    Path("mine.json").write_text(
+        json.dumps({"workload": str(CLASSIFIER), "amp": {"policy": "float32"}, "settings": {"model": "mlp"}})
+    )
     assert command("tune", "mine.json", "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1).code == 0
     table = json.loads(Path("mine.tuned.json").read_text())
     assert table["amp"]["policy"] == "mixed_bfloat16"
-    assert read_settings(Path("mine.tuned.json")).train.model == "mlp"
+    assert read_example(Path("mine.tuned.json")).given == {"model": "mlp"}
 
 
 def test_a_loss_scale_of_your_own_is_kept(command, fake):
     Path("mine.toml").write_text(
-        '[amp]\npolicy = "mixed_float16"\n[amp.loss_scale]\nkind = "dynamic"\ngrowth_interval = 7\n[train]\n'
+        f'{WORKLOAD}[amp]\npolicy = "mixed_float16"\n[amp.loss_scale]\nkind = "dynamic"\ngrowth_interval = 7\n'
     )
     command("tune", "mine.toml", "--backend", "toy", "--policies", "mixed_float16", "--rounds", 1)
     scale = read("mine.tuned.toml")["amp"]["loss_scale"]
@@ -101,26 +104,24 @@ def test_layers_have_the_same_names_in_the_next_model(backend, tmp_path):
     chosen = {"backend": backend, "policy": "float32"}
     names = []
     for model in ("conv", "conv", "mlp", "mlp"):
-        run, _ = recipe.make_run(
-            read_settings(find_config("digits_conv"), tmp_path, amp=chosen, train={"model": model})
-        )
+        run = make_run(read_example(CONV, tmp_path, amp=chosen, given={"model": model}))
         names.append([shape.layer for shape in run.amp.backend.layer_shapes.matmul_shapes([run.model])])
     assert names[0] == names[1]
     assert names[2] == names[3]
 
 
 def test_it_runs_on_every_backend(command, backend):
-    """A real probe: the file it writes trains the recipe, and a loss scale it found skips none of the first steps."""
+    """A real probe: the file it writes trains, and a loss scale it found skips none of the first steps."""
     policy = a_mixed_policy(backend) or "float32"
     text = f"{policy};loss_scale=dynamic" if policy == "mixed_bfloat16" else policy
-    Path("eager.toml").write_text("[train]\nmodel = 'mlp'\nbatch_size = 32\ncompile = false\n")
+    Path("eager.toml").write_text(f"{WORKLOAD}[settings]\nmodel = 'mlp'\nbatch_size = 32\n")
     done = command("tune", "eager.toml", "--backend", backend, "--policies", text, "--steps", 10, "--rounds", 1,
                    "--out", "t.toml", "--json")  # fmt: skip
     assert done.code == 0, done.err
     found = done.json["policies"]
     assert found["float32"]["loss"] > 0
     assert read("t.toml")["amp"]["backend"] == backend
-    assert read_settings(Path("t.toml")).amp["backend"] == backend
+    assert read_example(Path("t.toml")).amp["backend"] == backend
     for name, one in found.items():
         if ua.Policy.parse(name).resolved_loss_scale.enabled:
             assert one["skipped"] == 0

@@ -14,10 +14,11 @@ import pytest
 from effort import FUZZ
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unifiedamp_examples.settings import read_settings
 
 from unifiedamp import Amp, AmpError, ConfigError
 from unifiedamp.config.arguments import read_arguments, read_config
+from unifiedamp.workloads.configuration import read_settings, read_source
+from unifiedamp.workloads.definition.loading import define, make
 
 LAYERS = st.dictionaries(st.sampled_from(["a", "b.*", "head.0"]), st.sampled_from(["float32", "bfloat16"]), max_size=2)
 OPS = st.dictionaries(st.sampled_from(["softmax", "exp"]), st.sampled_from(["float32", "widest"]), max_size=2)
@@ -50,19 +51,27 @@ AMP = st.fixed_dictionaries(
     },
 )
 TRAIN = st.fixed_dictionaries(
-    {"model": st.just("mlp")},
+    {},
     optional={
         "epochs": st.integers(1, 3),
+        "steps": st.integers(1, 3),
+        "clip_norm": st.just(1.0),
+        "compile": st.booleans(),
+    },
+)
+SETTINGS = st.fixed_dictionaries(
+    {"model": st.just("mlp")},
+    optional={
         "batch_size": st.just(64),
         "learning_rate": st.just(0.1),
         "momentum": st.just(0.9),
-        "clip_norm": st.just(1.0),
         "seed": st.just(3),
-        "compile": st.booleans(),
+        "samples": st.none() | st.just(64),
         "data": st.just("digits"),
     },
 )
-CONFIGS = st.fixed_dictionaries({"amp": AMP, "train": TRAIN})
+CLASSIFIER = str(Path(__file__).parents[2] / "examples" / "image_classifier.py")
+CONFIGS = st.fixed_dictionaries({"workload": st.just(CLASSIFIER), "amp": AMP, "settings": SETTINGS, "train": TRAIN})
 
 VALUES = st.recursive(
     st.none()
@@ -132,6 +141,11 @@ def use(arguments) -> None:
     Amp.from_config(arguments).close()
 
 
+def use_workload(path) -> None:
+    chosen = read_settings(read_source(str(path)))
+    make(define(chosen.workload), chosen.given, "toy")
+
+
 relaxed = settings(max_examples=FUZZ, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -144,12 +158,12 @@ def test_mappings(table):
 
 @relaxed
 @given(mutated(), st.sampled_from([".json", ".toml"]), st.booleans())
-def test_files(table, suffix, recipe):
+def test_files(table, suffix, of_workload):
     text = json.dumps(table) if suffix == ".json" else "\n".join(f"{_text(k)} = {toml(v)}" for k, v in table.items())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"amp{suffix}"
         path.write_bytes(text.encode(errors="surrogatepass"))
-        only_our_errors(lambda: read_settings(path) if recipe else use(path))
+        only_our_errors(lambda: use_workload(path) if of_workload else use(path))
 
 
 @relaxed

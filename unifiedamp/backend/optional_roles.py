@@ -143,6 +143,18 @@ class Weights:
             weights: all of its names → float32 arrays of its shapes.
         """
 
+    def read_optimizer(self, optimizer: Optimizer, models: Sequence[Model]) -> dict[str, Any] | None:
+        """Return what a prepared optimizer holds beside its settings: name → numpy array; None where that is not
+        known. Names are the same in the next process with the same model.
+        """
+        return None
+
+    def check_optimizer(self, optimizer: Optimizer, models: Sequence[Model], state: Mapping[str, Any]) -> None:
+        """Raise ``CheckpointError`` where a state does not fit; changes nothing."""
+
+    def write_optimizer(self, optimizer: Optimizer, models: Sequence[Model], state: Mapping[str, Any]) -> None:
+        """Set what :meth:`read_optimizer` returned; learning rates and other settings stay."""
+
 
 class WeightAverage(Protocol):
     """An exponential moving average of one model's trained weights, in float32 (complex64 for complex ones).

@@ -24,6 +24,7 @@ class BackendPlugin:
         install: the command that installs it.
         load: imports the framework and returns the Backend class.
         harness: module of the conformance harness, holding an object ``harness``; empty when there is none.
+        starter: module whose source `unifiedamp init` writes: a workload that runs; empty when there is none.
         modules: roots of the modules that the types of its tensors and models come from, where ``framework`` is not
             the only one ("jaxlib").
         sharing: environment variables under which several processes can share a device.
@@ -42,6 +43,7 @@ class BackendPlugin:
     install: str
     load: Callable[[], type[Backend]]
     harness: str = ""
+    starter: str = ""
     modules: tuple[str, ...] = ()
     sharing: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()

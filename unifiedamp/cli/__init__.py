@@ -12,8 +12,10 @@ from .conventions import SETTINGS, conventional, front
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
+from .init import init
 from .listing import list_names
 from .migrate import migrate
+from .parity import parity
 from .report import EPILOG, report
 from .schema import schema
 from .train import train
@@ -30,6 +32,7 @@ app = typer.Typer(
 )
 app.callback()(front)
 COMMANDS: dict[str, Callable[..., None]] = {
+    "init": init,
     "train": train,
     "report": report,
     "doctor": doctor,
@@ -37,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "compare": compare,
     "tune": tune,
+    "parity": parity,
     "migrate": migrate,
     "schema": schema,
     "conformance": conformance,

@@ -13,8 +13,8 @@ from .. import machine
 from ..config import plugins
 
 
-def about(title: str, config: Path) -> dict[str, str]:
-    """Return title, recipe, machine, versions, date and command, each one line of text."""
+def about(title: str, file: Path) -> dict[str, str]:
+    """Return title, workload, machine, versions, date and command, each one line of text."""
     cpu = machine.cpu()
     parts = [f"{cpu.name}, {os.cpu_count()} cores", ", ".join(cpu.units) or "no 16-bit units"]
     parts += [gpu.name for gpu in machine.gpus()]
@@ -22,7 +22,7 @@ def about(title: str, config: Path) -> dict[str, str]:
     versions = [f"{info.plugin.framework} {info.version}" for info in infos if info.plugin and info.installed]
     return {
         "title": title,
-        "recipe": config.name,
+        "workload": file.name,
         "machine": ", ".join(parts),
         "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -48,14 +48,16 @@ def backends(items: Sequence[str] | None) -> list[str]:
     return found
 
 
-def one_backend(asked: str | None) -> str:
-    """Return the requested backend, or the only one that is installed.
+def one_backend(asked: str | None, supported: Collection[str] | None = None) -> str:
+    """Return the requested backend, or the only one that is installed and supported.
 
     Raises:
         ConfigError: several are installed and none is named, or the name is unknown.
         BackendUnavailableError: its framework is not installed, or none is.
     """
     found = backends([asked] if asked else None)
+    if supported is not None:
+        found = [name for name in found if name in supported] or found[:1]
     if len(found) > 1:
         likely = [name for name in plugins.installed_backends() if name in found]
         raise ConfigError(f"name a backend: --backend {likely[0]} (installed: {', '.join(likely)})")

@@ -1,4 +1,4 @@
-"""``unifiedamp compare``: a recipe under several backends, policies, compile modes and batch sizes."""
+"""``unifiedamp compare``: a workload under several backends, policies, compile modes and batch sizes."""
 
 from __future__ import annotations
 
@@ -17,74 +17,73 @@ from ..workloads.compare.rows import BASELINE, Row, tasks
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.run import compare as run_all
 from ..workloads.compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
-from ..workloads.recipes import find_config, recipe_module
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
-from .parity import show_parity
+from .named import Assignments, Config, Epochs, Named, Steps, Target
 from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
 
 
 def compare(
-    recipe: Annotated[str, typer.Argument(help="A recipe's .toml or .json file, or the name of one that is here.")],
-    backends: Annotated[Words, typer.Option(help="torch,tensorflow,mxnet [all that are installed]")] = None,
-    policies: Annotated[Words, typer.Option(help="float32,mixed_bfloat16,... [float32, and the recipe's own]")] = None,
-    compile: Annotated[Words, typer.Option(help="off,default,max of amp.compile [the recipe's own]")] = None,
-    batch_sizes: Annotated[Words, typer.Option(help="32,64,... [the recipe's own]")] = None,
+    workload: Target,
+    config: Config = None,
+    assignments: Assignments = None,
+    backends: Annotated[
+        Words, typer.Option(help="torch,tensorflow,mxnet; without it, all that are installed and supported.")
+    ] = None,
+    policies: Annotated[
+        Words, typer.Option(help="float32,mixed_bfloat16,...; without it, float32 and the configuration's.")
+    ] = None,
+    compile: Annotated[
+        Words, typer.Option(help="off,default,max of amp.compile; without it, the configuration's.")
+    ] = None,
+    batch_sizes: Annotated[Words, typer.Option(help="32,64,...; without it, the workload's own.")] = None,
     find_batch_size: Annotated[
         bool, typer.Option("--find-batch-size", help="Run the largest batch size that fits in memory too.")
     ] = False,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="The largest that --find-batch-size tries [the number of samples].")
+        int | None, typer.Option(min=1, help="The largest that --find-batch-size tries; at most an epoch's samples.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training [the recipe's own].")] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Train on the first N samples only [all]; the test set stays whole.")
-    ] = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
-    parity: Annotated[
-        bool, typer.Option("--parity", help="Instead: the first step, layer and dtype at which backends part.")
-    ] = False,
-    parity_steps: Annotated[int, typer.Option(min=1, help="Steps that --parity compares.")] = 5,
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="Where the files go [runs/compare-NAME].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the files go; runs/compare-NAME without it.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Train a recipe under each combination; compare speed, memory and quality, and say what to use.
+    """Train a workload under each combination; compare speed, memory and quality, and say what to use.
 
-    Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
+    Example: unifiedamp compare my_model.py --policies float32,mixed_bfloat16,mixed_float16
 
     Each run has a separate process: a crash or a lack of memory costs one row. Trainings run one after the
     other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
     are written after every row, compare.html after every such group and on Ctrl-C.
 
-    Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, none finished, or with
-    --parity, backends part; 2: wrong arguments; 130: Ctrl-C.
+    Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, or none finished; 2: wrong
+    arguments; 130: Ctrl-C.
     """
-    config = find_config(recipe)
-    train = {key: value for key, value in (("epochs", epochs), ("samples", samples)) if value is not None}
-    settings = recipe_module("settings").read_settings(config, train=train)
-    names = choices.backends(backends)
-    chosen = choices.policies(policies) or _default_policies(settings)
-    modes = choices.compile_modes(compile) or [_own_mode(settings)]
-    sizes = choices.sizes(batch_sizes) or ([] if find_batch_size else [settings.train.batch_size])
-    folder = check_folder(out or Path("runs") / f"compare-{config.stem}", "--out")
+    named = Named(workload, config, assignments, timeout, {"epochs": epochs, "steps": steps})
+    chosen = choices.policies(policies) or _default_policies(named.settings.amp["policy"])
+    modes = choices.compile_modes(compile) or [named.mode]
+    sizes: list[int | None] = [*choices.sizes(batch_sizes)]
+    folder = check_folder(out or Path("runs") / f"compare-{named.source.file.stem}", "--out")
+    names = named.backends(backends)
+    if sizes or find_batch_size:
+        named.check_batch_sizes("--batch-sizes" if sizes else "--find-batch-size")
+    if not sizes and not find_batch_size:
+        sizes = [named.batch_size()]
     folder.mkdir(parents=True, exist_ok=True)
     remove_folders()
-    options = Options(config, train, rounds, max_batch_size, profile, timeout)
-    if parity:
-        size = (sizes or [settings.train.batch_size])[0]
-        show_parity(names, chosen, modes[0], size, parity_steps, options, folder, json)
-        return
     groups = tasks(names, chosen, modes, [*sizes, *([0] if find_batch_size else [])])
-    _compare(groups, options, folder, about(f"{settings.train.model} on {settings.train.data}", config), json)
+    options = Options(workload, config, named.given, named.train, rounds, max_batch_size, profile, timeout)
+    _compare(groups, options, folder, about(named.title, named.source.file), json)
 
 
 def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], json: bool) -> None:
@@ -115,13 +114,8 @@ def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], 
         raise typer.Exit(NOT_ALL_WELL)
 
 
-def _default_policies(settings: Any) -> list[str]:
-    own = settings.amp["policy"]
+def _default_policies(own: Any) -> list[str]:
     return list(dict.fromkeys([BASELINE, str(own) if own is not None else "mixed_bfloat16"]))
-
-
-def _own_mode(settings: Any) -> str:
-    return str(settings.amp["compile"]) if settings.train.compile else "off"
 
 
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:

@@ -16,36 +16,48 @@ from ..errors import AmpWarning
 from ..explain.shape_advice import advise
 from ..policy.layer_globs import match_layers
 from ..session import Amp
-from ..workloads.recipes import find_config, recipe_module
+from ..workloads.configuration import read_settings, read_source
+from ..workloads.definition.reference import is_reference
+from ..workloads.definition.settings import read_assignments
 from . import choices
+from .named import Assignments
 from .show import console, print_json, say, table
 
 
 def explain(
-    config: Annotated[str, typer.Argument(help="A .toml or .json file, or the name of one of the recipe's.")],
+    config: Annotated[
+        str, typer.Argument(metavar="FILE", help="A .toml or .json file, or a workload: FILE.py or FILE.py:NAME.")
+    ],
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
-    recipe: Annotated[
-        bool, typer.Option("--recipe", help="Prepare the recipe's model too: its rows, and advice on its shapes.")
+    assignments: Assignments = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Prepare the workload's model too: its layers, and advice on their sizes.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the native calls and values that a configuration becomes, what is emulated, and what has no effect.
 
-    Example: unifiedamp explain digits_conv --backend torch --recipe
+    Example: unifiedamp explain my_model.py --backend torch --policy mixed_bfloat16
+
+    Of a workload, the model is prepared, and its layers are listed; of a configuration that names one, with --layers.
 
     Exit code 0: the configuration can run here; 2: it cannot, or cannot be read (the reason is printed).
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = _with_recipe(find_config(config), backend, policy) if recipe else _plan(config, backend, policy)
+        found = (
+            _with_layers(config, assignments, backend, policy)
+            if layers or assignments or is_reference(config)
+            else _plan(config, backend, policy)
+        )
     messages = [str(one.message) for one in caught if issubclass(one.category, AmpWarning)]
     found["warnings"] = list(dict.fromkeys(messages))
     print_json(found) if json else _show(found)
 
 
 def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any]:
-    arguments = read_arguments(find_config(config), {"backend": backend, "policy": policy})
+    arguments = read_arguments(Path(config), {"backend": backend, "policy": policy})
     choices.one_backend(arguments["backend"])
     amp = Amp.from_config(arguments)
     try:
@@ -54,17 +66,22 @@ def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any
         amp.close()
 
 
-def _with_recipe(config: Path, backend: str | None, policy: str | None) -> dict[str, Any]:
-    settings = recipe_module("settings").read_settings(config, amp={"backend": backend, "policy": policy})
-    choices.one_backend(settings.amp["backend"])
-    run, _ = recipe_module("recipe").make_run(settings)
+def _with_layers(target: str, assignments: list[str] | None, backend: str | None, policy: str | None) -> dict[str, Any]:
+    from ..workloads.training.loop import make_run
+
+    given = read_assignments(assignments or ())
+    settings = read_settings(read_source(target), amp={"backend": backend, "policy": policy}, given=given)
+    if settings.amp["backend"] is not None:
+        choices.one_backend(settings.amp["backend"])
+    run = make_run(settings)
+    batch_size = run.workload.settings.get("batch_size")
     try:
-        return {**run.amp.explain().to_dict(), **_layers(run.amp, run.model, settings.train.batch_size)}
+        return {**run.amp.explain().to_dict(), **_layers(run.amp, run.model, batch_size)}
     finally:
         run.amp.close()
 
 
-def _layers(amp: Amp, model: Any, batch_size: int) -> dict[str, Any]:
+def _layers(amp: Amp, model: Any, batch_size: Any) -> dict[str, Any]:
     """Return the layers that multiply matrices, the dtype each computes in, and the sizes that do not suit it."""
     support = amp.capabilities.feature("shape_advice")
     if not support:

@@ -1,4 +1,4 @@
-"""``unifiedamp report``: what a recording says."""
+"""``unifiedamp report``: what a recording says, or a short training of a workload that is recorded."""
 
 from __future__ import annotations
 
@@ -8,33 +8,92 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from ..output.files import check_file, check_folder, write_whole
+from ..output.files import check_file, check_folder, remove_folders, temporary_folder, write_whole
 from ..recording import page as pages
 from ..recording.reading import Recording, read_recording
+from ..workloads.configuration import read_settings, read_source
+from ..workloads.definition.reference import is_reference
+from ..workloads.definition.settings import read_assignments
+from . import choices
+from .named import Assignments, Config
 from .show import complain, console, print_json, say
 
 EPILOG = (
-    "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
+    "Example: unifiedamp report my_model.py --policy mixed_float16 --steps 200 && open runs/report-my_model/report.html"
 )
+STEPS, EVERY = 100, 10
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="A recording: what amp.record or train --record wrote.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A recording (what amp.record or train --record wrote), or a workload: FILE.py, "
+            "FILE.py:NAME, or a .toml or .json file that names it."
+        ),
+    ],
+    config: Config = None,
+    assignments: Assignments = None,
+    backend: Annotated[str | None, typer.Option(help="Of a workload: torch, tensorflow, mxnet, ...")] = None,
+    policy: Annotated[str | None, typer.Option(help="Of a workload: float32, mixed_float16, ...")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Of a workload: optimizer steps to train.")] = STEPS,
+    every: Annotated[int, typer.Option(min=1, help="Of a workload: steps from one recorded step to the next.")] = EVERY,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots here (one file).")] = None,
     png: Annotated[Path | None, typer.Option(help="Write the plots into this folder (needs matplotlib).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of sentences.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Explain what precision did to each layer's numbers, and what to change.
 
-    Plots that cannot be drawn are a warning. Exit code 0: the report is written, whatever it says; 2: the file is no
-    recording, or cannot be read or written.
+    A workload is trained for some steps with the recorder on; recording and page go to runs/report-NAME. Plots that
+    cannot be drawn are a warning.
+
+    Exit code 0: the report is written, whatever it says; 2: the file is no recording or workload, or cannot be read or
+    written.
     """
     if html is not None:
         check_file(html, "--html")
-        _check_other(html, file)
+        _check_other(html, Path(file))
     if png is not None:
         check_folder(png, "--png")
-    recording = read_recording(file)
+    if is_reference(file) or Path(file).suffix.lower() == ".toml" or _names_workload(Path(file)):
+        source = read_source(file, config)
+        folder = check_folder(Path("runs") / f"report-{source.file.stem}", "folder")
+        train = {"steps": steps, "epochs": 2**31 - 1}
+        amp = {"backend": backend, "policy": policy}
+        settings = read_settings(source, folder, amp=amp, train=train, given=read_assignments(assignments or ()))
+        if settings.amp["backend"] is not None:
+            choices.one_backend(settings.amp["backend"])
+        recording = _recorded(settings, every)
+        html = html or folder / "report.html"
+    elif config or assignments or backend or policy:
+        raise ConfigError(f"{file} is read as a recording: --config, --set, --backend and --policy are of workloads")
+    else:
+        recording = read_recording(Path(file))
+    _write(recording, html, png, json)
+
+
+def _names_workload(file: Path) -> bool:
+    return file.suffix.lower() == ".json" and file.is_file() and b'"workload"' in file.read_bytes()[:4096]
+
+
+def _recorded(settings: Any, every: int) -> Recording:
+    """Train a workload with the recorder on; its checkpoints are not kept."""
+    from dataclasses import replace
+
+    from ..workloads.training.loop import train
+    from ..workloads.training.report import Report
+
+    remove_folders()
+    target = settings.out / "run.jsonl"
+    settings.out.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    with temporary_folder() as folder:
+        display = Report(console(stderr=True), files=False)
+        train(replace(settings, out=Path(folder)), display, record=[target], record_every=every)
+    return read_recording(target)
+
+
+def _write(recording: Recording, html: Path | None, png: Path | None, json: bool) -> None:
     written: list[Path] = []
     undrawn: dict[str, str] = {}
     if png is not None:

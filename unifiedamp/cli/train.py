@@ -1,4 +1,4 @@
-"""``unifiedamp train``: run the example recipe."""
+"""``unifiedamp train``: train a workload."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import typer
 
 from ..output.files import check_file, check_folder
 from ..recording import TensorBoard
-from ..workloads.recipes import find_config, recipe_module
+from ..workloads.configuration import Settings, read_settings, read_source
+from ..workloads.definition.settings import read_assignments
 from . import choices
+from .named import Assignments, Config, Epochs, Steps, Target
 
 
 def train(
-    config: Annotated[str, typer.Option(help="A .toml or .json file, or the name of one that comes with the recipe.")],
+    workload: Target,
+    config: Config = None,
+    assignments: Assignments = None,
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
-    data: Annotated[str | None, typer.Option(help="digits or fashion-mnist.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="How often to see the whole data.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where checkpoint, log and picture go [runs/NAME].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, of whichever backend.")] = False,
+    compile: Annotated[
+        str | None, typer.Option(help="off, default or max of amp.compile; without it, the configuration's.")
+    ] = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where checkpoint, log and picture go; runs/NAME without it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     restart_scale: Annotated[
         bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
     ] = False,
@@ -28,17 +37,25 @@ def train(
     record_every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
 ) -> None:
-    """Train the example recipe; options override the configuration file."""
-    recipe, report, run, settings = (recipe_module(name) for name in ("recipe", "report", "run", "settings"))
-    chosen = settings.read_settings(
-        find_config(config),
+    """Train a workload; options override the configuration file.
+
+    Example: unifiedamp train my_model.py --policy mixed_bfloat16 --epochs 3 --set learning_rate=0.1
+
+    Ctrl-C and SIGTERM save a checkpoint first; --resume goes on from it.
+
+    Exit code 0: trained; 2: wrong arguments, or a workload that cannot be trained; 130: Ctrl-C; 143: SIGTERM.
+    """
+    given = read_assignments(assignments or ())
+    modes = choices.compile_modes([compile] if compile else None)
+    chosen = read_settings(
+        read_source(workload, config),
         out,
-        amp={"backend": backend, "policy": policy},
-        train={"data": data, "epochs": epochs},
+        amp={"backend": backend, "policy": policy, **({"compile": modes[0]} if modes else {})},
+        train={"epochs": epochs, "steps": steps, "compile": modes[0] != "off" if modes else None},
+        given=given,
     )
-    choices.one_backend(chosen.amp["backend"])
-    if resume:
-        run.check_resumable(chosen)
+    if chosen.amp["backend"] is not None:
+        choices.one_backend(chosen.amp["backend"])
     check_folder(chosen.out, "--out")
     if record:
         check_folder(record.parent, "--record")
@@ -46,6 +63,11 @@ def train(
     if tensorboard:
         check_folder(tensorboard, "--tensorboard")
     targets = [*([record] if record else []), *([TensorBoard(tensorboard)] if tensorboard else [])]
-    recipe.train(
-        chosen, report.Report(), resume=resume, restart_scale=restart_scale, record=targets, record_every=record_every
-    )
+    _train(chosen, resume, restart_scale, targets, record_every)
+
+
+def _train(settings: Settings, resume: bool, restart_scale: bool, targets: list[object], every: int) -> None:
+    from ..workloads.training.loop import train as run
+    from ..workloads.training.report import Report
+
+    run(settings, Report(), resume=resume, restart_scale=restart_scale, record=targets, record_every=every)

@@ -15,75 +15,79 @@ from ..output.files import check_file, remove_folders, write_whole
 from ..output.terminal import plain
 from ..workloads.compare.rows import BASELINE
 from ..workloads.compare.run import TIMEOUT, Options
-from ..workloads.recipes import find_config, recipe_module
+from ..workloads.configuration import Source
 from ..workloads.tune.run import Finding, Prober, TuneGoal, choose, default_out
 from ..workloads.tune.run import tune as tune_all
-from ..workloads.tune.write import as_evidence, tuned
+from ..workloads.tune.write import as_evidence, base, tuned
 from ..workloads.workers import Worker
 from . import choices
 from .about import about
+from .named import Assignments, Config, Named, Target
 from .show import console, print_json, say, table
 
 
 def tune(
-    recipe: Annotated[str, typer.Argument(help="A recipe's .toml or .json file, or the name of one that is here.")],
-    backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, ... [the recipe's own]")] = None,
+    workload: Target,
+    config: Config = None,
+    assignments: Assignments = None,
+    backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policies: Annotated[
-        list[str] | None, typer.Option(help="What to try [the mixed policies that run and gain something here]")
+        list[str] | None, typer.Option(help="What to try; without it, the mixed policies that run and gain here.")
     ] = None,
     steps: Annotated[int, typer.Option(min=10, help="Optimizer steps of each probe.")] = 60,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="How much higher than float32's the loss may be, as a share of it.")
     ] = 0.02,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which speed is measured.")] = 5,
-    samples: Annotated[int | None, typer.Option(min=1, help="Use the first N samples only [all].")] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="The file to write [NAME.tuned.toml in this folder].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; NAME.tuned.toml in this folder without it.")
+    ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Overwrite the file if it is there: the input, without --out.")
+        bool, typer.Option("--write", help="Overwrite the file if it is there: the configuration, without --out.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Find the fastest policy that trains as well as float32, and write the recipe back with the evidence.
+    """Find the fastest policy that trains as well as float32, and write a configuration with the evidence.
 
-    Example: unifiedamp tune fashion_mnist_conv --backend torch --out tuned.toml
+    Example: unifiedamp tune my_model.py --backend torch --out tuned.toml
 
-    Each policy is trained for some steps from the recipe's first weights: with a loss scale, from the largest initial
+    Each policy is trained for some steps from the workload's first weights: with a loss scale, from the largest initial
     one that skips none of the first ten steps; where the loss is off, with as few layers in float32 as mend it. Those
-    that hold are timed interleaved.
+    that hold are timed interleaved. `unifiedamp train tuned.toml` then trains with the choice.
 
-    Exit code 0: the file is written; 2: wrong arguments, or the recipe does not train in float32; 130: Ctrl-C.
+    Exit code 0: the file is written; 2: wrong arguments, or the workload does not train in float32; 130: Ctrl-C.
     """
-    config = find_config(recipe)
-    train = {} if samples is None else {"samples": samples}
-    settings = recipe_module("settings").read_settings(config, amp={"backend": backend}, train=train)
-    target = _target(config, out, write)
+    named = Named(workload, config, assignments, timeout, amp={"backend": backend})
+    target = _target(named.source, out, write)
     remove_folders()
-    name = choices.one_backend(settings.amp["backend"])
-    mode = str(settings.amp["compile"]) if settings.train.compile else "off"
-    goal = TuneGoal(name, mode, steps, tolerance, rounds, settings.amp["loss_scale"])
-    options = Options(config, train, rounds, timeout=timeout)
+    name = named.one_backend()
+    goal = TuneGoal(name, named.mode, steps, tolerance, rounds, named.settings.amp["loss_scale"])
+    options = Options(workload, config, named.given, rounds=rounds, timeout=timeout)
     with console(stderr=True).status("") as status:
         begun = functools.partial(_begun, status)
         tried = choices.policies(policies) or _worth_trying(name, timeout)
         findings = tune_all(tried, goal, options, begun)
     chosen, why = choose(findings)
-    head = {key: value for key, value in about("", config).items() if key != "title"}
+    head = {key: value for key, value in about("", named.source.file).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
     scale = Prober(goal, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
-    write_whole(target, tuned(config, name, chosen, scale, evidence))
+    text = tuned(base(named.source, target, named.given), target.suffix, name, chosen, scale, evidence)
+    write_whole(target, text)
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
     else:
         _show(findings, chosen, why, target)
 
 
-def _target(config: Path, out: Path | None, write: bool) -> Path:
-    target = out or (config if write else default_out(config))
-    if target.suffix.lower() != config.suffix.lower():
-        raise ConfigError(f"--out {target}: it is written in the format of {config.name}, name it {config.suffix}")
+def _target(source: Source, out: Path | None, write: bool) -> Path:
+    target = out or (source.config if write and source.config else default_out(source.file))
+    wanted = (source.config.suffix.lower(),) if source.config else (".toml", ".json")
+    if target.suffix.lower() not in wanted:
+        of = f"in the format of {source.file.name}" if source.config else "as TOML or JSON"
+        raise ConfigError(f"--out {target}: it is written {of}, name it {' or '.join(wanted)}")
     if target.is_file() and not write:
         raise ConfigError(f"{target} is there already: pass --write to overwrite it, or another --out")
     return check_file(target, "--out")

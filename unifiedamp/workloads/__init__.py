@@ -1,1 +1,5 @@
-"""Training jobs run by the commands: worker processes, comparison, tuning and measurement."""
+"""Workloads: a user's model, optimizer, loss and batches, and what trains, compares and tunes them."""
+
+from .definition.protocol import ParityValue, Snapshot, Workload
+
+__all__ = ["ParityValue", "Snapshot", "Workload"]

@@ -53,6 +53,7 @@ def _make(target: str, report_progress: ReportProgress) -> Handle:
 
 def _failure(error: Exception) -> dict[str, Any]:
     said = " ".join(str(error).split()) or "no message"
+    said += "".join(f" ({note})" for note in getattr(error, "__notes__", ()) if "\n" not in note)[:300]
     name = type(error).__name__
     if isinstance(error, AmpError):
         return {"failed": said, "kind": "refused", "error": name}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from unifiedamp.backend import Weights, errors
 
-from .._types import Array, Block, HostArray, Parameter
+from .._types import Array, Block, HostArray, Parameter, Trainer
 from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
 from ..layer_paths import named_parameters
 from ..mxnet_api import cast, context_of, from_numpy, param_dtype
+from . import optimizer_state
 
 FLOATING = ("float32", "float16", "bfloat16", "float64")
 
@@ -52,6 +54,15 @@ class MXNetWeights(Weights):
                 # A Trainer's state is a plain NDArray, also where parameters are numpy arrays.
                 values = from_numpy(weights[name], context_of(master))
                 master[:] = values if isinstance(master, type(values)) else values.as_nd_ndarray()
+
+    def read_optimizer(self, optimizer: Trainer, models: Sequence[Block]) -> dict[str, Any]:
+        return optimizer_state.read(optimizer)
+
+    def check_optimizer(self, optimizer: Trainer, models: Sequence[Block], state: Mapping[str, Any]) -> None:
+        optimizer_state.check(optimizer, state)
+
+    def write_optimizer(self, optimizer: Trainer, models: Sequence[Block], state: Mapping[str, Any]) -> None:
+        optimizer_state.write(optimizer, state)
 
 
 def _parameters(model: Block) -> Iterator[tuple[str, Parameter]]:

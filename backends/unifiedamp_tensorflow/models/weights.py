@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from unifiedamp.backend import Weights
 
-from .._types import Model, Named, Variable
+from .._types import Model, Named, Optimizer, Variable
 from ..precision import layers
+from . import optimizer_state
 
 MasterOf: TypeAlias = "Callable[[Variable], Variable | None]"
 """A variable → its float32 master, None where it has none."""
@@ -37,6 +38,15 @@ class TensorFlowWeights(Weights):
             master = self._master_of(variable)
             if master is not None:
                 master.assign(weights[name])
+
+    def read_optimizer(self, optimizer: Optimizer, models: Sequence[Model]) -> dict[str, Any]:
+        return optimizer_state.read(optimizer, models)
+
+    def check_optimizer(self, optimizer: Optimizer, models: Sequence[Model], state: Mapping[str, Any]) -> None:
+        optimizer_state.check(optimizer, models, state)
+
+    def write_optimizer(self, optimizer: Optimizer, models: Sequence[Model], state: Mapping[str, Any]) -> None:
+        optimizer_state.write(optimizer, models, state)
 
     def _true(self, variable: Variable) -> Variable:
         master = self._master_of(variable)

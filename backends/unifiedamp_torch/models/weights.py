@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from unifiedamp.backend import Weights
 
 from ..device.arrays import like, whole
 from ..layer_paths import plain_name
+from . import optimizer_state
 
 
 class TrueWeights(Protocol):
@@ -45,6 +46,21 @@ class TorchWeights(Weights):
     def write(self, model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         for name, tensor in _tensors(model):
             self._true_weights.write(tensor, like(tensor, torch.from_numpy(weights[name])))
+
+    def read_optimizer(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]
+    ) -> dict[str, Any] | None:
+        return optimizer_state.read(optimizer)
+
+    def check_optimizer(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], state: Mapping[str, Any]
+    ) -> None:
+        optimizer_state.check(optimizer, state)
+
+    def write_optimizer(
+        self, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module], state: Mapping[str, Any]
+    ) -> None:
+        optimizer_state.write(optimizer, state)
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,6 +9,8 @@ from .rows import Row
 
 POINTS = 0.5
 """Percentage points of accuracy that may be lost, at least; or one standard error of the test set, if that is more."""
+LOST = 0.02
+"""Share of a score, or of the loss, that may be lost where there is no accuracy."""
 WORTH_IT = 1.05
 """A ratio of speed from which a change is worth making."""
 ROUNDS, CLEAR = 5, 1.2
@@ -19,7 +21,7 @@ SAVES = 0.8
 
 def advise(rows: Iterable[Row]) -> list[str]:
     """Return one sentence per group of runs that were compared with each other."""
-    groups: dict[tuple[str, str, int], list[Row]] = {}
+    groups: dict[tuple[str, str, int | None], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.task.group, []).append(row)
     return [f"{_heading(group)}: {_sentence(group)}" for group in groups.values()]
@@ -27,7 +29,7 @@ def advise(rows: Iterable[Row]) -> list[str]:
 
 def _heading(group: Sequence[Row]) -> str:
     task = group[0].task
-    return f"{task.backend}, compile {task.compile}, batch size {task.batch_size or 'the largest that fits'}"
+    return f"{task.backend}, {task.circumstances}"
 
 
 def _sentence(group: Sequence[Row]) -> str:
@@ -68,13 +70,39 @@ def _figures(row: Row, baseline: Row) -> str:
     speed = row.ratio or 0.0
     speed_text = f"{speed:.1f}x faster" if speed >= WORTH_IT else f"{speed:.2f}x the speed"
     if row.accuracy is None or baseline.accuracy is None:
-        return f"{row.task.policy} is {speed_text}"
+        than = "than" if speed >= WORTH_IT else "of"
+        return f"{row.task.policy}: {speed_text} {than} float32, {_quality(row, baseline)}"
     points = round(100 * (row.accuracy - baseline.accuracy), 1) + 0.0
     return (
         f"{row.task.policy}: {speed_text} than float32, accuracy {points:+.1f} points"
         if speed >= WORTH_IT
         else (f"{row.task.policy}: {speed_text} of float32, accuracy {points:+.1f} points")
     )
+
+
+def _quality(row: Row, baseline: Row) -> str:
+    name, before, after = _judged(row, baseline)
+    return f"{name} {_number(before)} -> {_number(after)}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _judged(row: Row, baseline: Row) -> tuple[str, float | None, float | None]:
+    """Return what quality is judged by, where there is no accuracy: the first score, or the loss; float32's first."""
+    name = next(iter(baseline.scores), None)
+    if name is not None and name in row.scores:
+        return name, baseline.scores[name], row.scores[name]
+    return "loss", baseline.loss, row.loss
+
+
+def _as_good_otherwise(row: Row, baseline: Row) -> bool:
+    name, before, after = _judged(row, baseline)
+    if before is None or after is None or row.loss is None:
+        return False
+    worse = after - before if name == "loss" else before - after
+    return worse <= LOST * abs(before)
 
 
 def _faster(row: Row) -> bool:
@@ -91,7 +119,7 @@ def _slower(row: Row) -> bool:
 
 def _as_good(row: Row, baseline: Row) -> bool:
     if row.accuracy is None or baseline.accuracy is None:
-        return row.loss is not None
+        return _as_good_otherwise(row, baseline)
     share = baseline.accuracy
     error = 100 * sqrt(share * (1 - share) / row.test_images) if row.test_images else 0.0
     return row.loss is not None and 100 * (baseline.accuracy - row.accuracy) <= max(POINTS, error)

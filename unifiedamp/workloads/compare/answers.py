@@ -21,9 +21,9 @@ class Answer(BaseModel):
 
 
 class Begun(Answer):
-    """To ``begin``: the data's samples, batches per optimizer step, and warnings."""
+    """To ``begin``: the samples of an epoch (None: not known), batches per optimizer step, and warnings."""
 
-    samples: int = Field(ge=1)
+    samples: Annotated[int, Field(ge=1)] | None
     window: int = Field(ge=1)
     notes: list[str]
 
@@ -32,12 +32,13 @@ class Trained(Answer):
     """To ``train``: the attributes of a ``Row`` with these names."""
 
     loss: float | None
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
+    accuracy: float | None
+    precision: float | None
+    recall: float | None
+    f1: float | None
     test_images: Count
     compile_seconds: Seconds | None = None
+    scores: dict[str, float | None] = {}
     losses: list[float | None]
     scales: list[tuple[float, float, float] | list[float]]
     scale: float

@@ -1,4 +1,4 @@
-"""One run of a recipe, in a separate process: the worker's side of a comparison (see ``workers.py``).
+"""One run of a workload, in a separate process: the worker's side of a comparison (see ``workers.py``).
 
 Requests are ``{"do": name, …}``, with a method of :class:`Job` for each name.
 """
@@ -9,22 +9,29 @@ import gc
 import itertools
 import math
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ... import machine
 from ...errors import AmpWarning, LossScaleExhausted
-from ..recipes import recipe_module
+from ..configuration import TrainTable, read_settings, read_source
+from ..training.batches import endless, native, samples, window_count
+from ..training.loop import fit, make_run, make_step
+from ..training.run import Run
 from ..workers import Handle, OutOfMemory, ReportProgress
-from .scores import scores
+from .trace import write_trace
 
 WARM_UP = 3
 """Windows trained before the clock starts, beyond the training that came before."""
 TRIED = 3
 """Windows that a batch size must survive: the optimizer makes its state in the first, memory is laid out anew later."""
+
+BATCH_SIZE = "batch_size"
+"""The setting of a workload that is varied."""
 
 
 def make(report_progress: ReportProgress) -> Handle:
@@ -38,13 +45,14 @@ def make(report_progress: ReportProgress) -> Handle:
         except Exception as error:
             if job.out_of_memory(error):
                 raise OutOfMemory(f"out of memory ({type(error).__name__})") from error
+            job.note_place(error)
             raise
 
     return handle
 
 
 class Job:
-    """A recipe under one configuration.
+    """A workload under one configuration.
 
     Args:
         report_progress: called with the progress of a training: [batches so far, batches in all].
@@ -54,39 +62,51 @@ class Job:
         self._report_progress = report_progress
         self._run: Any = None
 
-    def begin(self, config: str, out: str, amp: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
-        """Make the session, the model and the data, and return what they are.
+    def begin(
+        self, target: str, config: str | None, out: str, amp: dict[str, Any], train: dict[str, Any],
+        given: dict[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
+        """Make the session and the model, and return what they are.
 
         Args:
-            config: the recipe's configuration file.
-            out: an empty folder, for the recipe's checkpoints.
-            amp, train: settings that override the file's.
+            target, config: what the command line names; see ``configuration.read_source``.
+            out: an empty folder, for checkpoints.
+            amp, train: settings that override the configuration's.
+            given: settings of the workload.
         """
-        self._recipe = recipe_module("recipe")
-        self._settings = recipe_module("settings").read_settings(Path(config), Path(out), amp=amp, train=train)
+        source = read_source(target, None if config is None else Path(config))
+        self._settings = read_settings(source, Path(out), amp=amp, train=train, given=given)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AmpWarning)
-            self._run, self._data = self._recipe.make_run(self._settings)
-        self._step = self._recipe.make_step(self._run)
-        self._batches = self._endless()
+            self._run = make_run(self._settings)
+        self._step = make_step(self._run)
+        self._batches = endless(self._run.workload, self._settings.train.epochs)
         return {
             "policy": str(self._run.amp.policy),
             "device": self._run.amp.capabilities.device,
-            "samples": len(self._data.train_labels),
+            "samples": self._samples(),
             "window": self._run.window,
             "notes": list(dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, AmpWarning))),
         }
 
+    def _samples(self) -> int | None:
+        """Return how many samples an epoch has, where its batches have a length."""
+        count = window_count(self._run.workload, 0, 1)
+        if not count:
+            return None
+        return count * samples(next(endless(self._run.workload)))
+
     def train(self) -> dict[str, Any]:
         """Train as the configuration says and return how well."""
-        run, data = self._run, self._data
-        self._recipe.fit(run, self._step, data, _Reporting(self._report_progress, run.settings.train.epochs))
-        predicted = self._recipe.predict(run.amp, run.kit, run.model, data)
+        run, watcher = self._run, _Reporting(self._report_progress, self._settings.train)
+        fit(run, self._step, watcher)
         state = run.amp.state_dict()["state"]
+        scores = watcher.row["scores"]
         return {
-            **asdict(scores(data.test_labels.tolist(), predicted.tolist())),
-            "test_images": len(data.test_labels),
-            "loss": run.history.epochs[-1]["loss"],
+            **{name: scores.pop(name, None) for name in ("accuracy", "precision", "recall", "f1")},
+            "test_images": int(scores.pop("samples", None) or 0),
+            "scores": scores,
+            "loss": watcher.row["loss"],
             "compile_seconds": sum(row["compile_seconds"] for row in run.history.epochs),
             "losses": [loss if math.isfinite(loss) else None for loss in run.history.losses],
             "scales": [list(row) for row in run.history.scales],
@@ -96,29 +116,29 @@ class Job:
 
     def turn(self, windows: int) -> dict[str, Any]:
         """Train ``windows`` optimizer steps more against the clock; return the seconds and the samples seen."""
-        batches = windows * self._run.window
         start = time.perf_counter()
-        self._advance(batches)
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "samples": batches * self._run.settings.train.batch_size}
+        _, seen = self._advance(windows * self._run.window)
+        return {"seconds": time.perf_counter() - start, "samples": seen}
 
     def fits(self, batch_size: int, memory: int | None = None) -> bool:
         """Return whether steps of this batch size can be trained; lack of memory is an answer, other errors are raised.
 
         Args:
-            batch_size: samples per batch.
+            batch_size: samples per batch, the workload's setting of that name.
             memory: bytes that the process may hold, where the device is the CPU; None sets no limit.
         """
         if memory is not None and self._run.amp.backend.device.peak_memory() is None:
             machine.limit_memory(memory)
-        train = self._settings.train.model_copy(update={"batch_size": batch_size})
+        settings = replace(self._settings, given={**self._settings.given, BATCH_SIZE: batch_size})
         try:
-            run, data = self._recipe.make_run(replace(self._settings, train=train))
-            step = self._recipe.make_step(run)
-            batches = data.batches(run.kit.IMAGE_AXES, batch_size, train.seed, 0)
-            for _ in range(TRIED * run.window):
-                images, labels = next(batches, None) or _repeated(data, run.kit, batch_size)
-                loss = step(run.amp.to_native(images), run.amp.to_native(labels))
+            run = make_run(settings)
+            step, wanted = make_step(run), TRIED * run.window
+            # The data may not fill as many.
+            some = list(itertools.islice(run.workload.batches(0), wanted))
+            if not some or samples(some[0]) < batch_size:
+                return False
+            for batch in itertools.islice(itertools.cycle(some), wanted):
+                loss = step(native(run.amp, batch))
             run.amp.to_numpy(loss)
         except Exception as error:
             if self.out_of_memory(error):
@@ -151,12 +171,10 @@ class Job:
         """
         run, losses, skipped = self._run, list[float | None](), list[int]()
         found = {"losses": losses, "skipped": skipped, "stopped": "", "layers": self._layers()}
-        train = run.settings.train
-        epochs = (self._data.batches(run.kit.IMAGE_AXES, train.batch_size, train.seed, n) for n in itertools.count())
-        self._batches = itertools.chain.from_iterable(epochs)
+        self._batches = endless(run.workload)
         try:
             while len(losses) < steps and not _clean(skipped, clean):
-                loss = self._advance(run.window)
+                loss, _ = self._advance(run.window)
                 losses.append(loss if math.isfinite(loss) else None)
                 skipped.append(run.amp.skipped_steps)
         except LossScaleExhausted as error:
@@ -176,8 +194,16 @@ class Job:
         """
         run = self._run
         run.settings = replace(self._settings, train=self._settings.train.model_copy(update={"clip_norm": None}))
-        step = self._recipe.make_step(run)
-        return int(recipe_module("trace").write_trace(run, step, self._data, steps, Path(path)))
+        return write_trace(run, make_step(run), steps, Path(path))
+
+    def note_place(self, error: BaseException) -> None:
+        """Note the line of the workload's file that an exception came through last, as "my_model.py:12"."""
+        if self._run is not None:
+            path = self._settings.workload.path.resolve()
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+            for line in lines[-1:]:
+                error.add_note(f"{path.name}:{line}")
 
     def out_of_memory(self, error: BaseException) -> bool:
         """Return whether an exception says that memory ran out."""
@@ -185,33 +211,25 @@ class Job:
             return isinstance(error, MemoryError)
         return bool(self._run.amp.backend.device.out_of_memory(error))
 
-    def _advance(self, batches: int) -> float:
-        """Train, and wait for the last loss: from one wait to the next lie exactly ``batches`` whole steps."""
+    def _advance(self, batches: int) -> tuple[float, int]:
+        """Train, and wait for the last loss: from one wait to the next lie exactly ``batches`` whole steps.
+
+        Returns:
+            The last loss, and the number of samples seen.
+        """
         import numpy as np
 
-        amp = self._run.amp
-        for images, labels in itertools.islice(self._batches, batches):
-            loss = self._step(amp.to_native(images), amp.to_native(labels))
-        return float(np.ravel(amp.to_numpy(loss))[0])
-
-    def _endless(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the batches of the epochs that follow the training's."""
-        train = self._settings.train
-        for epoch in itertools.count(train.epochs):
-            yield from self._data.batches(self._run.kit.IMAGE_AXES, train.batch_size, train.seed, epoch)
+        amp, seen = self._run.amp, 0
+        for batch in itertools.islice(self._batches, batches):
+            loss = self._step(native(amp, batch))
+            seen += samples(batch)
+        return float(np.ravel(amp.to_numpy(loss))[0]), seen
 
     def _memory(self) -> dict[str, Any]:
         on_device = self._run.amp.backend.device.peak_memory()
         if on_device is not None:
             return {"peak_memory": on_device, "memory_of": "device"}
         return {"peak_memory": machine.peak_process_memory(), "memory_of": "process"}
-
-
-def _repeated(data: Any, kit: Any, size: int) -> tuple[Any, Any]:
-    """Return a batch that the data cannot fill twice: the first images, in the kit's layout."""
-    import numpy as np
-
-    return np.ascontiguousarray(data.train_images[:size].transpose(kit.IMAGE_AXES)), data.train_labels[:size]
 
 
 def _clean(skipped: Sequence[int], clean: int | None) -> bool:
@@ -222,18 +240,25 @@ def _clean(skipped: Sequence[int], clean: int | None) -> bool:
 
 
 class _Reporting:
-    """Stands in for the recipe's report: reports progress, and prints nothing."""
+    """Watches a run: reports progress, and prints nothing.
 
-    def __init__(self, report_progress: ReportProgress, epochs: int) -> None:
-        self._report_progress, self._epochs, self._last = report_progress, epochs, 0.0
+    Attributes:
+        row: that of the last epoch.
+    """
+
+    def __init__(self, report_progress: ReportProgress, train: TrainTable) -> None:
+        self._report_progress, self._train, self._last = report_progress, train, 0.0
+        self.row: dict[str, Any] = {}
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Ignore an epoch's row."""
+        """Keep an epoch's row."""
+        self.row = row
 
-    def follow(self, batches: Iterable[Any], run: Any, count: int) -> Iterator[Any]:
-        """Yield ``batches``; report the progress at most ten times a second."""
-        for batch in batches:
-            yield batch
+    def follow(self, windows: Iterable[list[Any]], run: Run, count: int | None) -> Iterator[list[Any]]:
+        """Yield ``windows``; report the progress at most ten times a second."""
+        total = self._train.steps or (None if count is None else self._train.epochs * count)
+        for window in windows:
+            yield window
             if time.monotonic() - self._last > 0.1:
                 self._last = time.monotonic()
-                self._report_progress([run.epoch * count + run.batch, self._epochs * count])
+                self._report_progress([run.steps, total or 0])

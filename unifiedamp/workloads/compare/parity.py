@@ -32,7 +32,7 @@ UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8":
 
 @dataclass(frozen=True)
 class Entry:
-    """One value of a trace; see the recipe's ``trace.py``.
+    """One value of a trace; see ``trace.py``.
 
     Attributes:
         step: optimizer step, from 1.
@@ -137,7 +137,7 @@ def parity(
     backends: Sequence[str],
     policies: Sequence[str],
     mode: str,
-    size: int,
+    size: int | None,
     steps: int,
     options: Options,
     begun: Callable[[str], None],
@@ -147,9 +147,9 @@ def parity(
     Args:
         backends, policies: by name.
         mode: of ``amp.compile``.
-        size: samples per batch.
+        size: samples per batch; None for the workload's own.
         steps: optimizer steps.
-        options: the recipe.
+        options: the workload.
         begun: called with what begins.
 
     Returns:

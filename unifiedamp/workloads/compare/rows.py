@@ -18,20 +18,26 @@ class Task:
     Attributes:
         backend, policy: by name; the policy as ``Policy.parse`` reads it.
         compile: "off", "default" or "max", of ``amp.compile``.
-        batch_size: samples per batch; 0 stands for the largest that fits, which is yet to be found.
+        batch_size: samples per batch; 0 stands for the largest that fits, which is yet to be found, None for the
+            workload's own, which no setting names.
     """
 
     backend: str
     policy: str
     compile: str
-    batch_size: int
+    batch_size: int | None
 
     def __str__(self) -> str:
-        size = self.batch_size or "the largest that fits"
-        return f"{self.backend}, {self.policy}, compile {self.compile}, batch size {size}"
+        return f"{self.backend}, {self.policy}, {self.circumstances}"
 
     @property
-    def group(self) -> tuple[str, str, int]:
+    def circumstances(self) -> str:
+        """Compile mode and batch size, in words."""
+        size = "" if self.batch_size is None else f", batch size {self.batch_size or 'the largest that fits'}"
+        return f"compile {self.compile}{size}"
+
+    @property
+    def group(self) -> tuple[str, str, int | None]:
         """What runs that are compared with each other share."""
         return (self.backend, self.compile, self.batch_size)
 
@@ -44,7 +50,7 @@ class Row:
         state: "waiting", "trained" (quality is there, speed is not), "done", "refused" (cannot run here) or "failed".
         reason: why it was refused or failed.
         notes: warnings of the session.
-        batch_size: what was run; that of the task, or the largest that fits.
+        batch_size: what was run; that of the task, the largest that fits, or None.
         samples_per_second: of training, the median over the rounds; compiling is not in it.
         compile_seconds: what the step's first calls took beyond usual ones: tracing, compiling, first allocations.
         rates: of each round.
@@ -52,8 +58,9 @@ class Row:
             rounds.
         baseline: what the ratio is to, in words.
         peak_memory: bytes; ``memory_of`` says of what: "device" (the framework's own count) or "process".
-        loss: the mean over the last epoch. accuracy, precision, recall, f1: on the test images (macro averages).
-        test_images: how many those are.
+        loss: the mean over the last epoch. accuracy, precision, recall, f1: of the workload's evaluation.
+        test_images: how many samples those are of.
+        scores: what else the workload's evaluation returned, by name; higher is better.
         scale, applied_steps, skipped_steps: of the session at the end.
         losses: of each batch. scales: [step, scale, steps skipped until then].
         tensor_cores: what ``--profile`` found.
@@ -63,7 +70,7 @@ class Row:
     state: str = "waiting"
     reason: str = ""
     notes: list[str] = field(default_factory=list)
-    batch_size: int = 0
+    batch_size: int | None = 0
     samples_per_second: float | None = None
     compile_seconds: float | None = None
     rates: list[float] = field(default_factory=list)
@@ -79,6 +86,7 @@ class Row:
     recall: float | None = None
     f1: float | None = None
     test_images: int = 0
+    scores: dict[str, float | None] = field(default_factory=dict)
     scale: float | None = None
     applied_steps: int | None = None
     skipped_steps: int | None = None
@@ -90,7 +98,8 @@ class Row:
     def label(self) -> str:
         """What identifies this row, in few words."""
         size = self.batch_size or self.task.batch_size
-        return f"{self.task.backend} {self.task.policy} {self.task.compile} {size or 'largest'}"
+        named = "" if size is None else f" {size or 'largest'}"
+        return f"{self.task.backend} {self.task.policy} {self.task.compile}{named}"
 
     @property
     def is_baseline(self) -> bool:
@@ -102,12 +111,12 @@ class Row:
         own = {key: value for key, value in vars(self).items() if key not in ("task", "batch_size")}
         task = self.task
         head = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
-        size = {"batch_size": self.batch_size or task.batch_size, "largest_batch_size": not task.batch_size}
+        size = {"batch_size": self.batch_size or task.batch_size, "largest_batch_size": task.batch_size == 0}
         return {**head, **size, **own}
 
 
 def tasks(
-    backends: Iterable[str], policies: Sequence[str], modes: Sequence[str], sizes: Sequence[int]
+    backends: Iterable[str], policies: Sequence[str], modes: Sequence[str], sizes: Sequence[int | None]
 ) -> list[list[Task]]:
     """Return the runs, in groups of what is compared with each other; a group holds one run per policy."""
     return [
@@ -127,4 +136,5 @@ def set_ratios(group: Sequence[Row]) -> None:
         if row.rates and len(row.rates) == len(baseline.rates):
             found = ratio(row.rates, baseline.rates)
             row.ratio, row.ratio_low, row.ratio_high = found.value, found.low, found.high
-            row.baseline = f"{BASELINE}, batch size {baseline.batch_size}"
+            size = f", batch size {baseline.batch_size}" if baseline.batch_size else ""
+            row.baseline = BASELINE + size

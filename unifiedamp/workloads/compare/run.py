@@ -29,6 +29,8 @@ SMALLER = 4
 """How often a batch size that was found is made smaller by a sixteenth, should a whole training not fit after all."""
 GRAIN = 8
 """How close to the largest batch size that fits is close enough; Tensor Cores like multiples of it."""
+MANY = 2**16
+"""The largest batch size that is tried where the batches of an epoch have no length."""
 MEMORY_SHARE = 0.7
 """Of the memory that is available, what one process may take while a batch size is searched for on a CPU."""
 PROFILED = 5
@@ -57,15 +59,18 @@ class Options:
     """What a comparison is made with.
 
     Attributes:
-        config: the recipe's configuration file.
-        train: settings of ``[train]`` that override the file's (epochs, samples, data).
+        target, config: the workload and its configuration file, as the command line names them.
+        given: settings of the workload that override the configuration's.
+        train: settings of ``[train]`` that override the configuration's (epochs, steps).
         rounds: of timing each run.
         max_batch_size: the largest that ``--find-batch-size`` tries; None for as many as there are samples.
         profile: profile the device's kernels too.
         timeout: seconds without progress after which a run counts as hung.
     """
 
-    config: Path
+    target: str
+    config: Path | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     rounds: int = 5
     max_batch_size: int | None = None
@@ -119,7 +124,7 @@ class _Group:
 
     def _train(self, index: int, row: Row) -> None:
         try:
-            row.batch_size = row.task.batch_size or self._find_batch_size(row.task)
+            row.batch_size = self._find_batch_size(row.task) if row.task.batch_size == 0 else row.task.batch_size
             self._train_as_large(index, row)
         except WorkerError as error:
             # A session that is refused was never there; what is refused later (an exhausted scale) has failed.
@@ -131,8 +136,8 @@ class _Group:
         Raises:
             WorkerError: it failed.
         """
-        for left in range(0 if row.task.batch_size else SMALLER, -1, -1):
-            self._progress.begin(f"{row.task} {row.batch_size}")
+        for left in range(SMALLER if row.task.batch_size == 0 else 0, -1, -1):
+            self._progress.begin(str(row.task))
             worker = self._start(row.task, row.batch_size, row)
             self._workers[index] = worker
             try:
@@ -141,6 +146,7 @@ class _Group:
                 if error.kind not in ("memory", "crash") or not left:
                     raise
                 worker.close()
+                assert row.batch_size
                 row.batch_size -= max(1, row.batch_size // 16)
                 continue
             for key, value in found.model_dump().items():
@@ -153,7 +159,7 @@ class _Group:
             done, total = map(int, place)
             self._progress.at(done, total)
 
-    def _start(self, task: Task, batch_size: int, row: Row | None = None) -> Worker:
+    def _start(self, task: Task, batch_size: int | None, row: Row | None = None) -> Worker:
         worker = self._stack.enter_context(start_job(task.backend))
         said = ask(worker, Begun, begin(self._options, task, batch_size, self._folder()), self._options.timeout)
         if row is not None:
@@ -230,7 +236,7 @@ class _SizeProbe:
     def largest(self) -> int:
         """Return it, or 0."""
         said = self._ready()
-        cap: int = max(1, said.samples // said.window)
+        cap = MANY if said.samples is None else max(1, said.samples // said.window)
         if self._options.max_batch_size is not None:
             cap = min(cap, self._options.max_batch_size)
         return largest(self._fits, min(FIRST, cap), cap, GRAIN)
@@ -264,13 +270,16 @@ class _SizeProbe:
 
 
 def start_job(backend: str) -> Worker:
-    """Return a new process that runs the recipe for a backend; several such share a device."""
+    """Return a new process that runs a workload for a backend; several such share a device."""
     return Worker(JOB, plugins.load_plugin(backend).sharing)
 
 
-def begin(options: Options, task: Task, batch_size: int, folder: str) -> dict[str, Any]:
-    """Return the request that makes a run."""
+def begin(options: Options, task: Task, batch_size: int | None, folder: str) -> dict[str, Any]:
+    """Return the request that makes a run; a batch size of None leaves the workload's own."""
     amp = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
     # The scale is read after every step of the training, for its curve; the timed steps come later and read nothing.
-    train = {**options.train, "batch_size": batch_size, "compile": task.compile != "off", "log_every": 1}
-    return {"do": "begin", "config": str(options.config), "out": folder, "amp": amp, "train": train}
+    train = {**options.train, "compile": task.compile != "off", "log_every": 1}
+    given = {**options.given, **({"batch_size": batch_size} if batch_size else {})}
+    config = None if options.config is None else str(options.config)
+    place = {"target": options.target, "config": config, "out": folder}
+    return {"do": "begin", **place, "amp": amp, "train": train, "given": given}

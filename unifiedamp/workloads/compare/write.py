@@ -12,7 +12,7 @@ from .rows import Row
 
 COLUMNS = (
     "backend", "policy", "compile", "batch", "samples/s", "x float32", "compile s", "peak memory", "loss", "accuracy",
-    "precision", "recall", "F1", "scale", "skipped", "state",
+    "precision", "recall", "F1", "score", "scale", "skipped", "state",
 )  # fmt: skip
 NUMBERS = COLUMNS[3:-1]
 NAMES = COLUMNS[:4]
@@ -22,7 +22,8 @@ NAMES = COLUMNS[:4]
 def cells(row: Row) -> list[str]:
     """Return a row as text, in the order of :data:`COLUMNS`."""
     task = row.task
-    size = str(row.batch_size or task.batch_size or "?") + ("" if task.batch_size else " (largest)")
+    size = "-" if task.batch_size is None else str(row.batch_size or task.batch_size or "?")
+    size += " (largest)" if task.batch_size == 0 else ""
     return [
         task.backend,
         task.policy,
@@ -37,6 +38,7 @@ def cells(row: Row) -> list[str]:
         _number(row.precision, ".2%"),
         _number(row.recall, ".2%"),
         _number(row.f1, ".2%"),
+        _number(next(iter(row.scores.values()), None), ".4g"),
         _number(row.scale, "g"),
         _number(row.skipped_steps, "d"),
         row.state + _tensor_cores(row),
@@ -108,7 +110,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if any(row.memory_of == "process" for row in rows):
         found.append("RSS: the whole process, the framework itself included")
     if any(row.precision is not None for row in rows):
-        found.append("precision, recall and F1 are means over the classes; loss is the mean over the last epoch")
+        found.append("loss is the mean over the last epoch; accuracy, precision, recall and F1 are the workload's own")
+    named = sorted({name for row in rows for name in list(row.scores)[:1]})
+    if named:
+        found.append(f"score: {', '.join(named)} of the workload's evaluation; higher is better")
     for row in rows:
         if row.reason:
             found.append(f"{row.label}: {row.state}: {row.reason}")

@@ -1,4 +1,4 @@
-"""Tries policies on a recipe for some steps each, and says which to use and why."""
+"""Tries policies on a workload for some steps each, and says which to use and why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TuneGoal:
         steps: optimizer steps of each probe.
         tolerance: how much higher than float32's the loss may be, as a share of it.
         rounds: in which speed is measured.
-        loss_scale: the recipe's own; None takes each policy's.
+        loss_scale: the configuration's own; None takes each policy's.
     """
 
     backend: str
@@ -91,7 +91,7 @@ def tune(policies: Sequence[str], goal: TuneGoal, options: Options, begun: Calla
     Args:
         policies: by name; float32 is added.
         goal: what to search for.
-        options: the recipe.
+        options: the workload.
         begun: called with what begins.
 
     Raises:
@@ -100,7 +100,7 @@ def tune(policies: Sequence[str], goal: TuneGoal, options: Options, begun: Calla
     prober = Prober(goal, options, begun)
     baseline = prober.find(BASELINE, None)
     if not baseline.usable:
-        raise ConfigError(f"the recipe does not train in float32 on {goal.backend}: {baseline.reason}")
+        raise ConfigError(f"the workload does not train in float32 on {goal.backend}: {baseline.reason}")
     findings = [baseline, *(prober.find(policy, baseline.loss) for policy in policies if policy != BASELINE)]
     _time([one for one in findings if one.usable], prober, goal, begun)
     return findings
@@ -119,7 +119,7 @@ def choose(findings: Sequence[Finding]) -> tuple[Finding, str]:
 
 
 class Prober:
-    """Trains a recipe for some steps from its first weights, each time anew."""
+    """Trains a workload for some steps from its first weights, each time anew."""
 
     def __init__(self, goal: TuneGoal, options: Options, begun: Callable[[str], None]) -> None:
         self._goal, self._options, self._begun = goal, options, begun
@@ -195,7 +195,7 @@ class Prober:
         return self._ask(worker, found, layers, self.scale_setting(found), self._goal.steps, None)
 
     def scale_setting(self, found: Finding) -> Any:
-        """Return the loss scale to run a finding with, as a configuration holds it; None for the recipe's own."""
+        """Return the loss scale to run a finding with, as a configuration holds it; None for its own."""
         if found.initial_scale is None:
             return self._goal.loss_scale
         scaler = replace(self._scaler(found.policy), initial_scale=found.initial_scale)
@@ -213,8 +213,7 @@ class Prober:
     def begin(self, worker: Worker, policy: str, mode: str, scale: Any) -> None:
         """Make a new session in a worker."""
         with temporary_folder() as folder:
-            request = begin(self._options, Task(self._goal.backend, policy, mode, 0), 0, folder)
-            request["train"].pop("batch_size")  # the recipe's own
+            request = begin(self._options, Task(self._goal.backend, policy, mode, None), None, folder)
             request["amp"]["loss_scale"] = scale
             ask(worker, Begun, request, self._options.timeout)
 
@@ -273,6 +272,6 @@ def _turn(worker: Worker, timeout: float) -> Callable[[], float]:
     return turn
 
 
-def default_out(config: Path) -> Path:
-    """Return where the tuned configuration goes unless it is said: beside nothing, in the present folder."""
-    return Path(f"{config.stem}.tuned{config.suffix}")
+def default_out(file: Path) -> Path:
+    """Return where the tuned configuration goes unless it is said: into the present folder."""
+    return Path(f"{file.stem}.tuned{'.toml' if file.suffix == '.py' else file.suffix}")

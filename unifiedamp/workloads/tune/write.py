@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
 from ...policy import Policy
+from ..configuration import Source
 from .run import Finding
 
 
-def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
+def base(source: Source, target: Path, given: Mapping[str, Any]) -> str:
+    """Return the text that the choice is written into: the configuration, or a new one that names the workload.
+
+    Args:
+        source: what was tuned.
+        target: where it will be written; the workload is named from there.
+        given: settings of the command line, which the new file holds too.
+    """
+    if source.config is not None and not given and _names(source, target):
+        return source.config.read_text(encoding="utf-8")
+    reference = os.path.relpath(source.workload.path, target.parent)
+    if source.workload.name is not None:
+        reference += f":{source.workload.name}"
+    parse, dump = _format(target.suffix)
+    table = parse("{}" if target.suffix.lower() == ".json" else "")
+    if source.config is not None:
+        table = parse(source.config.read_text(encoding="utf-8"))
+    table["workload"] = reference
+    if given:
+        table["settings"] = {**table.get("settings", {}), **given}
+    return dump(table)
+
+
+def _names(source: Source, target: Path) -> bool:
+    """Return whether the configuration names the workload, seen from the target's folder too."""
+    assert source.config is not None
+    named = source.tables.get("workload")
+    return named is not None and (
+        source.config.parent.resolve() == target.parent.resolve() or Path(str(named)).is_absolute()
+    )
+
+
+def tuned(text: str, suffix: str, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
     """Return the configuration's text with the choice in ``[amp]`` and the grounds in ``[evidence]``.
 
     Args:
-        config: the file as it is, TOML or JSON.
+        text: the configuration as it is.
+        suffix: ".toml" or ".json".
         backend: what it was tuned for.
         chosen: the policy to use.
         scale: the loss scale to write, as a configuration holds it; None leaves what is there.
@@ -26,19 +61,23 @@ def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Map
     Raises:
         ConfigError: a TOML file, and tomlkit is not installed.
     """
-    if config.suffix.lower() == ".json":
-        table = json.loads(config.read_text(encoding="utf-8"))
-        _fill(table, backend, chosen, scale, evidence)
-        return json.dumps(table, indent=2) + "\n"
+    parse, dump = _format(suffix)
+    table = parse(text)
+    _fill(table, backend, chosen, scale, evidence)
+    return dump(table)
+
+
+def _format(suffix: str) -> tuple[Callable[[str], Any], Callable[[Any], str]]:
+    """Return what reads and writes a format."""
+    if suffix.lower() == ".json":
+        return json.loads, lambda table: json.dumps(table, indent=2) + "\n"
     try:
         import tomlkit
     except ImportError as error:
         raise ConfigError(
             "writing a TOML file needs tomlkit: pip install tomlkit, or give a .json configuration"
         ) from error
-    document = tomlkit.parse(config.read_text(encoding="utf-8"))
-    _fill(document, backend, chosen, scale, evidence)
-    return tomlkit.dumps(document)
+    return tomlkit.parse, tomlkit.dumps
 
 
 def _fill(table: Any, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> None:

@@ -1,0 +1,255 @@
+"""A run that can be stopped at any time and resumed, also by another framework where the workload exports its weights.
+
+The whole state is in one checkpoint, replaced atomically: weights and optimizer, the session's state, the position in
+the data, the history. Log and plot are generated from the history.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...checkpoint.sealed_file import load_checkpoint, save_checkpoint
+from ...errors import CheckpointError, ConfigError, StateWarning
+from ...output.files import remove_neighbours
+from ...session import Amp
+from ..configuration import Settings
+from ..definition.loading import Loaded
+from .batches import window_count, windows
+from .history import History
+from .saved import FORMAT, Meta, Saved, read_saved
+from .state import State
+
+CHECKPOINT = "checkpoint.npz"
+
+
+@dataclass
+class Run:
+    """The state of a training run.
+
+    Attributes:
+        settings: the configuration.
+        workload: what is trained.
+        amp: the session.
+        model, optimizers: the prepared model and optimizers.
+        epoch, batch: the next batch, both from 0.
+        history: the history so far.
+    """
+
+    settings: Settings
+    workload: Loaded
+    amp: Amp
+    model: Any
+    optimizers: list[Any]
+    epoch: int = 0
+    batch: int = 0
+    history: History = field(default_factory=History)
+    _windows: Iterator[list[Any]] | None = None
+
+    @property
+    def state(self) -> State:
+        """What a checkpoint holds of model and optimizers."""
+        return State(self.amp, self.workload, self.model, self.optimizers)
+
+    @property
+    def window(self) -> int:
+        """Batches per optimizer step."""
+        return int(self.settings.amp["accumulate_steps"])
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps trained so far, skipped ones included."""
+        return self.history.batches // self.window
+
+    @property
+    def out_of_steps(self) -> bool:
+        """Whether the run has made all the steps that ``train.steps`` allows."""
+        most = self.settings.train.steps
+        return most is not None and self.steps >= most
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.epoch >= self.settings.train.epochs or self.out_of_steps
+
+    def windows(self) -> Iterator[list[Any]]:
+        """Return the rest of the epoch, in windows of one optimizer step."""
+        found, self._windows = self._windows, None
+        return windows(self.workload, self.epoch, self.window, self.batch) if found is None else found
+
+    def window_count(self) -> int | None:
+        """Return the number of windows of the epoch; None where its batches have no length."""
+        return window_count(self.workload, self.epoch, self.window)
+
+    def count(self, loss: Any) -> None:
+        """Count a batch; log the loss scale and save a checkpoint at their intervals."""
+        self.history.add_loss(loss)
+        self.batch += 1
+        if self.batch % self.window:
+            return
+        train = self.settings.train
+        if self.steps % train.log_every == 0:
+            self.history.scales.append((self.steps, self.amp.loss_scale, self.amp.skipped_steps))
+        if self.steps % train.checkpoint_every == 0:
+            self.save()
+
+    def read_losses(self) -> None:
+        """Read the losses of all batches so far."""
+        self.history.read_losses(self.amp.to_numpy)
+
+    def row(self, scores: Mapping[str, float], samples_per_second: float, compile_seconds: float) -> dict[str, Any]:
+        """Return the history's row of the present epoch.
+
+        Args:
+            scores: what the workload's evaluation returned.
+            samples_per_second: training speed since the epoch was started or resumed, without ``compile_seconds``.
+            compile_seconds: what the first calls of the step took beyond usual ones.
+        """
+        self.read_losses()
+        loss = float(np.mean(self.history.losses[-self.batch :])) if self.batch else math.nan
+        state = self.amp.state_dict()
+        return {
+            "epoch": self.epoch,
+            "loss": loss if math.isfinite(loss) else None,
+            "scores": {name: score if math.isfinite(score) else None for name, score in scores.items()},
+            "loss_scale": state["state"]["scale"],
+            "applied_steps": state["state"]["applied_steps"],
+            "skipped_steps": state["state"]["skipped_steps"],
+            "samples_per_second": samples_per_second,
+            "compile_seconds": compile_seconds,
+            "backend": state["backend"],
+            "policy": state["policy"],
+        }
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        """Add the epoch's row and start the next epoch."""
+        self.history.epochs.append(row)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, then the log."""
+        self.read_losses()
+        state = self.state
+        meta = {"run": FORMAT, "workload": self.workload.name, "epoch": self.epoch, "batch": self.batch}
+        meta |= {"finished": self.finished, "window": self.window, "settings": self.workload.settings}
+        meta |= {"held": state.held, "epochs": self.history.epochs}
+        arrays = {f"weights/{name}": value for name, value in state.weights().items()}
+        arrays |= {f"optimizer/{name}": value for name, value in state.optimizer().items()}
+        save_checkpoint(self.checkpoint_path, meta, arrays | self.history.to_arrays(), self.amp)
+        about = {"workload": self.workload.name, "settings": self.workload.settings}
+        about |= {"train": self.settings.train.model_dump(), "backend": self.amp.backend.name}
+        self.history.write(self.settings.out / "log.json", {**about, "policy": str(self.amp.policy)})
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Path of the run's checkpoint."""
+        return self.settings.out / CHECKPOINT
+
+    def begin(self, resume: bool, restart_scale: bool) -> None:
+        """Resume the run of the checkpoint, or start a new one.
+
+        Args:
+            resume, restart_scale: see ``loop.train``.
+
+        Raises:
+            ConfigError: there is no checkpoint to resume, or an unfinished run would be overwritten.
+            CheckpointError: the checkpoint is damaged or from another run.
+        """
+        remove_neighbours(self.checkpoint_path)
+        self._check_exports()
+        if resume:
+            check_resumable(self.settings)
+        elif not self.checkpoint_path.exists():
+            return
+        saved = load_checkpoint(self.checkpoint_path)
+        if resume:
+            self._restore(read_saved(saved, self.checkpoint_path), restart_scale)
+        elif saved.meta.get("finished") is not True:
+            raise ConfigError(
+                f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')!r:.20}, batch "
+                f"{saved.meta.get('batch')!r:.20}): pass --resume to go on with it, or another --out, or delete it"
+            )
+
+    def _check_exports(self) -> None:
+        """Read once what checkpoints will hold, so that what cannot be read is said before anything is trained."""
+        state = self.state
+        state.weights()
+        state.optimizer()
+
+    def _restore(self, saved: Saved, restart_scale: bool) -> None:
+        """Load a checkpoint; everything is validated before anything changes."""
+        self._check_same(saved.meta)
+        state = self.state
+        state.check(saved.meta.held.model_dump(), saved.weights, saved.optimizer)
+        place = windows(self.workload, saved.meta.epoch, self.window, saved.meta.batch)
+        rest = _started(place) if saved.meta.batch else place
+        self.amp.load_state_dict(saved.meta.amp, restart_scale=restart_scale)
+        state.set(saved.weights, saved.optimizer)
+        with warnings.catch_warnings():  # said above
+            warnings.simplefilter("ignore", StateWarning)
+            # Once more: a backend may count steps by its optimizer's own count, which has just been set.
+            self.amp.load_state_dict(saved.meta.amp, restart_scale=restart_scale)
+        if not state.keeps_optimizer:
+            warnings.warn(_no_optimizer(self.workload.name, self.amp.backend.name), StateWarning, stacklevel=2)
+        self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
+        self._windows = rest
+
+    def _check_same(self, meta: Meta) -> None:
+        now = self.workload.settings
+        for key in sorted({*meta.settings, *now} - self.workload.may_change):
+            before, after = meta.settings.get(key), now.get(key)
+            if key not in meta.settings or key not in now or json.dumps(before) != json.dumps(after):
+                raise CheckpointError(
+                    f"{self.checkpoint_path} was trained with {key} = {before!r:.80}, now {key} = {after!r:.80}: only "
+                    "the same run can be resumed (a workload lists in may_change what a resumed run may change)"
+                )
+        if meta.batch % self.window:
+            raise CheckpointError(
+                f"{self.checkpoint_path} stops after batch {meta.batch} of its epoch, inside a window of "
+                f"accumulate_steps = {self.window} batches: resume it with accumulate_steps = {meta.window}"
+            )
+
+
+def _started(rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """Return an iterator whose first item is read already, so that what it raises is raised now."""
+    first = list(_first(rest))
+
+    def again() -> Iterator[list[Any]]:
+        yield from first
+        yield from rest
+
+    return again()
+
+
+def _first(rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    for item in rest:
+        yield item
+        return
+
+
+def _no_optimizer(workload: str, backend: str) -> str:
+    return (
+        f"backend {backend!r} saves no state of this optimizer and {workload} has no export_optimizer: the optimizer "
+        "starts anew (its momentum is zero)"
+    )
+
+
+def check_resumable(settings: Settings) -> None:
+    """Check that there is a checkpoint to resume.
+
+    Raises:
+        ConfigError: ``settings.out`` holds no checkpoint.
+    """
+    if not (settings.out / CHECKPOINT).exists():
+        raise ConfigError(
+            f"--resume: {settings.out} holds no checkpoint ({CHECKPOINT}); name the run's folder with --out, or leave "
+            "--resume out to start there"
+        )
