@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..output.files import check_folder, remove_folders, write_whole
 from ..output.terminal import plain
@@ -24,28 +24,21 @@ from .named import Assignments, Config, Epochs, Named, Steps, Target
 from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
+LEFT = TextColumn("left:")
 
 
 def compare(
     workload: Target,
     config: Config = None,
     assignments: Assignments = None,
-    backends: Annotated[
-        Words, typer.Option(help="torch,tensorflow,mxnet; without it, all that are installed and supported.")
-    ] = None,
-    policies: Annotated[
-        Words, typer.Option(help="float32,mixed_bfloat16,...; without it, float32 and the configuration's.")
-    ] = None,
-    compile: Annotated[
-        Words, typer.Option(help="off,default,max of amp.compile; without it, the configuration's.")
-    ] = None,
-    batch_sizes: Annotated[Words, typer.Option(help="32,64,...; without it, the workload's own.")] = None,
+    backends: Annotated[Words, typer.Option(help="torch,tensorflow,mxnet.")] = None,
+    policies: Annotated[Words, typer.Option(help="float32,mixed_bfloat16,...")] = None,
+    compile: Annotated[Words, typer.Option(help="off,default,max of amp.compile.")] = None,
+    batch_sizes: Annotated[Words, typer.Option(help="32,64,...")] = None,
     find_batch_size: Annotated[
         bool, typer.Option("--find-batch-size", help="Run the largest batch size that fits in memory too.")
     ] = False,
-    max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="The largest that --find-batch-size tries; at most an epoch's samples.")
-    ] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="The largest that --find-batch-size tries.")] = None,
     epochs: Epochs = None,
     steps: Steps = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
@@ -55,7 +48,7 @@ def compare(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="Where the files go; runs/compare-NAME without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the files go.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train a workload under each combination; compare speed, memory and quality, and say what to use.
@@ -132,7 +125,7 @@ class Bars:
     """Progress on a terminal: a bar for all rows, and one for the training that runs."""
 
     def __init__(self, out: Console, rows: int) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), LEFT, TimeRemainingColumn())
         self._progress = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
         self._all = self._progress.add_task("rows", total=rows)
         self._one = self._progress.add_task("", total=None)

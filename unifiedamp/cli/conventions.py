@@ -12,6 +12,7 @@ import typer
 
 from .. import __version__
 from .completion import COMPLETED
+from .defaults import default_of
 from .streams import only_results, quietly
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")]
@@ -35,7 +36,7 @@ def conventional(command: Callable[..., None]) -> Callable[..., None]:
         with quietly(quiet), only_results(json):
             command(*args, **kwargs)
 
-    parameters = [each.replace(annotation=_completed(each)) for each in found.parameters.values()]
+    parameters = [_described(each, command.__name__) for each in found.parameters.values()]
     parameters += [] if own_json else [_flag("json", Json)]
     parameters.append(_flag("quiet", Quiet))
     vars(wrapped)["__signature__"] = found.replace(parameters=parameters)
@@ -47,15 +48,20 @@ def _flag(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
 
 
-def _completed(parameter: inspect.Parameter) -> Any:
-    """Return a parameter's annotation, with what completes it: parameters of one name take the same values."""
-    complete = COMPLETED.get(parameter.name)
-    if complete is None or get_origin(parameter.annotation) is not Annotated:
-        return parameter.annotation
+def _described(parameter: inspect.Parameter, command: str) -> inspect.Parameter:
+    """Return a parameter with what completes it, and the words for its default.
+
+    Parameters of one name take the same values on every command.
+    """
+    if get_origin(parameter.annotation) is not Annotated:
+        return parameter
     base, info = get_args(parameter.annotation)[:2]
     info = copy(info)
-    info.autocompletion = complete
-    return Annotated[base, info]
+    info.autocompletion = info.autocompletion or COMPLETED.get(parameter.name)
+    words = default_of(command, parameter.name)
+    if parameter.default is None and words is not None and not isinstance(info.show_default, str):
+        info.show_default = words
+    return parameter.replace(annotation=Annotated[base, info])
 
 
 def _say_version(wanted: bool) -> None:

@@ -13,14 +13,14 @@ from ..config import plugins
 from ..errors import ConfigError
 from ..output.files import check_file, write_whole
 from . import choices
-from .show import console, say
+from .show import console, print_json, say
+from .streams import is_quiet
 
 
 def init(
     file: Annotated[Path, typer.Argument(help="The Python file to write.")] = Path("my_model.py"),
-    backend: Annotated[
-        str | None, typer.Option(help="torch, tensorflow, mxnet; not needed where one framework is installed.")
-    ] = None,
+    backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
     """Write a commented workload that runs as it is: a small model, its optimizer, loss and batches.
 
@@ -32,14 +32,19 @@ def init(
     if file.exists():
         raise ConfigError(f"{file} is there already: name another file")
     check_file(file, "FILE")
-    write_whole(file, starter(choices.one_backend(backend)))
-    out = console()
-    say(out, f"{file} is written. Put your model and data into it; it runs as it is:")
-    for line in (
+    name = choices.one_backend(backend)
+    write_whole(file, starter(name))
+    lines = (
         f"unifiedamp train {file}",
         f"unifiedamp compare {file} --policies float32,mixed_bfloat16,mixed_float16",
         f"unifiedamp tune {file}",
-    ):
+    )
+    if json:
+        print_json({"schema": "unifiedamp-init", "version": 1, "file": str(file), "backend": name, "next": list(lines)})
+        return
+    out = console()
+    say(out, f"{file} is written. Put your model and data into it; it runs as it is:")
+    for line in () if is_quiet() else lines:
         say(out, f"  {line}")
 
 

@@ -24,7 +24,7 @@ Config = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the workload; may be repeated.")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="How often to see the whole data; 1, if nothing says so.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="How often to see the whole data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")]
 
 

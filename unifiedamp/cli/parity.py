@@ -26,18 +26,14 @@ def parity(
     workload: Target,
     config: Config = None,
     assignments: Assignments = None,
-    backends: Annotated[
-        list[str] | None, typer.Option(help="Two at least; without it, all that are installed and supported.")
-    ] = None,
+    backends: Annotated[list[str] | None, typer.Option(help="Two at least.")] = None,
     policies: Annotated[list[str] | None, typer.Option(help="float32,mixed_bfloat16,...")] = None,
-    compile: Annotated[
-        str | None, typer.Option(help="off, default or max of amp.compile; without it, the configuration's.")
-    ] = None,
+    compile: Annotated[str | None, typer.Option(help="off, default or max of amp.compile.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to compare.")] = 5,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="Where parity.json goes; runs/parity-NAME without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where parity.json goes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
     """Train a workload for some steps on each backend; name the first place where two differ beyond rounding.

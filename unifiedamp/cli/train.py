@@ -13,6 +13,9 @@ from ..workloads.configuration import Settings, read_settings, read_source
 from ..workloads.definition.settings import read_assignments
 from . import choices
 from .named import Assignments, Config, Epochs, Steps, Target
+from .run_result import outcome, run_to_dict
+from .show import complain, console, print_json, say
+from .streams import is_quiet
 
 
 def train(
@@ -21,14 +24,10 @@ def train(
     assignments: Assignments = None,
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
-    compile: Annotated[
-        str | None, typer.Option(help="off, default or max of amp.compile; without it, the configuration's.")
-    ] = None,
+    compile: Annotated[str | None, typer.Option(help="off, default or max of amp.compile.")] = None,
     epochs: Epochs = None,
     steps: Steps = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where checkpoint, log and picture go; runs/NAME without it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where checkpoint, log and picture go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
     restart_scale: Annotated[
         bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
@@ -36,6 +35,9 @@ def train(
     record: Annotated[Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")] = None,
     record_every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the run as JSON; its progress goes to standard error.")
+    ] = False,
 ) -> None:
     """Train a workload; options override the configuration file.
 
@@ -63,11 +65,22 @@ def train(
     if tensorboard:
         check_folder(tensorboard, "--tensorboard")
     targets = [*([record] if record else []), *([TensorBoard(tensorboard)] if tensorboard else [])]
-    _train(chosen, resume, restart_scale, targets, record_every)
+    _train(chosen, resume, restart_scale, targets, record_every, json)
 
 
-def _train(settings: Settings, resume: bool, restart_scale: bool, targets: list[object], every: int) -> None:
-    from ..workloads.training.loop import train as run
+def _train(
+    settings: Settings, resume: bool, restart_scale: bool, targets: list[object], every: int, json: bool
+) -> None:
+    from ..workloads.training.loop import train as train_workload
     from ..workloads.training.report import Report
 
-    run(settings, Report(), resume=resume, restart_scale=restart_scale, record=targets, record_every=every)
+    display = Report(console(stderr=True) if json or is_quiet() else None)
+    run = train_workload(
+        settings, display, resume=resume, restart_scale=restart_scale, record=targets, record_every=every
+    )
+    if json:
+        print_json(run_to_dict(run, display.undrawn))
+    elif is_quiet():
+        say(console(), outcome(run))
+        if display.undrawn:
+            complain(f"warning: no picture of loss and scale: {display.undrawn}")

@@ -31,9 +31,7 @@ def tune(
     config: Config = None,
     assignments: Assignments = None,
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
-    policies: Annotated[
-        list[str] | None, typer.Option(help="What to try; without it, the mixed policies that run and gain here.")
-    ] = None,
+    policies: Annotated[list[str] | None, typer.Option(help="What to try.")] = None,
     steps: Annotated[int, typer.Option(min=10, help="Optimizer steps of each probe.")] = 60,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="How much higher than float32's the loss may be, as a share of it.")
@@ -42,9 +40,7 @@ def tune(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write; NAME.tuned.toml in this folder without it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Overwrite the file if it is there: the configuration, without --out.")
     ] = False,
