@@ -113,7 +113,7 @@ say "[2/4] Environment $venv: installing $framework, unifiedamp and scikit-learn
 follow "installing" "${install[@]}"
 say "      $(du -sh "$venv" | cut -f 1) in $venv"
 
-say "[3/4] Training: 8x8 digits, ten epochs. The loss scale starts too high: the first steps are skipped, until it fits"
+say "[3/4] Training: 8x8 digits, some epochs. The loss scale starts too high: steps are skipped until it fits"
 say "      importing $framework and compiling the training step come first"
 follow "training" env PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore COLUMNS=100 \
   "$venv/bin/unifiedamp" train "$config" --backend "$framework" --out "$out" "${@:2}"

@@ -64,8 +64,10 @@ def _below(folder: Path) -> Iterable[Path]:
 
 def settings(context: typer.Context, incomplete: str) -> Found:
     """Complete ``--set`` by the workload that stands before it."""
-    given = next((context.params[name] for name in ("workload", "file", "config") if context.params.get(name)), None)
-    found = assignments_of(str(given)) if given else {}
+    named = [context.params.get(name) for name in ("workload", "file", "config")]
+    # The parser stops at an option without its value, and leaves the words before it.
+    given = [str(each) for each in (*named, *context.args) if each]
+    found = assignments_of(given[0]) if given else {}
     return [(text, about) for text, about in found.items() if text.startswith(incomplete)]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from .history import History
 
+WIDTH = 84
+"""Characters that a line of the title has room for."""
 HIDDEN = ("samples",)
 """What an evaluation may return that is no score."""
 
@@ -35,7 +38,8 @@ def _draw(title: str, history: History, window: int, path: Path) -> None:
 
     panels = _panels(history, window)
     figure = Figure(figsize=(8, 1.2 + 2.1 * len(panels)), layout="constrained")
-    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+    lines = [part for line in title.splitlines() for part in wrap(line, WIDTH, break_on_hyphens=False)]
+    figure.suptitle("\n".join(lines).replace("$", r"\$"), fontsize=11)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         panel(axis)
