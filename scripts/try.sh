@@ -54,7 +54,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # follow WHAT COMMAND...: runs a command and shows its lines as they come; after five seconds without one, says how long
-# it has run. A command that fails is shown whole, and ends the script.
+# it has run. A command that fails is shown whole; its exit code is returned.
 follow() {
   local what=$1 begin=$SECONDS last=$SECONDS shown=0 lines status=0
   shift
@@ -77,7 +77,7 @@ follow() {
   if [ "$status" != 0 ]; then
     say "$what: failed (exit code $status)" >&2
     cat "$log" >&2
-    exit "$status"
+    return "$status"
   fi
   tail -n "+$((shown + 1))" "$log" | tidy
 }
@@ -87,22 +87,18 @@ tidy() {
   grep -vE '^( [-+~] |Collecting |  Using cached |Requirement already|Obtaining |Using Python |Looking in )' | sed 's/^ */      /' || true
 }
 
-with_uv() {
-  if command -v uv >/dev/null; then
-    uv=$(command -v uv)
-  else
-    uv=$tools/bin/uv
-    [ -x "$uv" ] || { "$python" -m venv "$tools" && "$tools/bin/python" -m pip install --quiet uv; } || return 1
-  fi
+install_uv() {
+  "$python" -m venv "$tools" && "$tools/bin/python" -m pip install --quiet uv
 }
 
 say "[1/4] Tools: uv, which makes Python environments"
-if with_uv >"$log" 2>&1; then
+uv=$(command -v uv || echo "$tools/bin/uv")
+if [ -x "$uv" ] || follow "installing uv into $tools" install_uv; then
   while IFS= read -r line; do export "${line?}"; done < <("$python" scripts/uv_settings.py)
   make=("$uv" venv --quiet --allow-existing --python "$python" "$venv")
   install=("$uv" pip install --python "$venv/bin/python" "${packages[@]}")
 else
-  say "      uv cannot be had here ($(tail -n 1 "$log")); pip does it, more slowly"
+  say "      uv cannot be had here; pip installs instead, more slowly"
   make=("$python" -m venv "$venv")
   install=("$venv/bin/python" -m pip install --progress-bar off "${packages[@]}")
 fi

@@ -44,6 +44,8 @@ class Report:
             self.epoch(row)
         if run.epoch or run.batch:
             self.console.print(f"resumed at epoch {run.epoch + 1}, batch {run.batch}")
+        if run.settings.train.compile:
+            self.console.print("[dim]compiling: the first steps take longer[/dim]")
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Print one epoch's row; the first prints the head too."""
