@@ -93,8 +93,8 @@ def _title(run: Run) -> str:
 
 def heading(run: Run) -> str:
     """Return what stands above the picture."""
-    about = f"{run.amp.backend.name}, {run.amp.policy.name or run.amp.policy}, loss scale {run.amp.loss_scale_settings}"
-    return f"{_title(run)}\n{about}\n{run.amp.skipped_steps} of {run.steps} steps skipped"
+    policy = run.amp.policy.name or run.amp.policy
+    return f"{_title(run)}\n{run.amp.backend.name}, {policy}; {run.amp.skipped_steps} of {run.steps} steps skipped"
 
 
 def _number(score: float | None, name: str) -> str:
