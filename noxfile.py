@@ -38,6 +38,7 @@ def find_python(version: str) -> str | None:
 NEWER = find_python("3.13")
 nox.options.sessions = [
     "lint", "types", "imports", "site", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    "tests_integrations",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
@@ -176,6 +177,13 @@ def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     pytest(session, "jax", 300, "examples/third_party_backend/tests")
+
+
+@nox.session(python=PYTHON)
+def tests_integrations(session: nox.Session) -> None:
+    """Inside other people's trainers and tools: Lightning, Hugging Face, Accelerate, W&B, MLflow, Hydra."""
+    install(session, "--group", "integrations", "-e", ".[test]")
+    pytest(session, "integrations", 100, "tests/integrations")
 
 
 @nox.session(python=PYTHON, reuse_venv=True)

@@ -16,7 +16,7 @@ from ..workloads.definition.reference import is_reference
 from ..workloads.definition.settings import read_assignments
 from . import choices
 from .named import Assignments, Config
-from .show import console, print_json, say
+from .show import complain, console, print_json, say
 
 EPILOG = (
     "Example: unifiedamp report my_model.py --policy mixed_float16 --steps 200 && open runs/report-my_model/report.html"
@@ -46,6 +46,8 @@ def report(
 
     A workload is trained for some steps with the recorder on; recording and page go to runs/report-NAME.
 
+    Plots that cannot be drawn are a warning.
+
     Exit code 0: the report is written, whatever it says; 2: the file is no recording or workload, or cannot be read or
     written.
     """
@@ -68,7 +70,7 @@ def report(
         raise ConfigError(f"{file} is read as a recording: --config, --set, --backend and --policy are of workloads")
     else:
         recording = read_recording(Path(file))
-    _show(recording, html, png, json)
+    _write(recording, html, png, json)
 
 
 def _names_workload(file: Path) -> bool:
@@ -92,15 +94,27 @@ def _recorded(settings: Any, every: int) -> Recording:
     return read_recording(target)
 
 
-def _show(recording: Recording, html: Path | None, png: Path | None, json: bool) -> None:
-    written = [] if png is None else _save_pictures(recording, png)
+def _write(recording: Recording, html: Path | None, png: Path | None, json: bool) -> None:
+    written: list[Path] = []
+    undrawn: dict[str, str] = {}
+    if png is not None:
+        written, undrawn[f"--png {png}"] = _save_pictures(recording, png)
     if html is not None:
-        write_whole(html, pages.page(recording))
+        plots = pages.drawings(recording)
+        write_whole(html, pages.page(recording, plots))
         written.append(html)
+        undrawn |= {f"--html {html}": plots[1]}
     report = pages.to_dict(recording)
+    warnings = [f"{option} has no plots: {why}" for option, why in undrawn.items() if why]
     if json:
-        print_json({**report, "written": [str(path) for path in written]})
-        return
+        print_json({**report, "written": [str(path) for path in written], "warnings": warnings})
+    else:
+        _show(recording, report, written)
+    for line in warnings:
+        complain(f"warning: {line}")
+
+
+def _show(recording: Recording, report: dict[str, Any], written: list[Path]) -> None:
     out = console()
     say(out, f"{pages.title(recording)}: {pages.about(recording)}")
     for found in report["findings"]:
@@ -111,7 +125,7 @@ def _show(recording: Recording, html: Path | None, png: Path | None, json: bool)
         say(out, f"written: {path}")
 
 
-def _save_pictures(recording: Recording, folder: Path) -> list[Path]:
+def _save_pictures(recording: Recording, folder: Path) -> tuple[list[Path], str]:
     try:
         return pages.save_pictures(recording, folder)
     except OSError as error:

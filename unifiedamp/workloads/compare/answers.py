@@ -11,6 +11,7 @@ from ..workers import ReportProgress, Worker
 
 A = TypeVar("A")
 Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Answer(BaseModel):
@@ -37,6 +38,7 @@ class Trained(Answer):
     f1: float | None
     test_images: Count
     scores: dict[str, float | None] = {}
+    compile_seconds: Seconds | None = None
     losses: list[float | None]
     scales: list[tuple[float, float, float] | list[float]]
     scale: float

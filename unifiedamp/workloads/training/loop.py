@@ -13,6 +13,7 @@ from ...errors import ConfigError
 from ...session import Amp
 from ..configuration import Settings
 from ..definition.loading import Loaded, define, make
+from ..first_calls import FirstCalls
 from .batches import native, samples
 from .evaluation import evaluate
 from .interrupt import Interrupt
@@ -154,12 +155,13 @@ def _compiled(amp: Amp, train_step: Step) -> Step:
 
 def fit(run: Run, step: Step, watcher: Watcher) -> None:
     """Train from the current position of ``run`` to its end."""
+    timed, compiled = FirstCalls(step, run.window), 0.0
     with Interrupt() as interrupt:
         while not run.finished:
             begun, seen = time.perf_counter(), 0
             for window in watcher.follow(run.windows(), run, run.window_count()):
                 for batch in window:
-                    run.count(step(native(run.amp, batch)))
+                    run.count(timed(native(run.amp, batch)))
                     seen += samples(batch)
                 if interrupt.asked:
                     run.save()
@@ -167,12 +169,14 @@ def fit(run: Run, step: Step, watcher: Watcher) -> None:
                 if run.out_of_steps:
                     break
             run.read_losses()
-            rate = seen / (time.perf_counter() - begun)
-            _end_epoch(run, watcher, rate)
+            compiling = max(0.0, timed.compile_seconds - compiled)  # in this epoch
+            rate = seen / (time.perf_counter() - begun - compiling)
+            _end_epoch(run, watcher, rate, compiling)
+            compiled += compiling
 
 
-def _end_epoch(run: Run, watcher: Watcher, rate: float) -> None:
-    row = run.row(evaluate(run.workload, run.amp, run.model), rate)
+def _end_epoch(run: Run, watcher: Watcher, rate: float, compiling: float) -> None:
+    row = run.row(evaluate(run.workload, run.amp, run.model), rate, compiling)
     if run.out_of_steps and not _is_last(run):
         run.save()  # in the middle of an epoch, which a resumed run with more steps goes on with
     else:

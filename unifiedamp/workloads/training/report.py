@@ -49,12 +49,15 @@ class Report:
         if self._scores != tuple(shown):
             self._scores = tuple(shown)
             names = "".join(f" {plain(name[:12]):>12}" for name in shown)
-            self.console.print(f"{'epoch':>5} {'loss':>9}{names} {'loss scale':>12} {'skipped':>8} {'samples/s':>10}")
+            head = (
+                f"{'epoch':>5} {'loss':>9}{names} {'loss scale':>12} {'skipped':>8} {'samples/s':>10} {'compile s':>10}"
+            )
+            self.console.print(head)
         loss = math.nan if row["loss"] is None else row["loss"]
         scores = "".join(f" {_number(row['scores'][name], name):>12}" for name in shown)
         self.console.print(
             f"{row['epoch'] + 1:>5} {loss:>9.4f}{scores} {row['loss_scale']:>12g} {row['skipped_steps']:>8} "
-            f"{row['samples_per_second']:>10.0f}"
+            f"{row['samples_per_second']:>10.0f} {row['compile_seconds']:>10.1f}"
         )
 
     def follow(self, windows: Iterable[list[Any]], run: Run, count: int | None) -> Iterator[list[Any]]:

@@ -104,12 +104,13 @@ class Run:
         """Read the losses of all batches so far."""
         self.history.read_losses(self.amp.to_numpy)
 
-    def row(self, scores: Mapping[str, float], samples_per_second: float) -> dict[str, Any]:
+    def row(self, scores: Mapping[str, float], samples_per_second: float, compile_seconds: float) -> dict[str, Any]:
         """Return the history's row of the present epoch.
 
         Args:
             scores: what the workload's evaluation returned.
-            samples_per_second: training speed since the epoch was started or resumed.
+            samples_per_second: training speed since the epoch was started or resumed, without ``compile_seconds``.
+            compile_seconds: what the first calls of the step took beyond usual ones.
         """
         self.read_losses()
         loss = float(np.mean(self.history.losses[-self.batch :])) if self.batch else math.nan
@@ -122,6 +123,7 @@ class Run:
             "applied_steps": state["state"]["applied_steps"],
             "skipped_steps": state["state"]["skipped_steps"],
             "samples_per_second": samples_per_second,
+            "compile_seconds": compile_seconds,
             "backend": state["backend"],
             "policy": state["policy"],
         }
