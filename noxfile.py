@@ -24,6 +24,11 @@ nox.options.download_python = "never"
 
 PYTHON = "3.11"
 
+# Each process reads compiled modules, also where Python is told to write none: importing a framework then takes a third
+# of the time. uv compiles none when it installs. They lie apart from the sources, and outlive an environment made anew.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(".venv/bytecode").absolute()))
+
 
 def find_python(version: str) -> str | None:
     """Return an interpreter of this version, on the path or of pyenv; None where there is none."""
