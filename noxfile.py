@@ -44,10 +44,11 @@ def find_python(version: str) -> str | None:
 NEWER = find_python("3.13")
 # Long ones first: `everything` starts them in this order.
 nox.options.sessions = [
-    "lint", "tests", "tests_keras2", "tests_jax", "tests_numpy2", "tests_mxnet2", "types", "wheel", "imports",
+    "lint", "tests", "tests_keras2", "tests_jax", "tests_numpy2", "tests_mxnet2", "types", "wheel", "site", "imports",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
+FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
 
 
 @nox.session(python=PYTHON)
@@ -60,9 +61,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
-    """Mypy, strict on core."""
-    install(session, "--group", "types", "-e", ".[conformance,migrate,report,tensorboard]")
+    """Mypy, strict on core; mypy and pyright on the quickstarts and on calls that they must take or refuse."""
+    install(session, "--group", "types", "-e", ".[conformance,examples,migrate,report,tensorboard]")
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-q", "tests/test_types.py")
 
 
 @nox.session(python=PYTHON)
@@ -70,6 +72,13 @@ def imports(session: nox.Session) -> None:
     """The import contracts between core, backends and frameworks."""
     install(session, "--group", "imports", "-e", ".")
     session.run("lint-imports")
+
+
+@nox.session(python=PYTHON)
+def site(session: nox.Session) -> None:
+    """Build the documentation site into .venv/site; a broken link, anchor or reference is an error."""
+    install(session, "--group", "site")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)
@@ -88,7 +97,7 @@ def wheel(session: nox.Session) -> None:
     if any(other.read_bytes() != wheel.read_bytes() for other in others):
         session.error("the wheel differs from one build to the next")
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
+    missing = {*FILES, *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
         session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
     install(session, str(wheel))
@@ -112,9 +121,10 @@ REPORTS = Path(".venv/reports").absolute()
 SUITE = "unifiedamp/conformance/suite"
 FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
+# UNIFIEDAMP_TEST_PROCESSES=1 leaves the other core to another session.
 PROCESSES = int(os.environ.get("UNIFIEDAMP_TEST_PROCESSES", "2"))
 SHARED = ("-n", str(PROCESSES), "--dist", "worksteal") if PROCESSES > 1 else ()
-ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+ALONE = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
 # with, what `unifiedamp migrate` reads and refuses, the layout of the sources, and what happens to a process and its
 # files when it is killed. That a saved run goes on, and that a migrated file trains, is each one's to prove.

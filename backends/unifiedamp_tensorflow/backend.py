@@ -70,6 +70,7 @@ class TensorFlowBackend(Backend):
         self.compiler = TensorFlowCompiler(compiling, device)
         self.recorder = recorder
         self.weights = TensorFlowWeights(prepared.master_of)
+        self.averaging = prepared.averaging
         self.converter = TensorFlowConverter(spec, info)
         self.layer_shapes = TensorFlowLayerShapes()
         self.profiler = Unsupported(NO_KERNELS) if info.is_cpu else TensorFlowProfiler()

@@ -81,6 +81,51 @@ def case_trace(form):
     return fed(form, [GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
 
 
+def averaged(form, pairs, **options):
+    """Feed one pair of gradients a step; return what the model and its average are on both replicas after each."""
+    amp, (model,), (optimizer,) = session(**options)
+    ema, rows = amp.ema(model, 0.5), []
+
+    def step(x):
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+
+    run = spread(step, amp, form)
+    for pair in pairs:
+        run(batch(pair))
+        own = copies(model.ws[0])
+        with ema.swapped():
+            inside = copies(model.ws[0])
+        rows.append([own, inside, copies(model.ws[0]), ema.updates])
+    return rows
+
+
+def case_ema(form):
+    return averaged(form, [GOOD, GOOD, INF, (2.0, 0.5), NAN, GOOD])
+
+
+def case_ema_without_a_scale(form):
+    return averaged(form, [GOOD, (2.0, 0.5), GOOD], loss_scale="none")
+
+
+def case_ema_in_fit(form):
+    """With the session's loss scale, and without, where Keras calls the optimizer itself."""
+    rows = []
+    for scale in (SCALE, "none"):
+        amp, (model,), (optimizer,) = session(loss_scale=scale)
+        ema = amp.ema(model, 0.5)
+        with STRATEGY.scope():
+            model.compile(optimizer=optimizer, loss=lambda target, output: output, run_eagerly=False)
+        for _ in range(3):
+            x = np.float32([1.0, 1.0])
+            model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+            own = copies(model.ws[0])
+            with ema.swapped():
+                inside = copies(model.ws[0])
+            rows.append([own, inside, copies(model.ws[0]), ema.updates])
+    return rows
+
+
 def case_accumulation(form):
     return fed(form, [GOOD, (1.5, 0.5), GOOD, INF, GOOD, GOOD], accumulate_steps=2)
 

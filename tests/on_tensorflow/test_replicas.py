@@ -51,6 +51,32 @@ def test_the_trace(results, form):
     assert results["trace"][form] == oracle([GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
 
 
+def check_averages(rows, decay=0.5):
+    """The average of the first replica's weights, on both replicas; it moves where the weights did."""
+    before, average, updates = 1.0, 1.0, 0
+    for own, inside, after, count in rows:
+        assert own == after
+        assert own[0] == own[1]
+        if own[0] != before:
+            average, before, updates = decay * average + (1 - decay) * own[0], own[0], updates + 1
+        assert inside == [pytest.approx(average, abs=2e-6)] * 2
+        assert count == updates
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_averages_are_one(results, form):
+    for case, updates in (("ema", 4), ("ema_without_a_scale", 3)):
+        check_averages(results[case][form])
+        assert results[case][form][-1][-1] == updates
+
+
+def test_fit_moves_averages(results):
+    rows = results["ema_in_fit"]["eager"]
+    check_averages(rows[:3])
+    check_averages(rows[3:])
+    assert [row[-1] for row in rows] == [1, 2, 3] * 2
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_accumulation(results, form):
     assert results["accumulation"][form] == oracle([GOOD, (1.5, 0.5), GOOD, INF, GOOD, GOOD], accumulate=2)

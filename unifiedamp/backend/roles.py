@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ..loss_scale import ScaleState
+from ..names import NumpyArray
 from ..policy import Policy
 from .capabilities import NonFiniteReport
 from .prefetch import prefetch_in_thread
@@ -65,7 +66,7 @@ class Device:
         """
 
     @required
-    def to_numpy(self, tensor: Tensor) -> Any:
+    def to_numpy(self, tensor: Tensor) -> NumpyArray:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:

@@ -11,6 +11,7 @@ from .errors import OneLineGroup, reports_errors
 from .explain import explain
 from .migrate import migrate
 from .report import EPILOG, report
+from .schema import schema
 from .train import train
 from .tune import tune
 
@@ -28,4 +29,5 @@ app.command("explain")(reports_errors(explain))
 app.command("compare")(reports_errors(compare))
 app.command("tune")(reports_errors(tune))
 app.command("migrate")(reports_errors(migrate))
+app.command("schema")(reports_errors(schema))
 app.command("conformance")(reports_errors(conformance))

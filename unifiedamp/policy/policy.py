@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import PolicyError, nearest
 from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
+from ..notebook import table_html
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
@@ -130,6 +131,12 @@ class Policy:
 
     def __str__(self) -> str:
         return policy_text(self)
+
+    def __repr__(self) -> str:
+        return f"Policy.parse({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        return table_html(f"Policy {self}", vars(self).items())
 
 
 def _check_float8(policy: Policy) -> None:

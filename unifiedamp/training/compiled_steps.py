@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..backend import Backend
+from ..backend import Backend, Tuning
+from ..config.values import check_compile_mode
 from ..errors import AmpError, UnsupportedError
+from ..explain.tuning import warn_debug_modes
 from .closed_session import refuse
 from .step_loop import StepLoop
 
@@ -38,6 +40,26 @@ class CompiledSteps:
         support = self._backend.capabilities().feature("compile")
         if not support:
             raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
+
+    def decorate(self, fn: F | None, mode: str, tuning: Tuning) -> F | Callable[[F], F]:
+        """See ``Amp.compile``.
+
+        Raises:
+            ConfigError: an unknown ``mode``.
+        """
+        check_compile_mode(mode, "amp.compile: mode")
+        if fn is None:
+            return functools.partial(self._decorated, mode=mode, tuning=tuning)
+        return self._decorated(fn, mode, tuning)
+
+    def _decorated(self, fn: F, mode: str, tuning: Tuning) -> F:
+        if self.closed:
+            refuse("compile")
+        if mode == "off":
+            return fn
+        self.require()
+        warn_debug_modes(self._backend, tuning)
+        return self.compile(fn, mode)
 
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""

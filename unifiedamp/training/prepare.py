@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from ..backend import Backend
 from ..errors import UnsupportedError, WrongObjectError
 from .step_order import ReplicaStepOrders, StepOrder
+
+A = TypeVar("A")
+B = TypeVar("B")
+Ts = TypeVarTuple("Ts")
+"""What ``amp.prepare`` is given: one object, or two and further ones."""
 
 
 def prepare_objects(

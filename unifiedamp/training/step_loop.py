@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ..backend import Backend, ScaledLoss, result
+from ..backend import Backend, result
 from ..backend.result import StepResult
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
+from ..names import StepReason
 from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .scale_monitor import ScaleMonitor
 from .scheduler import SchedulerCheck
 from .step_order import ReplicaStepOrders, Slot, StepOrder
+
+T = TypeVar("T")
 
 
 class StepListener(Protocol):
@@ -72,7 +75,7 @@ class StepLoop:
 
     # -- calls of a step -----------------------------------------------------------------------------------------
 
-    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
+    def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """See ``Amp.scale_loss``."""
         if not self._context_form.ok:
             raise UnsupportedError(
@@ -85,19 +88,20 @@ class StepLoop:
             self._end_open_iteration()
         return GuardedLoss(self._training.scale_loss(loss, named), slots, self.interruptions)
 
-    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
+    def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
         """See ``Amp.backward``."""
         named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         slots = self._slots(named, "backward")
         self.order.enter_region()
         if self.order.begin_scale(slots):
             self._end_open_iteration()
-        return self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+        loss: T = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+        return loss
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
         """Unscale the gradients of a complete window, once; return its slot, or None inside a window."""
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = self.order.begin_step(optimizer, call)
         if self._accumulates and self.order.accumulating(slot):
             return None
@@ -122,8 +126,8 @@ class StepLoop:
         order, listener = self.order, self.listener
         if scheduler is not None:
             self._schedulers.check(scheduler)
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
@@ -172,8 +176,8 @@ class StepLoop:
     def _slots(self, optimizers: list[Any], call: str) -> list[Slot]:
         if not optimizers:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         return self.order.slots_of(optimizers, call)
 
     def _end_open_iteration(self) -> None:
@@ -199,7 +203,7 @@ class StepLoop:
         if self.listener is not None and not self.tracing():
             self.listener.discarded()
 
-    def _not_applied(self, reason: str) -> StepResult:
+    def _not_applied(self, reason: StepReason) -> StepResult:
         def read() -> result.StepValues:
             scale = self._training.read_state().scale
             return result.StepValues(False, False, reason, scale, scale)

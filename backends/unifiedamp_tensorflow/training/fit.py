@@ -61,7 +61,7 @@ class Fitting:
         @functools.wraps(function)
         def follow(*args: object) -> Any:
             for prepared in self._optimizers:
-                prepared.check_no_window("model.fit")
+                prepared.check_fit("model.fit")
             try:
                 with self._native_steps.following():
                     logs = function(*args)

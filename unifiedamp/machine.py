@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from ..backend.processor import read_processor
+from .backend.processor import read_processor
 
 WIDE = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "Neon"}
 """Feature flag of Linux → vector units for float32."""
