@@ -126,8 +126,8 @@ PROCESSES = int(os.environ.get("UNIFIEDAMP_TEST_PROCESSES", "2"))
 SHARED = ("-n", str(PROCESSES), "--dist", "worksteal") if PROCESSES > 1 else ()
 ALONE = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # What the main environment proves once need not be proved again in the others: the commands and what they compute
-# with, what `unifiedamp migrate` reads and refuses, the layout of the sources, and what happens to a process and its
-# files when it is killed. That a saved run goes on, and that a migrated file trains, is each one's to prove.
+# with, what `unifiedamp migrate` and `report` read and refuse, the layout of the sources, and what happens to a process
+# and its files when it is killed. That a saved run goes on, and that a migrated file trains, is each one's to prove.
 PROVED = ["commands", "compare_parts", "core/test_structure.py", "recipe/test_recipe_killed.py"]
 PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "command", "growth", "refused_listings")]
 PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
@@ -135,7 +135,7 @@ PROVED += [
     f"test_{name}.py"
     for name in ("author_path", "benchmarks", "checkpoint_file", "contributing", "killed_training", "kit", "kit_faults")
 ]
-PROVED += [f"test_{name}.py" for name in ("mutants", "time_limits")]
+PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
 LESS = ("--proved-elsewhere", "--sample", "file", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
 SOME = ("--proved-elsewhere", "--amp-form", "eager", "--ignore", "tests/core/test_structure.py")
 SOME += (SUITE, "tests/core", "tests/test_checkpoint_file.py")
