@@ -17,6 +17,7 @@ from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
+from .measured import measured_run
 from .policy import Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
@@ -75,18 +76,20 @@ class Amp:
     ) -> None:
         values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
-        self.compile_mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
+        run = measured_run()
+        if run is not None:  # a command runs this script, and its settings win
+            given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights)
+            policy, loss_scale, compile, backend_options, master_weights = given
+        self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy: Policy = resolved.policy
         self.loss_scale_settings: LossScale = resolved.loss_scale
         self._origins = resolved.origins
-        self.backend = resolved.backend(
-            accumulate_steps, device, bool(strict), self.compile_mode, master_weights, self.tuning
-        )
+        self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
+        self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.scale_monitor = self._loop.monitor
-        self._models: list[Any] = []
         self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)
 
@@ -124,16 +127,14 @@ class Amp:
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
         prepared, models = prepare_objects(self.backend, self._loop.order, objects)
-        self._models += models
+        self._loop.models += models
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
     @overload
     def compile(self, fn: F, *, mode: str | None = None) -> F: ...
-
     @overload
     def compile(self, fn: None = None, *, mode: str | None = None) -> Callable[[F], F]: ...
-
     def compile(self, fn: F | None = None, *, mode: str | None = None) -> F | Callable[[F], F]:
         """Return a whole step compiled, with the same results as eager; a decorator, with or without arguments.
 
@@ -141,12 +142,11 @@ class Amp:
         long compiling takes), "off" (returns ``fn``), or None for the session's ``compile``. Another mode raises
         ``ConfigError``, a backend that cannot compile ``UnsupportedError``.
         """
-        chosen = self.compile_mode if mode is None else values.check_compile_mode(mode, "amp.compile: mode")
+        chosen = self._compiled.mode(mode, self.compile_mode)
         if fn is None:
             return functools.partial(self.compile, mode=chosen)
         if chosen == "off":
             return fn
-        self._compiled.require()
         warn_debug_modes(self.backend, self.tuning)
         return self._compiled.compile(fn, chosen)
 
@@ -161,7 +161,7 @@ class Amp:
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""
-        return self.backend.precision.inference(models or tuple(self._models))
+        return self.backend.precision.inference(models or tuple(self._loop.models))
 
     def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.

@@ -41,6 +41,7 @@ from .optional_roles import (
     Tuner,
     Unsupported,
     Weights,
+    WrappedStep,
 )
 from .plugin import BackendPlugin, hookimpl
 from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
@@ -93,6 +94,7 @@ __all__ = [
     "Tuning",
     "Unsupported",
     "Weights",
+    "WrappedStep",
     "backward_in_context",
     "bias_rows",
     "compile_note",

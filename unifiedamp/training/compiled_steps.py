@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..backend import Backend
+from ..config.values import check_compile_mode
 from ..errors import AmpError, UnsupportedError
 from .closed_session import refuse
 from .step_loop import StepLoop
@@ -29,6 +30,19 @@ class CompiledSteps:
         self._backend, self._loop = backend, loop
         self.closed = False
 
+    def mode(self, asked: str | None, default: str) -> str:
+        """Return the mode in force.
+
+        Args:
+            asked: what the call says; None for the session's.
+            default: the session's.
+
+        Raises:
+            ConfigError: there is no such mode.
+        """
+        chosen = default if asked is None else check_compile_mode(asked, "amp.compile: mode")
+        return chosen if self._loop.measure is None else self._loop.measure.mode(chosen)
+
     def require(self) -> None:
         """Refuse to compile where the backend cannot.
 
@@ -41,7 +55,11 @@ class CompiledSteps:
 
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
-        compiled: Any = self._backend.compiler.compile(fn, self._loop.order, mode)
+        self.require()
+        measure, step = self._loop.measure, fn
+        if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
+            step = measure.traced(fn)
+        compiled: Any = self._backend.compiler.compile(step, self._loop.order, mode)
         replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
         result: F = self.follow(compiled) if replays else compiled
         return result
@@ -49,7 +67,7 @@ class CompiledSteps:
     def follow(self, compiled: Any) -> Any:
         """Return ``compiled``; after each call that replays a trace, the scale is polled and the recorder notified."""
         loop, name = self._loop, getattr(compiled, "__name__", "the step")
-        order, monitor = loop.order, loop.monitor
+        order, monitor, measure = loop.order, loop.monitor, loop.measure
         ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
@@ -74,6 +92,6 @@ class CompiledSteps:
                 listener.after_steps()
             if loop.scaling and monitor.steps == counted:
                 monitor.after_step()
-            return output
+            return output if measure is None else measure.after_call(output, entered in ends)
 
         return followed

@@ -10,7 +10,7 @@ from ...errors import UnsupportedError
 from ...output.pages import render
 from .plots import pictures
 from .rows import Row
-from .write import COLUMNS, NUMBERS, cells, notes
+from .write import notes, table_of
 
 
 def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *, final: bool = True) -> str:
@@ -23,14 +23,15 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         final: False while runs are still to come; said on the page.
     """
     drawn, why = _pictures(rows)
+    shown = table_of(rows)
     return render(
         "comparison",
         about=about,
         final=final,
         advice=advice,
-        columns=COLUMNS,
-        kinds=["number" if name in NUMBERS else "text" for name in COLUMNS],
-        rows=[{"state": row.state, "cells": cells(row)} for row in rows],
+        columns=shown.columns,
+        kinds=["number" if name in shown.numbers else "text" for name in shown.columns],
+        rows=[{"state": row.state, "cells": line} for row, line in zip(rows, shown.rows, strict=True)],
         notes=notes(rows),
         pictures=drawn,
         no_pictures=why,

@@ -39,7 +39,7 @@ def _pictures(rows: Sequence[Row]) -> dict[str, str]:
     found: dict[str, str] = {}
     with matplotlib.rc_context({"svg.hashsalt": "unifiedamp", "svg.fonttype": "none", "font.size": 9}):
         if timed := [row for row in rows if row.samples_per_second]:
-            found["Samples per second"] = _bars(timed, rows)
+            found[f"{timed[0].unit.capitalize()} per second"] = _bars(timed, rows)
         if curves := [row for row in rows if row.losses]:
             found["Loss"] = _losses(curves, rows)
         if scaled := [row for row in rows if row.scales and any(scale != 1 for _, scale, _ in row.scales)]:
@@ -96,7 +96,7 @@ def _bars(rows: Sequence[Row], every: Sequence[Row]) -> str:
             axes.annotate(f"{row.ratio:.2f}x", (value + more, place), xytext=(4, 0), textcoords="offset points",
                           va="center", weight="bold")  # fmt: skip
     axes.margins(x=0.08)
-    axes.set_xlabel("samples per second (whiskers: slowest and fastest round)")
+    axes.set_xlabel(f"{rows[0].unit} per second (whiskers: slowest and fastest round)")
     return _svg(figure)
 
 

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...output.pages import markdown_text
 from ...output.terminal import visible
-from .rows import Row
+from .rows import SCRIPT, Row
 
 COLUMNS = (
     "backend", "policy", "compile", "batch", "samples/s", "x float32", "peak memory", "loss", "accuracy", "precision",
     "recall", "F1", "scale", "skipped", "state",
 )  # fmt: skip
 NUMBERS = COLUMNS[3:14]
+OF_DATA = frozenset({"batch", "accuracy", "precision", "recall", "F1"})
+"""Columns that a script has nothing for: its data is its own."""
+
+
+class Cells(NamedTuple):
+    """A table: its columns, those of numbers, and the cells of each row."""
+
+    columns: tuple[str, ...]
+    numbers: frozenset[str]
+    rows: list[list[str]]
+
+
+def table_of(rows: Sequence[Row]) -> Cells:
+    """Return rows as a table; without the columns that no row of a script has."""
+    scripts = bool(rows) and all(row.task.batch_size == SCRIPT for row in rows)
+    kept = [index for index, name in enumerate(COLUMNS) if not (scripts and name in OF_DATA)]
+    renamed = {"samples/s": "steps/s"} if scripts else {}
+    columns = [renamed.get(COLUMNS[index], COLUMNS[index]) for index in kept]
+    filled = [[every[index] for index in kept] for every in map(cells, rows)]
+    numbers = {renamed.get(name, name) for name in NUMBERS}
+    if scripts:
+        columns.insert(-1, FIRST_STEPS)
+        for line, row in zip(filled, rows, strict=True):
+            line.insert(-1, _number(row.compile_seconds, ".1f"))
+    return Cells(tuple(columns), frozenset(numbers | {FIRST_STEPS}), filled)
+
+
+FIRST_STEPS = "first steps (s)"
 
 
 def cells(row: Row) -> list[str]:
@@ -26,7 +54,7 @@ def cells(row: Row) -> list[str]:
         task.policy,
         task.compile,
         size,
-        _number(row.samples_per_second, ".0f"),
+        _number(row.samples_per_second, ".0f" if row.unit == "samples" else ".4g"),
         _ratio(row),
         _memory(row),
         _number(row.loss, ".4f"),
@@ -63,15 +91,15 @@ def _tensor_cores(row: Row) -> str:
 
 def markdown(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str]) -> str:
     """Return the page for people who read Markdown."""
-    right = {name: name in NUMBERS for name in COLUMNS}
+    shown = table_of(rows)
     command = visible(about["command"]).replace("`", "'")
     lines = [
         f"# {markdown_text(about['title'])}\n",
         f"{markdown_text(about['machine'])}; {markdown_text(about['versions'])}. {markdown_text(about['date'])}: "
         f"`{command}`\n",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "|".join(" ---: " if right[name] else " --- " for name in COLUMNS) + "|",
-        *("| " + " | ".join(map(markdown_text, cells(row))) + " |" for row in rows),
+        "| " + " | ".join(shown.columns) + " |",
+        "|" + "|".join(" ---: " if name in shown.numbers else " --- " for name in shown.columns) + "|",
+        *("| " + " | ".join(map(markdown_text, line)) + " |" for line in shown.rows),
         "",
         *(f"- {markdown_text(line)}" for line in notes(rows)),
         *(f"- **{markdown_text(line)}**" for line in advice),
@@ -83,15 +111,18 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Return what must be said below the table."""
     found = []
     baselines = sorted({row.baseline for row in rows if row.baseline})
+    unit = rows[0].unit if rows else "samples"
     if baselines:
         found.append(
-            "x float32: how many times the samples per second of float32, of the same backend and compile mode "
+            f"x float32: how many times the {unit} per second of float32, of the same backend and compile mode "
             f"({'; '.join(baselines)}); the median of the rounds, with the smallest and the largest"
         )
     if any(row.memory_of == "process" for row in rows):
         found.append("RSS: the whole process, the framework itself included")
     if any(row.precision is not None for row in rows):
         found.append("precision, recall and F1 are means over the classes; loss is the mean over the last epoch")
+    if any(row.compile_seconds is not None for row in rows) and unit == "steps":
+        found.append(f"{FIRST_STEPS}: what the first steps took beyond usual ones; loss is the mean of the last fifth")
     for row in rows:
         if row.reason:
             found.append(f"{row.label}: {row.state}: {row.reason}")

@@ -1,0 +1,159 @@
+"""The steps of one session under a measured run: noted as they pass, read in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Backend
+from ..backend.result import StepResult
+from .memory import peak_process_memory
+from .readings import Readings
+from .run import MeasuredRun
+from .traced import Trace, TracedStep
+from .turns import wait_for_turn
+
+HEARTBEAT = 1.0
+"""Seconds from one sign of life to the next, while a turn takes longer."""
+
+
+class StepMeasure:
+    """Notes the losses and the ends of a session's steps.
+
+    A step adds a few calls of Python and never waits: losses stay on the device until the turn ends.
+
+    Args:
+        run: the process's.
+        backend: the session's.
+        scaling: whether losses are scaled.
+        describe: returns what is said of the session once it trains.
+
+    Attributes:
+        count: steps so far.
+    """
+
+    def __init__(
+        self, run: MeasuredRun, backend: Backend, scaling: bool, describe: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._run, self._backend, self._describe = run, backend, describe
+        self._readings = Readings(backend, scaling)
+        self._turns = run.request.turns
+        self._turn, self.count, self._from = 0, 0, 0
+        self._event, self._first_step = self._turns[0], True
+        self._start = self._begun = self._beat = time.perf_counter()
+        self._times: list[float] = []
+        self._settled = 0
+        self._began = False
+        self._traces: list[Trace] = []
+
+    def mode(self, asked: str) -> str:
+        """Return the mode of ``amp.compile`` in force."""
+        return self._run.request.overrides.compile or asked
+
+    def loss(self, loss: Any, index: int) -> None:
+        """Note a loss that is differentiated for the optimizer ``index``."""
+        if self._traces:
+            self._traces[-1].append((index, loss))
+            return
+        if not self._began:
+            self._begin()
+        if self._run.finished:
+            self._run.leave()
+        detach = getattr(loss, "detach", None)
+        self._readings.losses.append((self.count, index, loss if detach is None else detach()))
+
+    def after_step(self, outcome: StepResult | None = None) -> None:
+        """Note the end of an iteration; ``outcome`` is that of its last optimizer, None where it is not known."""
+        if self._traces:
+            return
+        if not self._began:
+            self._begin()
+        if self._run.finished:
+            self._run.leave()
+        now = time.perf_counter()
+        self.count += 1
+        self._times.append(now)
+        if outcome is not None:
+            self._readings.outcomes.append((self.count, outcome))
+        if now > self._beat:
+            self._sign_of_life(now)
+        if self.count == self._event:
+            self._pass()
+
+    def flush(self) -> None:
+        """Note what was not noted yet: the script has ended within a turn."""
+        if self.count > self._from:
+            self._write(None, 0)
+
+    # -- steps that may run only while they are traced -------------------------------------------------------------
+
+    def traced(self, step: Callable[..., Any]) -> TracedStep:
+        """Return a step that also returns the losses that it scaled."""
+        return TracedStep(step, self._traces)
+
+    def after_call(self, output: Any, ended: bool) -> Any:
+        """Note a call of a traced step, and return what the step itself returned."""
+        found, losses = output
+        for index, each in losses.items():
+            for loss in each:
+                self.loss(loss, int(index))
+        if ended:
+            self.after_step()
+        return found
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._began = True
+        self._run.begin(self, self._describe)
+        self._beat = time.perf_counter() + HEARTBEAT
+
+    def _sign_of_life(self, now: float) -> None:
+        self._beat = now + HEARTBEAT
+        if self._run.log is not None:
+            self._run.log.write("alive", step=self.count)
+
+    def _pass(self) -> None:
+        """Go on after the first step of a turn, which settles, or after its last one."""
+        if self.count < self._turns[self._turn]:
+            self._readings.wait()
+            self._start, self._settled = time.perf_counter(), self.count
+            self._event = self._turns[self._turn]
+            return
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._readings.wait()
+        seconds = time.perf_counter() - self._start
+        self._write(seconds, self.count - self._settled)
+        self._turn += 1
+        if self._turn == len(self._turns):
+            self._run.leave()
+        if self._run.log is not None:
+            wait_for_turn(self._run.folder, self._run.request, self._turn)
+        self._event = min(self.count + 1, self._turns[self._turn])
+        if self._event == self._turns[self._turn]:  # a turn of one step settles nothing
+            self._settled = self.count
+        self._start = time.perf_counter()
+        self._beat = self._start + HEARTBEAT
+
+    def _write(self, seconds: float | None, timed: int) -> None:
+        first, self._from = self._from, self.count
+        begun, self._begun = self._begun, time.perf_counter()
+        times, self._times = self._times, []
+        if self._run.log is None:
+            self._readings.forget()
+            return
+        each = [round(b - a, 6) for a, b in zip([begun, *times], times, strict=False)]
+        self._run.log.write(
+            "turn", number=self._turn, first=first + 1, last=self.count, seconds=seconds, timed=timed,
+            times=each if self._turn == 0 else [], **self._readings.take(), **self._memory(),
+            warned=sorted(self._backend.spec.warned),
+        )  # fmt: skip
+
+    def _memory(self) -> dict[str, Any]:
+        on_device = self._backend.device.peak_memory()
+        if on_device is not None:
+            return {"peak_memory": on_device, "memory_of": "device"}
+        return {"peak_memory": peak_process_memory(), "memory_of": "process"}
