@@ -61,7 +61,10 @@ def compare(
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=LEAST, help="A script: optimizer steps of each run.")] = 100,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=LEAST, help="A script: optimizer steps of each run [100, or more where they are fast]."),
+    ] = None,
     serial: Annotated[
         bool, typer.Option("--serial", help="A script: one run after another, never two alive at the same time.")
     ] = False,

@@ -19,13 +19,14 @@ class Readings:
     Attributes:
         losses: steps before it, index of its optimizer, and the loss, native, of each loss.
         outcomes: step and outcome, of each step whose outcome is known.
+        clean: steps applied in a row, where each step is read.
     """
 
     def __init__(self, backend: Backend, scaling: bool) -> None:
         self._backend, self._scaling = backend, scaling
         self.losses: list[tuple[int, int, Any]] = []
         self.outcomes: list[tuple[int, StepResult]] = []
-        self._skipped = 0
+        self._skipped = self._state_skipped = self.clean = 0
 
     def wait(self) -> None:
         """Wait for the last loss: from one wait to the next lie whole steps, on devices that work ahead as well."""
@@ -50,6 +51,8 @@ class Readings:
             steps.setdefault(step, {}).setdefault(index, []).append(self._number(loss))
         rows = [[finite(sum(each) / len(each)) for each in named.values()] for named in steps.values()]
         state = self._backend.training.read_state()
+        self.clean = 0 if state.skipped_steps > self._state_skipped else self.clean + 1
+        self._state_skipped = self._skipped = state.skipped_steps
         return {
             "losses": [row[0] for row in rows],
             "others": [row[1:] for row in rows] if any(len(row) > 1 for row in rows) else [],
@@ -64,7 +67,6 @@ class Readings:
         for step, outcome in outcomes:
             self._skipped += outcome.reason == NON_FINITE
             found.append([step, outcome.next_scale, self._skipped])
-        self._skipped = state.skipped_steps
         if found:
             found[-1][2] = self._skipped
         return found

@@ -39,7 +39,8 @@ class RunRequest:
         do: "steps" (note them), "record" (each layer), or "explain" (the plan, and end before the first step).
         turns: the numbers of the steps that end a turn, ascending; the last one ends the run.
         overrides: settings that win over the script's.
-        waits: wait for permission before each turn, a file ``turn-N``.
+        waits: wait for permission before each turn after the first, a file ``turn-N`` that says where it ends;
+            ``turns`` then holds the first one alone.
         every: steps from one recorded step to the next.
         clean: end after this many applied steps in a row; None goes on.
         command: the process that made the request; once it is gone, the run ends.
@@ -73,6 +74,20 @@ def read_request(folder: Path) -> RunRequest:
             f"UNIFIEDAMP_MEASURED_RUN={folder}: it holds no readable {FILE}; the variable is set by unifiedamp's own "
             "commands (unifiedamp compare -- python train.py), unset it"
         ) from error
+
+
+def permit(folder: Path, number: int, until: int = 0, last: bool = False) -> None:
+    """Permit a turn.
+
+    Args:
+        folder: of the run.
+        number: the turn's.
+        until: the step that ends it; 0 for the one that the request names.
+        last: whether the run ends with it.
+    """
+    whole = turn_file(folder, number).with_suffix(".tmp")
+    whole.write_text(f"{until} {int(last)}", encoding="utf-8")
+    whole.rename(turn_file(folder, number))
 
 
 def turn_file(folder: Path, number: int) -> Path:

@@ -38,9 +38,9 @@ class StepMeasure:
     ) -> None:
         self._run, self._backend, self._describe = run, backend, describe
         self._readings = Readings(backend, scaling)
-        self._turns = run.request.turns
         self._turn, self.count, self._from = 0, 0, 0
-        self._event, self._first_step = self._turns[0], True
+        self._until = self._event = run.request.turns[0]
+        self._last = len(run.request.turns) == 1 and not run.request.waits
         self._start = self._begun = self._beat = time.perf_counter()
         self._times: list[float] = []
         self._settled = 0
@@ -116,27 +116,33 @@ class StepMeasure:
 
     def _pass(self) -> None:
         """Go on after the first step of a turn, which settles, or after its last one."""
-        if self.count < self._turns[self._turn]:
+        if self.count < self._until:
             self._readings.wait()
             self._start, self._settled = time.perf_counter(), self.count
-            self._event = self._turns[self._turn]
+            self._event = self._until
             return
-        self._end_turn()
-
-    def _end_turn(self) -> None:
         self._readings.wait()
         seconds = time.perf_counter() - self._start
         self._write(seconds, self.count - self._settled)
-        self._turn += 1
-        if self._turn == len(self._turns):
+        if self._last or self._clean():
             self._run.leave()
-        if self._run.log is not None:
-            wait_for_turn(self._run.folder, self._run.request, self._turn)
-        self._event = min(self.count + 1, self._turns[self._turn])
-        if self._event == self._turns[self._turn]:  # a turn of one step settles nothing
-            self._settled = self.count
+        self._next_turn()
+
+    def _next_turn(self) -> None:
+        self._turn += 1
+        request = self._run.request
+        if request.waits:
+            self._until, self._last = wait_for_turn(self._run.folder, request, self._turn)
+        else:
+            self._until, self._last = request.turns[self._turn], self._turn + 1 == len(request.turns)
+        self._event, self._settled = min(self.count + 1, self._until), self.count
         self._start = time.perf_counter()
         self._beat = self._start + HEARTBEAT
+
+    def _clean(self) -> bool:
+        """Return whether as many steps in a row were applied as are asked for."""
+        wanted = self._run.request.clean
+        return wanted is not None and self._readings.clean >= wanted
 
     def _write(self, seconds: float | None, timed: int) -> None:
         first, self._from = self._from, self.count

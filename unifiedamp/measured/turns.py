@@ -13,16 +13,20 @@ CHECKED = 100
 """Polls between two looks at whether the command still runs."""
 
 
-def wait_for_turn(folder: Path, request: RunRequest, number: int) -> None:
-    """Return once the command permits a turn; end this process where the command is gone."""
-    if not request.waits:
-        return
+def wait_for_turn(folder: Path, request: RunRequest, number: int) -> tuple[int, bool]:
+    """Wait until the command permits a turn; end this process where the command is gone.
+
+    Returns:
+        The step that ends the turn, and whether the run ends with it.
+    """
     permission, polls = turn_file(folder, number), 0
     while not permission.exists():
         time.sleep(POLL_SECONDS)
         polls += 1
         if polls % CHECKED == 0 and not _alive(request.command):
             os._exit(1)
+    until, last = permission.read_text(encoding="utf-8").split()
+    return int(until), last == "1"
 
 
 def _alive(process: int) -> bool:

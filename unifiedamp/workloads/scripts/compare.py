@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from ..compare.rows import BASELINE, SCRIPT, Row, Task, set_ratios
 from ..compare.run import Progress
 from ..interleaved import interleave
 from ..workers import WorkerError
-from .results import add_turn, begin_row, finish_row
+from .results import add_turn, begin_row, finish_row, usual_step
 from .run import ScriptRun
-from .schedule import LEAST, turns_of
+from .schedule import LEAST, STEPS, ends_of, steps_for, warm_up_of
 
 ROOM = 1.2
 """How many times the memory of the first run must be free for the next one to run beside it."""
@@ -32,7 +32,7 @@ class ScriptOptions:
 
     Attributes:
         command: the program and its arguments.
-        steps: of each run.
+        steps: of each run; None for :data:`schedule.STEPS`, and more where they are fast.
         rounds: of timing.
         timeout: seconds without a sign of life after which a run counts as hung.
         serial: never keep two runs alive at the same time.
@@ -42,7 +42,7 @@ class ScriptOptions:
     """
 
     command: Sequence[str]
-    steps: int = 100
+    steps: int | None = None
     rounds: int = 5
     timeout: float = 1800.0
     serial: bool = False
@@ -87,12 +87,13 @@ def compare_script(
     for mode in modes or [""]:
         group = _Group(policies, mode, options, progress, functools.partial(save, every), every)
         try:
-            group.run(turns_of(options.steps, options.rounds))
+            group.run()
         except EndedEarly as early:
             del every[group.first :]
-            group = _Group(policies, mode, options, progress, functools.partial(save, every), every)
+            shorter = replace(options, steps=early.steps)
+            group = _Group(policies, mode, shorter, progress, functools.partial(save, every), every)
             group.note = f"the script ended after {early.steps} steps; measured on those"
-            group.run(turns_of(early.steps, options.rounds), retried=True)
+            group.run(retried=True)
     return every
 
 
@@ -107,17 +108,18 @@ class _Group:
         self._progress, self._save, self._every = progress, save, every
         self._runs: dict[int, ScriptRun] = {}
         self._rows: list[Row] = []
-        self._turns: tuple[int, ...] = ()
+        self._warm_up = warm_up_of(options.steps or STEPS)
+        self._ends: list[int] = []
         self._may_restart = True
         self.first, self.note = len(every), ""
 
-    def run(self, turns: tuple[int, ...], retried: bool = False) -> None:
+    def run(self, retried: bool = False) -> None:
         """Run all.
 
         Raises:
             EndedEarly: a script makes fewer steps; not where ``retried``.
         """
-        self._turns, self._may_restart = turns, not retried
+        self._may_restart = not retried
         with ExitStack() as stack:
             for policy in self._policies or [BASELINE]:
                 self._add(policy, stack)
@@ -150,9 +152,9 @@ class _Group:
 
     def _start(self, index: int, stack: ExitStack) -> None:
         row, options = self._rows[index], self._options
-        self._progress.begin(f"{row.task.policy}: starting, and the first {self._turns[0]} steps")
+        self._progress.begin(f"{row.task.policy}: starting, and the first {self._warm_up} steps")
         request = RunRequest(
-            "steps", self._turns, options.overrides(row.task.policy, self._mode or None), waits=True,
+            "steps", (self._warm_up,), options.overrides(row.task.policy, self._mode or None), waits=True,
             command=os.getpid(),
         )  # fmt: skip
         run = stack.enter_context(ScriptRun(options.command, request, options.timeout, self._output(index)))
@@ -162,7 +164,8 @@ class _Group:
             row.notes += [self.note] if self.note else []
             if index == 0 and not self._policies:
                 self._others = others(session)
-            self._turn(row, run, 0)
+            turn = self._turn(row, run)
+            self._ends = self._ends or self._schedule(usual_step(turn))
             self._runs[index] = run
         except WorkerError as error:
             self._fail(index, error)
@@ -174,9 +177,15 @@ class _Group:
         words = f"{self.first + index + 1}-{self._rows[index].task.policy}"
         return self._options.output / re.sub(r"[^A-Za-z0-9_-]+", "-", words)[:60]
 
-    def _turn(self, row: Row, run: ScriptRun, number: int) -> float:
-        """Let a run have a turn, and return its rate."""
-        run.permit(number)
+    def _schedule(self, seconds: float) -> list[int]:
+        """Return where the turns end, of all runs, by the first one's usual step."""
+        rounds = self._options.rounds
+        return ends_of(self._options.steps or steps_for(seconds, rounds), rounds, self._warm_up)
+
+    def _turn(self, row: Row, run: ScriptRun, number: int = 0) -> Mapping[str, Any]:
+        """Let a run have a turn, and return what it noted."""
+        if number:
+            run.permit(number, self._ends[number - 1], number == len(self._ends))
         try:
             turn = run.expect("turn")
         except WorkerError as error:
@@ -186,28 +195,28 @@ class _Group:
         add_turn(row, turn)
         if turn["seconds"] is None:
             self._early(turn["last"])
-        self._progress.at(turn["last"], self._turns[-1])
-        return row.rates[-1] if row.rates else 0.0
+        self._progress.at(turn["last"], self._ends[-1] if self._ends else STEPS)
+        return turn
 
     def _early(self, steps: int) -> None:
-        if self._may_restart and LEAST <= steps < self._turns[-1]:
+        if self._may_restart and steps >= LEAST:
             raise EndedEarly(steps)
         raise WorkerError(
             f"the script ended after {steps} steps; at least {LEAST} are needed, and as many under each policy", "early"
         )
 
     def _interleave(self) -> None:
-        rounds = len(self._turns) - 1
         if self._runs:
-            self._progress.begin(f"{len(self._runs)} in turns, {rounds} rounds")
+            self._progress.begin(f"{len(self._runs)} in turns, {len(self._ends)} rounds")
         numbers = dict.fromkeys(self._runs, 0)
 
         def rate(index: int) -> float:
             numbers[index] += 1
-            return self._turn(self._rows[index], self._runs[index], numbers[index])
+            self._turn(self._rows[index], self._runs[index], numbers[index])
+            return self._rows[index].rates[-1]
 
         runs = {index: functools.partial(rate, index) for index in self._runs}
-        for index in interleave(runs, rounds, self._fail):
+        for index in interleave(runs, len(self._ends), self._fail):
             self._runs[index].finish()
             self._finish(index)
 

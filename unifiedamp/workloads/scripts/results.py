@@ -29,10 +29,15 @@ def add_turn(row: Row, turn: Mapping[str, Any]) -> None:
     row.notes += [note for note in turn["warned"] if note not in row.notes]
     row.loss = mean_of_last(row.losses)
     if turn["number"] == 0:
-        usual = median(turn["times"])
+        usual = usual_step(turn)
         row.compile_seconds = sum(each - usual for each in turn["times"] if each > 2 * usual)
     elif turn["seconds"]:
         row.rates.append(turn["timed"] / turn["seconds"])
+
+
+def usual_step(turn: Mapping[str, Any]) -> float:
+    """Return the seconds of a usual step of the first turn."""
+    return float(median(turn["times"]))
 
 
 def finish_row(row: Row) -> None:

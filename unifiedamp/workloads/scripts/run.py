@@ -16,7 +16,7 @@ from ...config import plugins
 from ...config.environment import VARIABLES
 from ...errors import ConfigError
 from ...measured import VARIABLE
-from ...measured.request import LOG, RunRequest, turn_file
+from ...measured.request import LOG, RunRequest, permit
 from ...measured.run import MADE
 from ...output.files import reason, temporary_folder
 from ..workers import WorkerError, describe_ending, signal_name
@@ -52,7 +52,6 @@ class ScriptRun:
         self._timeout, self._read, self._offset = timeout, list[dict[str, Any]](), 0
         base = output or self.folder / "script"
         self.stderr = base.with_name(f"{base.name}.err.txt")
-        self.permit(0)
         try:
             with base.with_name(f"{base.name}.out.txt").open("wb") as out, self.stderr.open("wb") as err:
                 self._process = subprocess.Popen(
@@ -71,9 +70,9 @@ class ScriptRun:
         own = {key: value for key, value in os.environ.items() if key != VARIABLES["policy"]}
         return {**sharing, **own, VARIABLE: str(self.folder), "PYTHONUNBUFFERED": "1"}
 
-    def permit(self, turn: int) -> None:
-        """Permit a turn."""
-        turn_file(self.folder, turn).touch()
+    def permit(self, turn: int, until: int, last: bool) -> None:
+        """Permit a turn that ends with the step ``until``; with the last one, the run ends."""
+        permit(self.folder, turn, until, last)
 
     def expect(self, *kinds: str) -> Mapping[str, Any]:
         """Return the next note of one of these kinds.
