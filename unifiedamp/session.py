@@ -126,8 +126,7 @@ class Amp:
         use from now on, in the order given.
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
-        prepared, models = prepare_objects(self.backend, self._loop.order, objects)
-        self._loop.models += models
+        prepared = prepare_objects(self.backend, self._loop, objects)
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 

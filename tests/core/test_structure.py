@@ -17,7 +17,7 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 
 LAYERS = (
     {"errors"}, {"loss_scale"}, {"policy"}, {"backend"}, {"output"},
-    {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"session"},
+    {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"measured"}, {"session"},
     {"conformance"}, {"workloads"}, {"compat", "migrate"}, {"cli"},
 )  # fmt: skip
 """First-level parts of core, lower layers first: a part imports none of a higher layer."""

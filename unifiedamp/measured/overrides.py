@@ -59,7 +59,9 @@ def _under(given: Given, wanted: Overrides, chosen: Policy, part: str, said: lis
     masters = given.master_weights and chosen.param_dtype != "float32"
     if given.master_weights and not masters:
         said.append(f"the script's master_weights are left out: parameters are float32 under {str(chosen)!r}")
-    return replace(given, policy=chosen, loss_scale=given.loss_scale if part == CASTS else scale, master_weights=masters)
+    return replace(
+        given, policy=chosen, loss_scale=given.loss_scale if part == CASTS else scale, master_weights=masters
+    )
 
 
 def _scale(asked: Any, own: Policy | None, wanted: Overrides, chosen: Policy, part: str, said: list[str]) -> Any:

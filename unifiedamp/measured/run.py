@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from ..errors import StepOrderError
+from ..errors import AmpError, StepOrderError
 from .claim import claim, leads
 from .log import Log
 from .overrides import WHOLE
@@ -83,6 +83,13 @@ class MeasuredRun:
         if self.log is not None and not self.finished:
             self.log.write("end", reason=reason, why=why)
         self.finished = True
+
+    def fail(self, error: AmpError) -> NoReturn:
+        """Note an error of the run's, and raise it in the script."""
+        if self.log is None and claim(self.folder):
+            self.log = Log(self.folder)
+        self.end("error", str(error))
+        raise error
 
     def leave(self) -> NoReturn:
         """End the program; where it goes on all the same, it is ended at its next step."""

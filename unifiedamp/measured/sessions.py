@@ -16,6 +16,10 @@ from .describe import describe
 from .request import RunRequest
 from .run import MeasuredRun, join
 from .steps import StepMeasure
+from .tasks import Explaining, Recording
+
+TASKS = {"record": Recording, "explain": Explaining}
+"""What a request does → what does it."""
 
 Settings = tuple[str | Policy | None, Any, str, Mapping[str, Any] | None, bool]
 
@@ -63,7 +67,8 @@ class MeasuredSessions:
         """
         self.run.made()
         about = functools.partial(describe, session, loop, self._own, tuple(self._said))
-        return StepMeasure(self.run, session.backend, loop.scaling, about)
+        task = TASKS[self.request.do](session, loop, self.run) if self.request.do in TASKS else None
+        return StepMeasure(self.run, session.backend, loop.scaling, about, task)
 
 
 def _own_policy(

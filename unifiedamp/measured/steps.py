@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ..backend import Backend
 from ..backend.result import StepResult
@@ -18,6 +18,19 @@ HEARTBEAT = 1.0
 """Seconds from one sign of life to the next, while a turn takes longer."""
 
 
+class Task(Protocol):
+    """What a measured run does beside noting steps."""
+
+    def prepared(self) -> None:
+        """Models and optimizers were prepared."""
+
+    def begin(self) -> None:
+        """The session is about to train."""
+
+    def end(self) -> None:
+        """The last step was made."""
+
+
 class StepMeasure:
     """Notes the losses and the ends of a session's steps.
 
@@ -28,15 +41,17 @@ class StepMeasure:
         backend: the session's.
         scaling: whether losses are scaled.
         describe: returns what is said of the session once it trains.
+        task: what else is done; None for nothing.
 
     Attributes:
         count: steps so far.
     """
 
     def __init__(
-        self, run: MeasuredRun, backend: Backend, scaling: bool, describe: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._run, self._backend, self._describe = run, backend, describe
+        self, run: MeasuredRun, backend: Backend, scaling: bool, describe: Callable[[], dict[str, Any]],
+        task: Task | None = None,
+    ) -> None:  # fmt: skip
+        self._run, self._backend, self._describe, self._task = run, backend, describe, task
         self._readings = Readings(backend, scaling)
         self._turn, self.count, self._from = 0, 0, 0
         self._until = self._event = run.request.turns[0]
@@ -46,6 +61,16 @@ class StepMeasure:
         self._settled = 0
         self._began = False
         self._traces: list[Trace] = []
+
+    def prepared(self) -> None:
+        """Note that models and optimizers were prepared."""
+        if self._task is not None:
+            self._task.prepared()
+
+    def before_call(self) -> None:
+        """Note that a compiled step is about to run."""
+        if not self._began:
+            self._begin()
 
     def mode(self, asked: str) -> str:
         """Return the mode of ``amp.compile`` in force."""
@@ -107,6 +132,8 @@ class StepMeasure:
     def _begin(self) -> None:
         self._began = True
         self._run.begin(self, self._describe)
+        if self._task is not None:
+            self._task.begin()
         self._beat = time.perf_counter() + HEARTBEAT
 
     def _sign_of_life(self, now: float) -> None:
@@ -125,6 +152,8 @@ class StepMeasure:
         seconds = time.perf_counter() - self._start
         self._write(seconds, self.count - self._settled)
         if self._last or self._clean():
+            if self._task is not None:
+                self._task.end()
             self._run.leave()
         self._next_turn()
 

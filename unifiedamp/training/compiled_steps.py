@@ -77,6 +77,8 @@ class CompiledSteps:
             if self.closed:
                 refuse(f"compile: {name}()")
             loop.interruptions.check()
+            if measure is not None:
+                measure.before_call()
             entered, ended = order.snapshot(), order.ended
             try:
                 output = compiled(*args, **kwargs)

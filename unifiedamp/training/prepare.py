@@ -6,13 +6,11 @@ from typing import Any
 
 from ..backend import Backend
 from ..errors import UnsupportedError, WrongObjectError
-from .step_order import ReplicaStepOrders, StepOrder
+from .step_loop import StepLoop
 
 
-def prepare_objects(
-    backend: Backend, order: StepOrder | ReplicaStepOrders, objects: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return the prepared objects in the order given, and the models among them.
+def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the prepared objects in the order given, and add the models among them to the loop's.
 
     Raises:
         WrongObjectError: no objects, or ones of another framework.
@@ -24,10 +22,13 @@ def prepare_objects(
     models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
     optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
     limit = backend.capabilities().feature("several_optimizers")
-    if len(order.slots) + len(optimizers) > 1 and not limit:
+    if len(loop.order.slots) + len(optimizers) > 1 and not limit:
         raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
     models, optimizers = map(list, backend.training.prepare(models, optimizers))
     for optimizer in optimizers:
-        order.bind(optimizer)
+        loop.order.bind(optimizer)
+    loop.models += models
+    if loop.measure is not None:
+        loop.measure.prepared()
     left = {True: iter(models), False: iter(optimizers)}
-    return tuple([next(left[yes]) for yes in is_model]), models
+    return tuple([next(left[yes]) for yes in is_model])

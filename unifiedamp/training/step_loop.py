@@ -37,8 +37,14 @@ class StepListener(Protocol):
 class StepMeasure(Protocol):
     """What follows the steps of a measured run."""
 
+    def prepared(self) -> None:
+        """Note that models and optimizers were prepared."""
+
     def mode(self, asked: str) -> str:
         """Return the mode of ``amp.compile`` in force."""
+
+    def before_call(self) -> None:
+        """Note that a compiled step is about to run."""
 
     def traced(self, step: Any) -> Any:
         """Return a step that also returns the losses that it scaled; for one that may run only while it is traced."""

@@ -140,4 +140,6 @@ def set_ratios(group: Sequence[Row]) -> None:
         if row.rates and len(row.rates) == len(baseline.rates):
             found = ratio(row.rates, baseline.rates)
             row.ratio, row.ratio_low, row.ratio_high = found.value, found.low, found.high
-            row.baseline = BASELINE if row.task.batch_size == SCRIPT else f"{BASELINE}, batch size {baseline.batch_size}"
+            row.baseline = (
+                BASELINE if row.task.batch_size == SCRIPT else f"{BASELINE}, batch size {baseline.batch_size}"
+            )

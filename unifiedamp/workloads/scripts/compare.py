@@ -37,6 +37,7 @@ class ScriptOptions:
         timeout: seconds without a sign of life after which a run counts as hung.
         serial: never keep two runs alive at the same time.
         loss_scale: for policies that scale losses; None for the script's.
+        loss_scales: policy → loss scale, in its place.
         backend_options: settings of the script's backend that win over the script's.
         output: the folder for what the script prints; None keeps nothing.
     """
@@ -47,12 +48,14 @@ class ScriptOptions:
     timeout: float = 1800.0
     serial: bool = False
     loss_scale: Any = None
+    loss_scales: Mapping[str, Any] = field(default_factory=dict)
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     output: Path | None = None
 
     def overrides(self, policy: str | None, mode: str | None) -> Overrides:
         """Return the settings that win over the script's in one run."""
-        return Overrides(policy, self.loss_scale, mode, self.backend_options)
+        scale = self.loss_scales.get(policy or "", self.loss_scale)
+        return Overrides(policy, scale, mode, self.backend_options)
 
 
 class EndedEarly(AmpError):

@@ -43,9 +43,7 @@ class ScriptRun:
         ConfigError: the program cannot be started.
     """
 
-    def __init__(
-        self, command: Sequence[str], request: RunRequest, timeout: float, output: Path | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], request: RunRequest, timeout: float, output: Path | None = None) -> None:
         self._temporary = temporary_folder()
         self.folder = Path(self._temporary.name)
         request.write(self.folder)
@@ -90,7 +88,7 @@ class ScriptRun:
                 if note["kind"] in kinds:
                     return note
                 if note["kind"] == "end":
-                    raise self._ended(note)
+                    raise self.failure(note)
             if ended:
                 raise self._gone()
             if time.monotonic() > deadline:
@@ -113,7 +111,8 @@ class ScriptRun:
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def _ended(self, note: Mapping[str, Any]) -> WorkerError:
+    def failure(self, note: Mapping[str, Any]) -> WorkerError:
+        """Return the error of a run whose last note this is."""
         if note["reason"] != "early":
             return WorkerError(note["why"] or f"it ended: {note['reason']}", "error")
         self._wait()
@@ -148,8 +147,12 @@ class ScriptRun:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """Let the script end by itself, for a while."""
+        self._wait()
+
+    def finish(self) -> None:
+        """Do the same, and end what is left of it."""
         self._wait()
         self.close()
 
