@@ -48,7 +48,7 @@ from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
 from .processor import Processor, this_processor
 from .required import required
 from .result import StepResult, StepValues
-from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
+from .roles import Device, Precision, ScaledLoss, StepFollower, Training, backward_in_context
 from .spec import SessionSpec
 from .switches import Switch, Switches
 from .tuning import Tuning, bias_rows, compile_note, item_rows
@@ -83,6 +83,7 @@ __all__ = [
     "ScaleState",
     "ScaledLoss",
     "SessionSpec",
+    "StepFollower",
     "StepOrderState",
     "StepResult",
     "StepValues",

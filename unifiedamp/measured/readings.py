@@ -74,6 +74,8 @@ class Readings:
     def _number(self, loss: Any) -> float:
         import numpy as np
 
+        if callable(loss):
+            return float(loss())
         parts = loss if isinstance(loss, (list, tuple)) else getattr(loss, "values", None)
         each = parts if isinstance(parts, (list, tuple)) else [loss]
         return float(np.mean([np.mean(np.asarray(self._backend.device.to_numpy(one), np.float64)) for one in each]))

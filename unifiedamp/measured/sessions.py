@@ -68,7 +68,9 @@ class MeasuredSessions:
         self.run.made()
         about = functools.partial(describe, session, loop, self._own, tuple(self._said))
         task = TASKS[self.request.do](session, loop, self.run) if self.request.do in TASKS else None
-        return StepMeasure(self.run, session.backend, loop.scaling, about, task)
+        measure = StepMeasure(self.run, session.backend, loop, about, task)
+        session.backend.training.follow_native_steps(measure)
+        return measure
 
 
 def _own_policy(

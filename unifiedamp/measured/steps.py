@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..backend.result import StepResult
+from ..training.step_loop import StepLoop
 from .memory import peak_process_memory
 from .readings import Readings
 from .run import MeasuredRun
@@ -39,7 +40,7 @@ class StepMeasure:
     Args:
         run: the process's.
         backend: the session's.
-        scaling: whether losses are scaled.
+        loop: its calls.
         describe: returns what is said of the session once it trains.
         task: what else is done; None for nothing.
 
@@ -48,11 +49,12 @@ class StepMeasure:
     """
 
     def __init__(
-        self, run: MeasuredRun, backend: Backend, scaling: bool, describe: Callable[[], dict[str, Any]],
+        self, run: MeasuredRun, backend: Backend, loop: StepLoop, describe: Callable[[], dict[str, Any]],
         task: Task | None = None,
     ) -> None:  # fmt: skip
         self._run, self._backend, self._describe, self._task = run, backend, describe, task
-        self._readings = Readings(backend, scaling)
+        self._readings = Readings(backend, loop.scaling)
+        self._tracing = loop.tracing
         self._turn, self.count, self._from = 0, 0, 0
         self._until = self._event = run.request.turns[0]
         self._last = len(run.request.turns) == 1 and not run.request.waits
@@ -61,6 +63,7 @@ class StepMeasure:
         self._settled = 0
         self._began = False
         self._traces: list[Trace] = []
+        self._in_trace: Trace = []
 
     def prepared(self) -> None:
         """Note that models and optimizers were prepared."""
@@ -81,6 +84,9 @@ class StepMeasure:
         if self._traces:
             self._traces[-1].append((index, loss))
             return
+        if self._tracing():
+            self._in_trace.append((index, loss))
+            return
         if not self._began:
             self._begin()
         if self._run.finished:
@@ -91,6 +97,9 @@ class StepMeasure:
     def after_step(self, outcome: StepResult | None = None) -> None:
         """Note the end of an iteration; ``outcome`` is that of its last optimizer, None where it is not known."""
         if self._traces:
+            return
+        if self._tracing():
+            self._trace_end()
             return
         if not self._began:
             self._begin()
@@ -110,6 +119,27 @@ class StepMeasure:
         """Note what was not noted yet: the script has ended within a turn."""
         if self.count > self._from:
             self._write(None, 0)
+
+    # -- steps that core's calls do not see --------------------------------------------------------------------------
+
+    before_step = before_call
+
+    def native_step(self, loss: Any = None) -> None:
+        """Note a step of the framework's own loop."""
+        if loss is not None:
+            self.loss(loss, 0)
+        self.after_step()
+
+    def _trace_end(self) -> None:
+        """Have a trace of the user's note its losses and the end of the step each time it runs."""
+        losses, self._in_trace = self._in_trace, []
+
+        def note(*values: Any) -> None:
+            for (index, _), value in zip(losses, values, strict=True):
+                self.loss(value, index)
+            self.after_step()
+
+        self._backend.training.call_from_trace(note, [loss for _, loss in losses])
 
     # -- steps that may run only while they are traced -------------------------------------------------------------
 

@@ -19,11 +19,12 @@ from .. import patches
 from .._types import Model
 from ..distributed.replicas import Replicas
 from ..internals import steps_per_execution
+from .fit_losses import FitLosses
 from .native_steps import NativeSteps
 from .optimizers import SCALES_LOSS
 from .prepared_optimizer import PreparedOptimizer
 
-MAKER, FIT = "make_train_function", "fit"
+MAKER, FIT, RESET = "make_train_function", "fit", "reset_metrics"
 ENDS_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
@@ -37,6 +38,7 @@ class Fitting:
 
     def __init__(self, native_steps: NativeSteps, optimizers: Sequence[PreparedOptimizer]) -> None:
         self._native_steps, self._optimizers = native_steps, optimizers
+        self._losses: dict[int, FitLosses] = {}
 
     def attach(self, model: Model, replicas: Replicas) -> Callable[[], None]:
         """Follow a model from here on; return the function that undoes it."""
@@ -46,9 +48,17 @@ class Fitting:
         methods: dict[str, Callable[..., Any]] = {
             MAKER: functools.wraps(make)(functools.partial(self._make, model, make))
         }
+        if self._native_steps.follower is not None:
+            methods[RESET] = functools.partial(self._reset, model, getattr(model, RESET))
         if SCALES_LOSS and replicas.over_workers():
             methods[FIT] = _refuse_workers
         return patches.override_training(model, **methods)
+
+    def _reset(self, model: Model, reset: Callable[[], None]) -> None:
+        """Reset the metrics as Keras does: the mean of the losses begins anew."""
+        if id(model) in self._losses:
+            self._losses[id(model)].restart()
+        reset()
 
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
@@ -58,10 +68,15 @@ class Fitting:
         return function
 
     def _followed(self, model: Model, function: Callable[..., Any]) -> Callable[..., Any]:
+        losses = self._losses.setdefault(id(model), FitLosses())
+
         @functools.wraps(function)
         def follow(*args: object) -> Any:
+            follower = self._native_steps.follower
             for prepared in self._optimizers:
                 prepared.check_no_window("model.fit")
+            if follower is not None:
+                follower.before_step()
             try:
                 with self._native_steps.following():
                     logs = function(*args)
@@ -71,8 +86,13 @@ class Fitting:
                 for prepared in self._optimizers:
                     prepared.restart_fit()
                 raise
-            for _ in range(steps_per_execution(model)):
+            count = steps_per_execution(model)
+            for _ in range(count):
                 self._native_steps.after_step()
+            if follower is not None:
+                loss = losses.add(logs, count)
+                for _ in range(count):
+                    follower.native_step(loss)
             return logs
 
         follow.followed_by = self  # type: ignore[attr-defined]  # read back by _make

@@ -13,6 +13,7 @@ from unifiedamp.backend import (
     ScaledLoss,
     ScaleState,
     SessionSpec,
+    StepFollower,
     StepResult,
     Training,
     backward_in_context,
@@ -159,6 +160,12 @@ class TensorFlowTraining(Training):
         self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
     ) -> None:
         self._native_steps.start(after_step, poll, observed)
+
+    def follow_native_steps(self, follower: StepFollower) -> None:
+        self._native_steps.follower = follower
+
+    def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        self._native_steps.call_from_trace(fn, tensors)
 
 
 def _steps_of(prepared: PreparedOptimizer) -> int:
