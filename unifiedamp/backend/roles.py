@@ -106,6 +106,9 @@ class StepFollower(Protocol):
     def before_step(self) -> None:
         """A step is about to run."""
 
+    def native_loss(self, loss: Any) -> None:
+        """A loss, native, is about to be differentiated."""
+
     def native_step(self, loss: Any = None) -> None:
         """A step has run; ``loss``: its loss, a native scalar or a function that returns a number."""
 

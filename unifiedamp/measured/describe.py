@@ -8,13 +8,16 @@ from ..config import plugins
 from ..training.step_loop import StepLoop
 
 
-def describe(session: Any, loop: StepLoop, own_policy: str, said: tuple[str, ...]) -> dict[str, Any]:
+def describe(
+    session: Any, loop: StepLoop, own_policy: str, measured_policy: str | None, said: tuple[str, ...]
+) -> dict[str, Any]:
     """Return a session as plain values.
 
     Args:
         session: an ``Amp``; it trains.
         loop: its calls.
         own_policy: what the script said.
+        measured_policy: what the command says; None where it leaves the script's.
         said: sentences on settings of the script that the command replaced.
     """
     capabilities = session.capabilities
@@ -23,7 +26,7 @@ def describe(session: Any, loop: StepLoop, own_policy: str, said: tuple[str, ...
         "backend": session.backend.name,
         "framework": f"{plugin.framework} {plugins.installed_version(plugin)}",
         "device": capabilities.device,
-        "policy": str(session.policy),
+        "policy": measured_policy or str(session.policy),
         "own_policy": own_policy,
         "loss_scale": str(session.loss_scale_settings),
         "compile": session.compile_mode,

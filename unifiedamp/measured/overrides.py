@@ -13,6 +13,8 @@ from .request import Overrides
 
 WHOLE, CASTS, SCALER = "whole", "casts", "scaler"
 """What a session is for: a loop of the user's, or one half of a retired interface's (``unifiedamp.compat``)."""
+UNSCALED = 1.0
+"""The static scale of a retired interface's scaler under a policy that needs none: its calls go on working."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,12 @@ def _scale(asked: Any, own: Policy | None, wanted: Overrides, chosen: Policy, pa
     variable = os.environ.get(VARIABLES["loss_scale"])
     asked = next((one for one in (asked, own and own.loss_scale, variable) if one), None)
     if chosen.loss_scale is not None:
-        return None if part != SCALER else chosen.loss_scale
+        return None if part != SCALER else chosen.loss_scale if chosen.loss_scale.enabled else UNSCALED
     if chosen.resolved_loss_scale.enabled:
         return asked if wanted.loss_scale is None else wanted.loss_scale
     os.environ.pop(VARIABLES["loss_scale"], None)
     if part == SCALER:
-        return "none"
+        return UNSCALED
     if asked is not None and asked != "none":
         said.append(f"the script's loss scale is left out under {str(chosen)!r}, which needs none")
     return None

@@ -19,11 +19,12 @@ class Readings:
     Attributes:
         losses: steps before it, index of its optimizer, and the loss, native, of each loss.
         outcomes: step and outcome, of each step whose outcome is known.
+        scaler: whose loss scale is read.
         clean: steps applied in a row, where each step is read.
     """
 
     def __init__(self, backend: Backend, scaling: bool) -> None:
-        self._backend, self._scaling = backend, scaling
+        self._backend, self._scaling, self.scaler = backend, scaling, backend.training
         self.losses: list[tuple[int, int, Any]] = []
         self.outcomes: list[tuple[int, StepResult]] = []
         self._skipped = self._state_skipped = self.clean = 0
@@ -50,7 +51,7 @@ class Readings:
         for step, index, loss in losses:
             steps.setdefault(step, {}).setdefault(index, []).append(self._number(loss))
         rows = [[finite(sum(each) / len(each)) for each in named.values()] for named in steps.values()]
-        state = self._backend.training.read_state()
+        state = self.scaler.read_state()
         self.clean = 0 if state.skipped_steps > self._state_skipped else self.clean + 1
         self._state_skipped = self._skipped = state.skipped_steps
         return {

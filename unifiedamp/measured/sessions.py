@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import environment, plugins
@@ -29,10 +29,15 @@ class MeasuredSessions:
 
     Args:
         run: the measured run.
+
+    Attributes:
+        run: see the argument.
+        shared: follows the steps of a retired interface, which makes several sessions for one loop.
     """
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
+        self.shared: StepMeasure | None = None
         self._said: list[str] = []
         self._own = ""
 
@@ -47,7 +52,8 @@ class MeasuredSessions:
         master_weights: bool,
     ) -> Settings:
         """Return the arguments of ``Amp`` from ``policy`` on, as they are in force under this run."""
-        self._own = _own_policy(backend, device, policy, loss_scale, backend_options, master_weights)
+        own_scale = None if self.run.part == overrides.CASTS else loss_scale
+        self._own = _own_policy(backend, device, policy, own_scale, backend_options, master_weights)
         given = overrides.Given(policy, loss_scale, compile, backend_options, master_weights)
         name = backend or environment.text_of("backend") or next(iter(plugins.installed_backends()), "")
         given, self._said = overrides.override(given, self.request.overrides, name, self.run.part)
@@ -58,19 +64,35 @@ class MeasuredSessions:
         """What the command asks for."""
         return self.run.request
 
-    def follow(self, session: Any, loop: StepLoop) -> StepMeasure:
-        """Return what follows the steps of a new session.
+    def follow(self, session: Any, loop: StepLoop) -> StepMeasure | None:
+        """Return what follows the steps of a new session; None where they are followed elsewhere.
 
         Args:
             session: an ``Amp``.
             loop: its calls.
         """
         self.run.made()
-        about = functools.partial(describe, session, loop, self._own, tuple(self._said))
+        part = self.run.part
+        if part == overrides.WHOLE:
+            measure = self._measure(session, loop)
+            session.backend.training.follow_native_steps(measure)
+            return measure
+        if self.shared is None:
+            self.shared = self._measure(session, loop)
+        session.backend.training.follow_native_steps(self.shared)
+        if part == overrides.SCALER:
+            self.shared.scale_from(session.backend)
+            return None
+        self.shared.describe = self._about(session, loop)
+        return self.shared
+
+    def _measure(self, session: Any, loop: StepLoop) -> StepMeasure:
         task = TASKS[self.request.do](session, loop, self.run) if self.request.do in TASKS else None
-        measure = StepMeasure(self.run, session.backend, loop, about, task)
-        session.backend.training.follow_native_steps(measure)
-        return measure
+        return StepMeasure(self.run, session.backend, loop, self._about(session, loop), task)
+
+    def _about(self, session: Any, loop: StepLoop) -> Callable[[], dict[str, Any]]:
+        policy = self.request.overrides.policy
+        return functools.partial(describe, session, loop, self._own, policy, tuple(self._said))
 
 
 def _own_policy(

@@ -46,13 +46,14 @@ class StepMeasure:
 
     Attributes:
         count: steps so far.
+        describe: see the argument.
     """
 
     def __init__(
         self, run: MeasuredRun, backend: Backend, loop: StepLoop, describe: Callable[[], dict[str, Any]],
         task: Task | None = None,
     ) -> None:  # fmt: skip
-        self._run, self._backend, self._describe, self._task = run, backend, describe, task
+        self._run, self._backend, self.describe, self._task = run, backend, describe, task
         self._readings = Readings(backend, loop.scaling)
         self._tracing = loop.tracing
         self._turn, self.count, self._from = 0, 0, 0
@@ -64,6 +65,10 @@ class StepMeasure:
         self._began = False
         self._traces: list[Trace] = []
         self._in_trace: Trace = []
+
+    def scale_from(self, backend: Backend) -> None:
+        """Read the loss scale from another session."""
+        self._readings.scaler = backend.training
 
     def prepared(self) -> None:
         """Note that models and optimizers were prepared."""
@@ -124,6 +129,10 @@ class StepMeasure:
 
     before_step = before_call
 
+    def native_loss(self, loss: Any) -> None:
+        """Note a loss of such a step."""
+        self.loss(loss, 0)
+
     def native_step(self, loss: Any = None) -> None:
         """Note a step of the framework's own loop."""
         if loss is not None:
@@ -161,7 +170,7 @@ class StepMeasure:
 
     def _begin(self) -> None:
         self._began = True
-        self._run.begin(self, self._describe)
+        self._run.begin(self, self.describe)
         if self._task is not None:
             self._task.begin()
         self._beat = time.perf_counter() + HEARTBEAT

@@ -60,6 +60,23 @@ class NativeSteps:
             if self.follower is not None:
                 self.follower.native_step()
 
+    def deferred_step(self, losses: Sequence[Tensor]) -> None:
+        """Report the losses of a step in Keras 2's form; a traced one calls the follower each time it runs."""
+        follower = self.follower
+        if follower is None:
+            return
+        if tf.executing_eagerly():
+            for loss in losses:
+                follower.native_loss(loss)
+            return
+
+        def note(*values: Tensor) -> None:
+            for value in values:
+                follower.native_loss(value)
+            follower.native_step()
+
+        self.call_from_trace(note, losses)
+
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Have the trace of a step in a ``tf.function`` of the user's call ``fn`` with values, each time it runs."""
         graph = tf.compat.v1.get_default_graph()

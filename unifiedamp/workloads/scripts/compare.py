@@ -191,13 +191,13 @@ class _Group:
             run.permit(number, self._ends[number - 1], number == len(self._ends))
         try:
             turn = run.expect("turn")
+            add_turn(row, turn)
+            if turn["seconds"] is None:  # the script ended within it
+                run.expect()
         except WorkerError as error:
             if error.kind == "early":
                 self._early(len(row.losses))
             raise
-        add_turn(row, turn)
-        if turn["seconds"] is None:
-            self._early(turn["last"])
         self._progress.at(turn["last"], self._ends[-1] if self._ends else STEPS)
         return turn
 

@@ -73,7 +73,7 @@ class ScriptRun:
         permit(self.folder, turn, until, last)
 
     def expect(self, *kinds: str) -> Mapping[str, Any]:
-        """Return the next note of one of these kinds.
+        """Return the next note of one of these kinds; without any, wait for the end.
 
         Raises:
             WorkerError: the script ended first, or gave no sign of life for too long.
