@@ -84,13 +84,14 @@ def step():
 """
 
 MXNET = """\
-import mxnet as mx
 import numpy as np
 import unifiedamp as ua
+
+amp = ua.Amp("mxnet", policy=POLICY)  # before MXNet, which today's numpy alone cannot import
+import mxnet as mx
 from mxnet import gluon
 
 mx.random.seed(0)
-amp = ua.Amp("mxnet", policy=POLICY)
 with amp.scope():
     model = gluon.nn.HybridSequential()
     model.add(gluon.nn.Dense(32, activation="relu", in_units=16), gluon.nn.Dense(4, in_units=32))

@@ -63,7 +63,8 @@ def test_the_run_ends_whatever_the_script_does(command, name):
 
 def test_a_timeout_ends_all_that_the_script_started(command):
     """Also a process that has left the script's group and session."""
-    apart = "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', 'apart'], start_new_session=True)\n"
+    sleeps = "[sys.executable, '-c', 'import time; time.sleep(600)', 'apart']"
+    apart = f"import subprocess\nsubprocess.Popen({sleeps}, start_new_session=True)\n"
     write_script("train.py", TOY, apart, ONE, "step(amp, model, optimizer)", "time.sleep(600)")
     done = command("compare", "--policies", "float32", "--json", "--timeout", 4, "--", sys.executable, "train.py")
     assert done.json["rows"][0]["state"] == "failed"

@@ -29,7 +29,6 @@ def describe(
         "policy": measured_policy or str(session.policy),
         "own_policy": own_policy,
         "loss_scale": str(session.loss_scale_settings),
-        "compile": session.compile_mode,
         "policies": {name: {"ok": bool(one), "helps": one.helps} for name, one in capabilities.policies.items()},
         "layers": _layers(session, loop.models),
         "said": list(said),

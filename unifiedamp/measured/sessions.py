@@ -15,10 +15,10 @@ from . import overrides
 from .describe import describe
 from .request import RunRequest
 from .run import MeasuredRun, join
-from .steps import StepMeasure
+from .steps import StepMeasure, Task
 from .tasks import Explaining, Recording
 
-TASKS = {"record": Recording, "explain": Explaining}
+TASKS: dict[str, Callable[[Any, StepLoop, MeasuredRun], Task]] = {"record": Recording, "explain": Explaining}
 """What a request does → what does it."""
 
 Settings = tuple[str | Policy | None, Any, str, Mapping[str, Any] | None, bool]

@@ -62,7 +62,7 @@ class StepMeasure:
         self._start = self._begun = self._beat = time.perf_counter()
         self._times: list[float] = []
         self._settled = 0
-        self._began = False
+        self._began, self._compiled = False, "off"
         self._traces: list[Trace] = []
         self._in_trace: Trace = []
 
@@ -82,7 +82,8 @@ class StepMeasure:
 
     def mode(self, asked: str) -> str:
         """Return the mode of ``amp.compile`` in force."""
-        return self._run.request.overrides.compile or asked
+        self._compiled = self._run.request.overrides.compile or asked
+        return self._compiled
 
     def loss(self, loss: Any, index: int) -> None:
         """Note a loss that is differentiated for the optimizer ``index``."""
@@ -170,7 +171,7 @@ class StepMeasure:
 
     def _begin(self) -> None:
         self._began = True
-        self._run.begin(self, self.describe)
+        self._run.begin(self, lambda: {**self.describe(), "compile": self._compiled})
         if self._task is not None:
             self._task.begin()
         self._beat = time.perf_counter() + HEARTBEAT

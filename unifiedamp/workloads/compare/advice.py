@@ -29,7 +29,7 @@ def advise(rows: Iterable[Row]) -> list[str]:
 
 def _heading(group: Sequence[Row]) -> str:
     task = group[0].task
-    return f"{task.backend}, compile {task.compile}, {task.size}"
+    return f"{task.backend}, compile {task.compile or 'as in the script'}, {task.size}"
 
 
 def _sentence(group: Sequence[Row]) -> str:

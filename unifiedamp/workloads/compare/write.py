@@ -52,7 +52,7 @@ def cells(row: Row) -> list[str]:
     return [
         task.backend,
         task.policy,
-        task.compile,
+        task.compile or "-",
         size,
         _number(row.samples_per_second, ".0f" if row.unit == "samples" else ".4g"),
         _ratio(row),

@@ -15,8 +15,8 @@ def begin_row(row: Row, session: Mapping[str, Any]) -> None:
     """Fill in what is known once the script trains."""
     row.task = replace(row.task, backend=session["backend"], compile=row.task.compile or session["compile"])
     row.notes = list(session["said"])
-    if row.task.compile not in ("", session["compile"]):
-        row.notes.append(f"amp.compile runs in mode {session['compile']!r}")
+    if row.task.compile not in ("off", session["compile"]):
+        row.notes.append(f"the script never calls amp.compile: mode {row.task.compile!r} has no effect")
 
 
 def add_turn(row: Row, turn: Mapping[str, Any]) -> None:
