@@ -46,6 +46,10 @@ def follower() -> StepFollower | None:
 
 
 def policy_in_force(own: str) -> str:
-    """Return the policy that a retired interface is to compute under: the command's, or else the script's own."""
+    """Return the policy that a retired interface is to compute under: the command's, or else the script's own.
+
+    Args:
+        own: what the script says; empty where it says nothing now.
+    """
     sessions = measured_run()
-    return own if sessions is None else sessions.request.overrides.policy or own
+    return own if sessions is None else sessions.policy_in_force(own)

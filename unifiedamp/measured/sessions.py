@@ -39,7 +39,7 @@ class MeasuredSessions:
         self.run = run
         self.shared: StepMeasure | None = None
         self._said: list[str] = []
-        self._own = ""
+        self._own = self._asked = ""
 
     def override(
         self,
@@ -52,12 +52,21 @@ class MeasuredSessions:
         master_weights: bool,
     ) -> Settings:
         """Return the arguments of ``Amp`` from ``policy`` on, as they are in force under this run."""
-        own_scale = None if self.run.part == overrides.CASTS else loss_scale
-        self._own = _own_policy(backend, device, policy, own_scale, backend_options, master_weights)
+        whole = self.run.part == overrides.WHOLE
+        asked = policy if whole else self._asked or policy
+        self._own = _own_policy(backend, device, asked, loss_scale if whole else None, backend_options, master_weights)
         given = overrides.Given(policy, loss_scale, compile, backend_options, master_weights)
         name = backend or environment.text_of("backend") or next(iter(plugins.installed_backends()), "")
         given, self._said = overrides.override(given, self.request.overrides, name, self.run.part)
+        wanted = self.request.overrides.policy
+        if self._asked and wanted is not None and self._asked != wanted:
+            self._said.append(f"the script pins policy={self._asked!r}; measured under {wanted!r}")
         return given.policy, given.loss_scale, given.compile, given.backend_options, given.master_weights
+
+    def policy_in_force(self, own: str) -> str:
+        """Return the policy that a retired interface is to compute under; see ``measured.policy_in_force``."""
+        self._asked = own or self._asked
+        return self.request.overrides.policy or own
 
     @property
     def request(self) -> RunRequest:

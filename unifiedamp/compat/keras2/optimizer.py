@@ -66,8 +66,8 @@ def session(loss_scale: Any, policy: str | None = None, **options: Any) -> ua.Am
 
 def keras_policy(name: str) -> str:
     """Return the Keras policy in force for one that a script names: another one in a measured run."""
-    wanted = policy_in_force("")
-    if not wanted:
+    wanted = policy_in_force(name)
+    if wanted == name:
         return name
     dtype = ua.Policy.parse(wanted).compute_dtype
     return dtype if dtype == "float32" else f"mixed_{dtype}"
@@ -75,7 +75,7 @@ def keras_policy(name: str) -> str:
 
 def _check_in_force(name: str) -> None:
     """Refuse to measure a policy that is not in force: the script sets Keras's own, past this module."""
-    wanted = policy_in_force(name)
+    wanted = policy_in_force("") or name
     if ua.Policy.parse(wanted).compute_dtype != ua.Policy.parse(name).compute_dtype:
         raise ua.ConfigError(
             f"this run is to measure {wanted!r}, and Keras's global policy computes in {name!r}: set it by "
