@@ -34,6 +34,7 @@ class TracedStep(WrappedStep):
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same around another form of the step."""
 
+        @functools.wraps(step, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             trace: Trace = []
             self._traces.append(trace)
