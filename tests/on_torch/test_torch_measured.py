@@ -60,7 +60,8 @@ def captured(amp, step):
 
 
 def notes(folder):
-    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    found = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    return [note for note in found if note["kind"] != "alive"]  # a sign of life depends on the time
 
 
 @pytest.mark.parametrize("form", ["captured", "eager"])

@@ -59,6 +59,8 @@ def record(
     if not found.content:
         raise ConfigError(f"nothing was recorded: {found.reason or 'the script ended first'}")
     _write(found, out, html, json)
+    if found.interrupted is not None:
+        raise found.interrupted
     if found.failed:
         raise typer.Exit(NOT_ALL_WELL)
 

@@ -87,14 +87,14 @@ class StepMeasure:
 
     def loss(self, loss: Any, index: int) -> None:
         """Note a loss that is differentiated for the optimizer ``index``."""
+        if not self._began:
+            self._begin()
         if self._traces:
             self._traces[-1].append((index, loss))
             return
         if self._tracing():
             self._in_trace.append((index, loss))
             return
-        if not self._began:
-            self._begin()
         if self._run.finished:
             self._run.leave()
         detach = getattr(loss, "detach", None)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ...config import plugins
-from ...config.environment import VARIABLES
 from ...errors import ConfigError
 from ...measured import VARIABLE
 from ...measured.request import LOG, RunRequest, permit
@@ -65,8 +64,7 @@ class ScriptRun:
         for name, info in plugins.available_backends().items():
             if info.installed:
                 sharing |= plugins.load_plugin(name).sharing
-        own = {key: value for key, value in os.environ.items() if key != VARIABLES["policy"]}
-        return {**sharing, **own, VARIABLE: str(self.folder), "PYTHONUNBUFFERED": "1"}
+        return {**sharing, **os.environ, VARIABLE: str(self.folder), "PYTHONUNBUFFERED": "1"}
 
     def permit(self, turn: int, until: int, last: bool) -> None:
         """Permit a turn that ends with the step ``until``; with the last one, the run ends."""

@@ -27,6 +27,7 @@ class Recorded:
         session: what its session said of itself.
         reason: why it ended before the steps asked for; empty where it did not.
         failed: whether it failed, and did not just end.
+        interrupted: the Ctrl-C or SIGTERM that ended it.
     """
 
     content: bytes
@@ -34,6 +35,7 @@ class Recorded:
     session: Mapping[str, Any]
     reason: str
     failed: bool
+    interrupted: KeyboardInterrupt | None = None
 
 
 def explain_script(options: ScriptOptions, policy: str | None) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
     turns = (*range(SIGN_EVERY, steps, SIGN_EVERY), steps)
     overrides = options.overrides(policy, None)
     request = RunRequest("record", turns, overrides, every=every, command=os.getpid())
-    done, reason, failed = 0, "", False
+    done, reason, failed, interrupted = 0, "", False, None
     with ScriptRun(options.command, request, options.timeout, options.output) as run:
         try:
             session = run.expect("session")
@@ -87,6 +89,8 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
             run.wait()
         except WorkerError as error:
             reason, failed = str(error), error.kind != "early"
+        except KeyboardInterrupt as error:
+            reason, interrupted = "interrupted", error
         path = run.folder / RECORDING
         content = path.read_bytes() if path.exists() else b""
-    return Recorded(content, done, session, reason, failed)
+    return Recorded(content, done, session, reason, failed, interrupted)
