@@ -101,7 +101,16 @@ class Precision:
 
 
 class StepFollower(Protocol):
-    """What follows steps that core's calls do not see."""
+    """What follows steps that core's calls do not see.
+
+    Attributes:
+        wants_gradients: call :meth:`gradients_ready` where such a step runs uncompiled.
+    """
+
+    wants_gradients: bool
+
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        """The gradients of such a step are complete, and still raw."""
 
     def before_step(self) -> None:
         """A step is about to run."""
@@ -247,6 +256,12 @@ class Training:
 
         Args:
             follower: called before and after each such step, and from user code's traces of a step.
+        """
+
+    def run_uncompiled(self, enabled: bool) -> None:
+        """Run the framework's own compiled functions as Python, from here on; the default does nothing.
+
+        Asked for while each layer is recorded, and not where ``amp.compile`` is used.
         """
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:

@@ -20,7 +20,13 @@ HEARTBEAT = 1.0
 
 
 class Task(Protocol):
-    """What a measured run does beside noting steps."""
+    """What a measured run does beside noting steps.
+
+    Attributes:
+        records: whether layers are recorded.
+    """
+
+    records: bool
 
     def prepared(self) -> None:
         """Models and optimizers were prepared."""
@@ -55,7 +61,7 @@ class StepMeasure:
     ) -> None:  # fmt: skip
         self._run, self._backend, self.describe, self._task = run, backend, describe, task
         self._readings = Readings(backend, loop.scaling)
-        self._tracing = loop.tracing
+        self._loop, self._tracing = loop, loop.tracing
         self._turn, self.count, self._from = 0, 0, 0
         self._until = self._event = run.request.turns[0]
         self._last = len(run.request.turns) == 1 and not run.request.waits
@@ -83,6 +89,8 @@ class StepMeasure:
     def mode(self, asked: str) -> str:
         """Return the mode of ``amp.compile`` in force."""
         self._compiled = self._run.request.overrides.compile or asked
+        if self.wants_gradients and self._compiled != "off":
+            self._backend.training.run_uncompiled(False)
         return self._compiled
 
     def loss(self, loss: Any, index: int) -> None:
@@ -130,6 +138,16 @@ class StepMeasure:
 
     before_step = before_call
 
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether layers are recorded."""
+        return self._task is not None and self._task.records
+
+    def gradients_ready(self, optimizer: Any) -> None:
+        """Record the gradients of a step that core's calls do not see."""
+        if self._loop.listener is not None:
+            self._loop.listener.before_unscale(optimizer, self._loop.order.slot(optimizer, "step").index)
+
     def native_loss(self, loss: Any) -> None:
         """Note a loss of such a step."""
         self.loss(loss, 0)
@@ -138,6 +156,8 @@ class StepMeasure:
         """Note a step of the framework's own loop."""
         if loss is not None:
             self.loss(loss, 0)
+        if self._loop.listener is not None:
+            self._loop.listener.after_steps()
         self.after_step()
 
     def _trace_end(self) -> None:

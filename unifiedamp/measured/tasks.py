@@ -23,11 +23,14 @@ class Recording:
         run: the measured run.
     """
 
+    records = True
+
     def __init__(self, session: Any, loop: StepLoop, run: MeasuredRun) -> None:
         self._backend, self._loop, self._run = session.backend, loop, run
         self._recorder: Recorder | None = None
         self._sinks: list[Callable[[Any], None]] = []
         vars(session)["record"] = self._join
+        self._backend.training.run_uncompiled(True)
 
     def prepared(self) -> None:
         """Record from here on; what is prepared later is recorded too."""
@@ -95,6 +98,8 @@ class Explaining:
         loop: its calls.
         run: the measured run.
     """
+
+    records = False
 
     def __init__(self, session: Any, loop: StepLoop, run: MeasuredRun) -> None:
         self._session, self._models, self._run = session, loop.models, run

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import StepFollower
 
-from .._types import Tensor
+from .._types import Optimizer, Tensor
 from ..distributed.replicas import Replicas
 from ..internals import under_xla
 
@@ -59,6 +59,16 @@ class NativeSteps:
             self.after_step()
             if self.follower is not None:
                 self.follower.native_step()
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether the follower reads the gradients of steps that run uncompiled."""
+        return self.follower is not None and self.follower.wants_gradients
+
+    def gradients_ready(self, optimizer: Optimizer) -> None:
+        """Report the raw gradients of a step in Keras's form that runs uncompiled."""
+        if self.follower is not None and self.follower.wants_gradients and tf.executing_eagerly():
+            self.follower.gradients_ready(optimizer)
 
     def deferred_step(self, losses: Sequence[Tensor]) -> None:
         """Report the losses of a step in Keras 2's form; a traced one calls the follower each time it runs."""

@@ -107,7 +107,7 @@ class Preparation:
         """Return what users hold: the optimizer itself where a step does nothing else than its own."""
         spec, scaler = self._spec, self._scaler
         plain = scaler is None and spec.accumulate_steps == 1 and not spec.master_weights
-        if plain and not _keras_would_scale(spec):
+        if plain and not _keras_would_scale(spec) and not self._native_steps.wants_gradients:
             return optimizer
         kind = optimizers.prepared_class()
         outer: Optimizer = kind(optimizer, scaler or DeviceScaler(spec.loss_scale, True), spec.accumulate_steps)

@@ -67,6 +67,7 @@ class Steps:
             buffer.replace(pairs, loss)
             if not buffer.present:
                 return
+            self._native_steps.gradients_ready(prepared.outer)
             if prepared.fit_window is None:
                 end()
             else:

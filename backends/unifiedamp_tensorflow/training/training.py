@@ -21,6 +21,7 @@ from unifiedamp.backend import (
     result,
 )
 
+from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
 from .checks import not_in_trace, scalar_loss
 from .native_steps import NativeSteps
@@ -163,6 +164,9 @@ class TensorFlowTraining(Training):
 
     def follow_native_steps(self, follower: StepFollower) -> None:
         self._native_steps.follower = follower
+
+    def run_uncompiled(self, enabled: bool) -> None:
+        patches.run_functions_eagerly(enabled)
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         self._native_steps.call_from_trace(fn, tensors)
