@@ -101,13 +101,11 @@ class Precision:
 
 
 class StepFollower(Protocol):
-    """What follows steps that core's calls do not see.
+    """What follows steps that core's calls do not see."""
 
-    Attributes:
-        wants_gradients: call :meth:`gradients_ready` where such a step runs uncompiled.
-    """
-
-    wants_gradients: bool
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether :meth:`gradients_ready` is to be called where such a step runs uncompiled."""
 
     def gradients_ready(self, optimizer: Optimizer) -> None:
         """The gradients of such a step are complete, and still raw."""

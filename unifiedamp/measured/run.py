@@ -48,7 +48,7 @@ class MeasuredRun:
         self.part = WHOLE
         self._process = os.getpid()
         self._training: Training | None = None
-        atexit.register(self._exit)
+        atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forked)
 
     def made(self) -> None:
@@ -101,7 +101,7 @@ class MeasuredRun:
         self.end("steps")
         raise SystemExit(0)
 
-    def _exit(self) -> None:
+    def _at_exit(self) -> None:
         if os.getpid() == self._process and self.log is not None and not self.finished:
             if self._training is not None:
                 self._training.flush()
