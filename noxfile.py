@@ -37,10 +37,12 @@ def find_python(version: str) -> str | None:
 
 NEWER = find_python("3.13")
 nox.options.sessions = [
-    "lint", "types", "imports", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    "lint", "types", "imports", "site", "wheel", "tests", "tests_keras2", "tests_mxnet2", "tests_numpy2", "tests_jax",
+    "tests_integrations",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
+FILES = ("unifiedamp/py.typed", "unifiedamp/config/amp.schema.json")
 
 
 @nox.session(python=PYTHON)
@@ -53,9 +55,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
-    """Mypy, strict on core."""
-    install(session, "--group", "types", "-e", ".[conformance,migrate,report,tensorboard]")
+    """Mypy, strict on core; mypy and pyright on the quickstarts and on calls that they must take or refuse."""
+    install(session, "--group", "types", "-e", ".[conformance,examples,migrate,report,tensorboard]")
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-q", "tests/test_types.py")
 
 
 @nox.session(python=PYTHON)
@@ -63,6 +66,13 @@ def imports(session: nox.Session) -> None:
     """The import contracts between core, backends and frameworks."""
     install(session, "--group", "imports", "-e", ".")
     session.run("lint-imports")
+
+
+@nox.session(python=PYTHON)
+def site(session: nox.Session) -> None:
+    """Build the documentation site into .venv/site; a broken link, anchor or reference is an error."""
+    install(session, "--group", "site")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)
@@ -81,7 +91,7 @@ def wheel(session: nox.Session) -> None:
     if any(other.read_bytes() != wheel.read_bytes() for other in others):
         session.error("the wheel differs from one build to the next")
     names = set(zipfile.ZipFile(wheel).namelist())
-    missing = {"unifiedamp/py.typed", *(f"{package}/__init__.py" for package in PACKAGES)} - names
+    missing = {*FILES, *(f"{package}/__init__.py" for package in PACKAGES)} - names
     if missing:
         session.error(f"{wheel.name} lacks {', '.join(sorted(missing))}")
     install(session, str(wheel))
@@ -167,6 +177,13 @@ def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     pytest(session, "jax", 300, "examples/third_party_backend/tests")
+
+
+@nox.session(python=PYTHON)
+def tests_integrations(session: nox.Session) -> None:
+    """Inside other people's trainers and tools: Lightning, Hugging Face, Accelerate, W&B, MLflow, Hydra."""
+    install(session, "--group", "integrations", "-e", ".[test]")
+    pytest(session, "integrations", 100, "tests/integrations")
 
 
 @nox.session(python=PYTHON, reuse_venv=True)

@@ -180,7 +180,7 @@ def test_a_race_is_shown_with_what_it_was_not_able_to_measure(tmp_path, capsys):
     rows = [row, race.failure({"by": "theirs"}, "theirs is not installed")]
     for shown, cell in (("time", "0.500 (0.400-0.625)"), ("speed", "2.000 (1.600-2.500)")):
         record.write_race(tmp_path / "peers-torch.json", "a race", ["native AMP"], shown, record.hardware(), rows)
-        page = report.page(tmp_path)
+        page = report.details(tmp_path)
         assert f"| ours | 2.000 | 500 img/s | {cell} | 3 |  | 4 × 9 |" in page
         assert "Not measured: theirs: theirs is not installed" in page
         record.show(json.loads((tmp_path / "peers-torch.json").read_text(encoding="utf-8")))
@@ -197,6 +197,7 @@ def test_a_gpu_is_told():
 
 def test_the_page_is_that_of_the_kept_results():
     assert report.PAGE.read_text(encoding="utf-8") == report.page(record.RESULTS)
+    assert report.DETAILS.read_text(encoding="utf-8") == report.details(record.RESULTS)
     assert report.TUNING_PAGE.read_text(encoding="utf-8") == report.tuning_page(record.RESULTS)
 
 
@@ -214,7 +215,7 @@ def test_overhead_runs_and_is_reported(name, tmp_path):
     assert all(row["pairs"] == 2 and row["low"] <= row["ratio"] <= row["high"] for row in found["rows"])
     assert found["command"].startswith(f"python benchmarks/overhead.py {name} ")
     assert {"cpu", "cores", "load_before"} <= set(found["hardware"])
-    page = report.page(tmp_path)
+    page = report.details(tmp_path)
     assert f"### {name}: unifiedamp over native" in page
     assert f"{found['rows'][0]['ratio']:.3f}" in page
 

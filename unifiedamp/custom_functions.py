@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 from .config import plugins
 from .errors import ConfigError
+from .names import Dtype
 from .policy import canonical_dtype
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+@overload
+def amp_function(target: F, *, cast_inputs: Dtype | str | None = None) -> F: ...
+@overload
+def amp_function(target: None = None, *, cast_inputs: Dtype | str | None = None) -> Callable[[F], F]: ...
 def amp_function(target: Any = None, *, cast_inputs: str | None = None) -> Any:
     """Mark a function or a framework's custom-operation class for use inside autocast (a decorator).
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
-from .backend import Capabilities, ScaledLoss, StepResult, Tuning
+from .backend import Capabilities, StepResult, Tuning
 from .backend.tuning import compile_mode
 from .checkpoint import model_weights
-from .checkpoint.session_state import dump_session, read_session
+from .checkpoint.session_state import dump_session, load_session
 from .config import values
 from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
 from .measured import measured_run
+from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, PolicyName, TuningName
 from .policy import Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .training.closed_session import refuse_calls
-from .training.compiled_steps import CompiledSteps
-from .training.observers import add_observer
-from .training.prepare import prepare_objects
-from .training.step_loop import StepLoop
-
-F = TypeVar("F", bound=Callable[..., Any])
+from .training.compiled_steps import CompiledSteps, F
+from .training.ema import Averages, Ema
+from .training.interruption import GuardedLoss
+from .training.prepare import A, B, Ts, prepare_objects
+from .training.session_view import session_html, session_text
+from .training.step_loop import StepLoop, T
 
 
 class Amp:
@@ -35,8 +35,8 @@ class Amp:
 
     Args:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
-        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the policy that the
-            backend recommends for the device.
+        policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
+            takes the policy that the backend recommends for the device.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -53,7 +53,9 @@ class Amp:
     Attributes:
         backend: the roles of the framework's backend.
         policy, loss_scale_settings, tuning, compile_mode: the settings in force.
-        scale_monitor: polls the loss scale; counts steps made by loops other than yours.
+        models: those prepared so far.
+        step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
+        averages: what :meth:`ema` made.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not installed.
@@ -62,15 +64,15 @@ class Amp:
 
     def __init__(
         self,
-        backend: str | None = None,
-        policy: str | Policy | None = None,
+        backend: BackendName | str | None = None,
+        policy: PolicyName | str | Policy | Mapping[str, Any] | None = None,
         *,
-        loss_scale: object = None,
+        loss_scale: LossScale | LossScaleName | str | float | Mapping[str, Any] | None = None,
         accumulate_steps: int = 1,
         device: str | None = None,
         strict: bool = False,
-        compile: str = "default",
-        tuning: Tuning | str | Mapping[str, Any] | None = None,
+        compile: CompileMode = "default",
+        tuning: Tuning | TuningName | Mapping[str, Any] | None = None,
         backend_options: Mapping[str, Any] | None = None,
         master_weights: bool = False,
     ) -> None:
@@ -82,14 +84,14 @@ class Amp:
             policy, loss_scale, compile, backend_options, master_weights = given
         self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
-        self.policy: Policy = resolved.policy
-        self.loss_scale_settings: LossScale = resolved.loss_scale
-        self._origins = resolved.origins
+        self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
         self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
-        self.scale_monitor = self._loop.monitor
+        self.averages = Averages(self.backend, self._loop.interruptions)
+        self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
+        self.models: list[Any] = []
         self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)
 
@@ -99,7 +101,6 @@ class Amp:
 
         Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
         ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
-
         Named ``arguments`` override both; None counts as not given. An unreadable file, an unknown key (the message has
         the nearest known one) or a value of the wrong type raises ``ConfigError``.
         """
@@ -119,37 +120,40 @@ class Amp:
         """Return a context in which models and optimizers are created under the policy; restores global state."""
         return self.backend.precision.scope()
 
-    def prepare(self, *objects: Any) -> Any:
+    @overload
+    def prepare(self, model: A, /) -> A: ...
+    @overload
+    def prepare(self, model: A, other: B, /, *others: *Ts) -> tuple[A, B, *Ts]: ...
+    def prepare(self, *objects: *Ts) -> Any:
         """Bind optimizers to models and check what would fail later.
 
         Takes native models and optimizers (Gluon: Trainers) in any order, at least one model. Returns the objects to
         use from now on, in the order given.
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
-        prepared = prepare_objects(self.backend, self._loop, objects)
+        prepared, models = prepare_objects(self.backend, self._loop.order, objects)
+        self.models += [model for model in models if not any(model is each for each in self.models)]
+        if self._loop.measure is not None:
+            self._loop.measure.prepared()
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
     @overload
-    def compile(self, fn: F, *, mode: str | None = None) -> F: ...
+    def compile(self, fn: F, *, mode: CompileMode | None = None) -> F: ...
     @overload
-    def compile(self, fn: None = None, *, mode: str | None = None) -> Callable[[F], F]: ...
-    def compile(self, fn: F | None = None, *, mode: str | None = None) -> F | Callable[[F], F]:
+    def compile(self, fn: None = None, *, mode: CompileMode | None = None) -> Callable[[F], F]: ...
+    def compile(self, fn: F | None = None, *, mode: CompileMode | None = None) -> F | Callable[[F], F]:
         """Return a whole step compiled, with the same results as eager; a decorator, with or without arguments.
 
         ``fn`` calls the session's methods, or is a model. ``mode`` is "default", "max" (the fastest available, however
         long compiling takes), "off" (returns ``fn``), or None for the session's ``compile``. Another mode raises
         ``ConfigError``, a backend that cannot compile ``UnsupportedError``.
         """
-        chosen = self._compiled.mode(mode, self.compile_mode)
-        if fn is None:
-            return functools.partial(self.compile, mode=chosen)
-        if chosen == "off":
-            return fn
-        warn_debug_modes(self.backend, self.tuning)
-        return self._compiled.compile(fn, chosen)
+        return self._compiled.decorate(fn, self.compile_mode if mode is None else mode, self.tuning)
 
-    def autocast(self, enabled: bool = True, policy: str | Policy | None = None) -> AbstractContextManager[Any]:
+    def autocast(
+        self, enabled: bool = True, policy: PolicyName | str | Policy | None = None
+    ) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy; nestable, thread-local.
 
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
@@ -160,9 +164,9 @@ class Amp:
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""
-        return self.backend.precision.inference(models or tuple(self._loop.models))
+        return self.backend.precision.inference(models or tuple(self.models))
 
-    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
+    def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
 
         ``loss`` is a scalar computed inside ``autocast``; ``optimizers`` is the optimizer that it trains, or a list.
@@ -171,7 +175,7 @@ class Amp:
         """
         return self._loop.scale_loss(loss, optimizers)
 
-    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
+    def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
         """Run ``closure`` under autocast, scale its loss and differentiate; return the unscaled loss, native.
         Any exception, also one raised by the closure, discards the window: the next loss starts a new one.
         """
@@ -233,7 +237,7 @@ class Amp:
         return self.backend.training.read_state().skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: the scale, its counters and settings, and the policy. May be called at any time."""
+        """Return plain JSON values: the scale, its counters and settings, the policy, averages. Call it at any time."""
         return dump_session(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, restart_scale: bool = False) -> None:
@@ -249,11 +253,11 @@ class Amp:
 
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
-        self._loop.restart(read_session(self, state, restart_scale))
+        load_session(self, self._loop.restart, state, restart_scale)
         if self._recorder is not None:
             self._recorder.state_loaded(len(self._loop.order.slots))
 
-    def master_weights(self, model: Any) -> dict[str, Any]:
+    def master_weights(self, model: Any) -> dict[str, NumpyArray]:
         """Return a model's true weights, for lossless checkpoints: name → float32 (or complex64) numpy array.
 
         Master weights where there are some, else the model's values, cast; includes statistics of normalization layers.
@@ -266,7 +270,19 @@ class Amp:
 
         A name or shape that does not fit, or a missing one, raises ``CheckpointError`` and changes nothing.
         """
+        self.averages.check_idle("load_master_weights")
         model_weights.load_master_weights(self.backend, model, weights)
+
+    def ema(self, model: Any, decay: float = 0.999, *, warmup: bool = False) -> Ema:
+        """Keep a float32 average of a model's (master) weights, moved by each applied step of an optimizer that trains
+        them: ``average = d * average + (1 - d) * weight``. Evaluate it in ``with ema.swapped():``.
+
+        It begins from the weights before the next applied step, and is saved and loaded with :meth:`state_dict`.
+        ``model`` is a prepared one or a part of it, ``decay`` (d) at least 0 and below 1 (else ``ConfigError``); with
+        ``warmup`` d is ``min(decay, (1 + n) / (10 + n))`` at the n-th applied step. Raises ``UnsupportedError`` where
+        the backend cannot, ``WrongObjectError`` and ``PrepareError`` for what is no model, or one that is not trained.
+        """
+        return self.averages.create(model, decay, warmup)
 
     def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
         """Return a copy of a trained model for low-precision inference; the model itself does not change.
@@ -286,10 +302,9 @@ class Amp:
 
     def observe(self, observer: object) -> None:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
-        self.scale_monitor.hooks = add_observer(self.scale_monitor.hooks, observer)
-        self.scale_monitor.expect(self.backend.training.read_state())
+        self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
@@ -298,7 +313,7 @@ class Amp:
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1.
+            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
 
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
@@ -307,7 +322,7 @@ class Amp:
         self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations)
         return self._recorder
 
-    def to_native(self, array: Any, dtype: str | None = None) -> Any:
+    def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:
         """Return a batch as a native tensor on the session's device.
 
         Args:
@@ -318,7 +333,7 @@ class Amp:
         """
         return self.backend.device.to_native(array, values.check_array_dtype(dtype))
 
-    def to_numpy(self, tensor: Any) -> Any:
+    def to_numpy(self, tensor: Any) -> NumpyArray:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
         return self.backend.device.to_numpy(tensor)
 
@@ -344,6 +359,9 @@ class Amp:
             return
         if self._recorder is not None:
             self._recorder.stop()
+        self.averages.close()
         self._compiled.closed = True
         refuse_calls(self)
         self.backend.close()
+
+    __repr__, _repr_html_ = session_text, session_html

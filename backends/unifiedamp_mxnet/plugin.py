@@ -4,6 +4,18 @@ import sys
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
+FLAG: dict[str, object] = {"type": "boolean"}
+OPERATORS: dict[str, object] = {"type": "integer", "minimum": 0}
+OPTIONS: dict[str, dict[str, object]] = {
+    "static_alloc": {**FLAG, "default": True, "description": "hybridize: allocate memory once."},
+    "static_shape": {**FLAG, "default": True, "description": "hybridize: shapes do not change from call to call."},
+    "inline_limit": {**OPERATORS, "default": 2, "description": "hybridize: inline graphs of up to N operators."},
+    "forward_bulk_size": {**OPERATORS, "description": "hybridize: operators of a forward segment."},
+    "backward_bulk_size": {**OPERATORS, "description": "hybridize: operators of a backward segment."},
+    "layout_optimization": {**FLAG, "description": "MXNet 2: choose the layout of convolutions by the device."},
+}
+"""``backend_options.mxnet``."""
+
 
 def _load() -> type[Backend]:
     from .backend import MXNetBackend
@@ -40,6 +52,7 @@ def unifiedamp_backend() -> BackendPlugin:
         "unifiedamp_mxnet.conformance.harness",
         aliases=("gluon", "mx"),
         place=3,
+        options=OPTIONS,
         unavailable=unavailable(sys.version_info[:2]),
         import_hint=import_hint,
     )

@@ -2,6 +2,27 @@
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
 
+OPTIONS: dict[str, dict[str, object]] = {
+    "cache_enabled": {
+        "type": "boolean",
+        "description": "Keep autocast's casts of parameters within a region. Left out: unless torch's cache loses "
+        "gradients.",
+    },
+    "emulate": {"type": "boolean", "default": False, "description": "Run the numerics of float8 on any device."},
+    "scale_on_device": {
+        "type": "boolean",
+        "default": False,
+        "description": "Keep the loss scale in device scalars on a CPU too, as on a GPU.",
+    },
+    "scope_device": {
+        "type": "boolean",
+        "default": True,
+        "description": "amp.scope() creates tensors on the session's device; false leaves them where torch creates "
+        "them, and amp.prepare moves the models.",
+    },
+}
+"""``backend_options.torch``."""
+
 
 def _load() -> type[Backend]:
     from .backend import TorchBackend
@@ -21,4 +42,5 @@ def unifiedamp_backend() -> BackendPlugin:
         "unifiedamp_torch.conformance.harness",
         aliases=("pytorch",),
         place=1,
+        options=OPTIONS,
     )

@@ -12,7 +12,7 @@ from unifiedamp_examples.recipe import train
 from unifiedamp_examples.settings import read_settings
 
 import unifiedamp as ua
-from unifiedamp.workloads import machine
+from unifiedamp import machine
 from unifiedamp.workloads.recipes import find_config
 from unifiedamp.workloads.workers import WorkerError
 from unifiedamp_examples import recipe
@@ -110,7 +110,7 @@ def tried(worker, request):
 
 
 def test_a_memory_limit_holds():
-    code = "from unifiedamp.workloads import machine; machine.limit_memory(2**28); bytearray(2**29)"
+    code = "from unifiedamp import machine; machine.limit_memory(2**28); bytearray(2**29)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert "MemoryError" in run.stderr
     assert machine.peak_process_memory() > 2**20

@@ -14,9 +14,10 @@ import pytest
 from rich.console import Console
 
 import unifiedamp as ua
+from unifiedamp import machine
 from unifiedamp.backend import Support
 from unifiedamp.config import plugins
-from unifiedamp.workloads import machine, probe
+from unifiedamp.workloads import probe
 from unifiedamp.workloads.workers import Worker, WorkerError
 
 
@@ -224,7 +225,7 @@ class Driver:
 def test_a_gpu_as_the_driver_tells_it(command, monkeypatch, nothing_installed):
     (gpu,) = machine.gpus(Driver())
     assert gpu == machine.Gpu("NVIDIA H200", (9, 0), 140 * 2**30)
-    monkeypatch.setattr("unifiedamp.workloads.machine.gpus", lambda: (gpu,))
+    monkeypatch.setattr("unifiedamp.machine.gpus", lambda: (gpu,))
     assert (
         "GPU: NVIDIA H200, 140 GiB, compute capability 9.0: "
         "Tensor Cores for float16, bfloat16, tf32, float64, float8" in command("doctor").out

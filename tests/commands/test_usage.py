@@ -22,7 +22,7 @@ SCRIPT = """
 import os, warnings
 warnings.simplefilter("ignore")
 import unifiedamp as ua
-from unifiedamp.workloads import machine
+from unifiedamp import machine
 device = ua.Amp({name!r}, "float32", device="cpu").backend.device
 machine.limit_memory(2**30)
 try:

@@ -1,6 +1,7 @@
 """What users may rely on: the names, their signatures, and that each says what it is."""
 
 import inspect
+from typing import get_type_hints
 
 import pytest
 
@@ -8,7 +9,7 @@ import unifiedamp as ua
 
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
-    "convert_model", "discard_step", "explain", "from_config", "gradients", "inference", "load_master_weights",
+    "convert_model", "discard_step", "ema", "explain", "from_config", "gradients", "inference", "load_master_weights",
     "load_state_dict", "loss_scale", "master_weights", "observe", "prefetch", "prepare", "record", "scale_loss",
     "scope", "skipped_steps", "state_dict", "step", "to_native", "to_numpy", "unscale",
 }  # fmt: skip
@@ -33,6 +34,14 @@ def test_calls_of_a_session():
     assert public(ua.Amp) == AMP_CALLS
     for name in AMP_CALLS:
         assert inspect.getdoc(getattr(ua.Amp, name)), name
+
+
+@pytest.mark.parametrize("name", ["__init__", *sorted(AMP_CALLS - {"from_config"})])
+def test_annotations_can_be_read(name):
+    """By tools that do so at run time."""
+    call = getattr(ua.Amp, name)
+    call = call.fget if isinstance(call, property) else call
+    assert "return" in get_type_hints(call)
 
 
 def test_arguments_of_a_session():

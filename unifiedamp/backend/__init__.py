@@ -14,6 +14,7 @@ The rules of this layer:
 
 from .. import errors
 from ..loss_scale import LossScale, ScaleState, float32
+from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from ..policy.layer_globs import match_layers
 from . import recording, result
@@ -30,7 +31,9 @@ from .capabilities import (
     PlanRow,
     Support,
 )
+from .ema import ema_weight
 from .optional_roles import (
+    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -40,6 +43,7 @@ from .optional_roles import (
     StepOrderState,
     Tuner,
     Unsupported,
+    WeightAverage,
     Weights,
     WrappedStep,
 )
@@ -61,6 +65,7 @@ __all__ = [
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
+    "Averaging",
     "Backend",
     "BackendPlugin",
     "Capabilities",
@@ -85,6 +90,7 @@ __all__ = [
     "SessionSpec",
     "StepFollower",
     "StepOrderState",
+    "StepReason",
     "StepResult",
     "StepValues",
     "Support",
@@ -94,12 +100,14 @@ __all__ = [
     "Tuner",
     "Tuning",
     "Unsupported",
+    "WeightAverage",
     "Weights",
     "WrappedStep",
     "backward_in_context",
     "bias_rows",
     "compile_note",
     "convert_batch",
+    "ema_weight",
     "errors",
     "float32",
     "hookimpl",

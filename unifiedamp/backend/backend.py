@@ -10,6 +10,7 @@ from ..errors import UnsupportedError
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
 from .optional_roles import (
     ROLE_FEATURES,
+    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -35,7 +36,7 @@ class Backend:
 
     Attributes:
         name: the backend's name.
-        interop: what the retired interfaces of this framework in ``unifiedamp.compat`` need beyond the roles.
+        interop: what ``unifiedamp.compat`` and ``unifiedamp.integrations`` need of this framework beyond the roles.
     """
 
     name: ClassVar[str]
@@ -46,6 +47,7 @@ class Backend:
     compiler: Compiler | Unsupported = Unsupported()
     recorder: Recorder | Unsupported = Unsupported()
     weights: Weights | Unsupported = Unsupported()
+    averaging: Averaging | Unsupported = Unsupported()
     converter: Converter | Unsupported = Unsupported()
     layer_shapes: LayerShapes | Unsupported = Unsupported()
     profiler: Profiler | Unsupported = Unsupported()

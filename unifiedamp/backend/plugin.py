@@ -32,6 +32,8 @@ class BackendPlugin:
         unavailable: why the framework cannot run under this Python, whatever is installed; empty where it can.
         import_hint: takes the error of a failed import and returns what to do about it; empty text where it does not
             know.
+        options: setting of ``backend_options`` → JSON schema of its value, with a description; for ``unifiedamp
+            schema``. None where any are taken.
     """
 
     name: str
@@ -46,3 +48,4 @@ class BackendPlugin:
     place: int = 100
     unavailable: str = ""
     import_hint: Callable[[BaseException], str] | None = None
+    options: Mapping[str, Mapping[str, object]] | None = None

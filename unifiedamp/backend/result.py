@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..errors import WrongObjectError
+from ..names import StepReason
+from ..notebook import table_html
 
-APPLIED = "applied"
-NON_FINITE = "non_finite"
-NO_GRADIENTS = "no_gradients"
-ACCUMULATING = "accumulating"
-DISCARDED = "discarded"
+APPLIED: Final = "applied"
+NON_FINITE: Final = "non_finite"
+NO_GRADIENTS: Final = "no_gradients"
+ACCUMULATING: Final = "accumulating"
+DISCARDED: Final = "discarded"
 
 
 class StepValues(NamedTuple):
@@ -19,7 +21,7 @@ class StepValues(NamedTuple):
 
     applied: bool
     found_inf: bool
-    reason: str
+    reason: StepReason
     scale: float
     next_scale: float
 
@@ -46,7 +48,7 @@ class StepResult:
         self._values: StepValues | None = None
 
     @classmethod
-    def of(cls, applied: bool, found_inf: bool, reason: str, scale: float, next_scale: float) -> StepResult:
+    def of(cls, applied: bool, found_inf: bool, reason: StepReason, scale: float, next_scale: float) -> StepResult:
         """Return a result whose values are already known."""
         result = cls.__new__(cls)
         result._values = StepValues(applied, found_inf, reason, scale, next_scale)
@@ -70,7 +72,7 @@ class StepResult:
         return self.values.found_inf
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> StepReason:
         """Why the step was applied or not, one word."""
         return self.values.reason
 
@@ -91,4 +93,12 @@ class StepResult:
         )
 
     def __repr__(self) -> str:
-        return f"StepResult{tuple(self._values)!r}" if self._values else "StepResult(not read yet)"
+        known = self._values._asdict() if self._values else {}
+        return f"StepResult({', '.join(f'{name}={value!r}' for name, value in known.items()) or 'not read yet'})"
+
+    def _repr_html_(self) -> str:
+        rows = list(self._values._asdict().items()) if self._values else [("not read yet", _UNREAD)]
+        return table_html("StepResult", rows)
+
+
+_UNREAD = "a field reads the values, and may wait for the device"

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ..loss_scale import ScaleState
+from ..names import NumpyArray
 from ..policy import Policy
 from .capabilities import NonFiniteReport
 from .prefetch import prefetch_in_thread
@@ -65,7 +66,7 @@ class Device:
         """
 
     @required
-    def to_numpy(self, tensor: Tensor) -> Any:
+    def to_numpy(self, tensor: Tensor) -> NumpyArray:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
@@ -102,13 +103,6 @@ class Precision:
 
 class StepFollower(Protocol):
     """What follows steps that core's calls do not see."""
-
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether :meth:`gradients_ready` is to be called where such a step runs uncompiled."""
-
-    def gradients_ready(self, optimizer: Optimizer) -> None:
-        """The gradients of such a step are complete, and still raw."""
 
     def before_step(self) -> None:
         """A step is about to run."""
@@ -235,16 +229,19 @@ class Training:
         """Set the scale and its counters."""
 
     def on_native_steps(
-        self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
+        self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]
     ) -> None:
-        """Report steps that core's own calls do not see; called once, where there is a loss scale.
+        """Report steps that core's own calls do not see; called once.
 
         A framework whose own training loop takes the prepared optimizer (Keras's ``fit``), or that replays a step
         without running its Python, calls these after such steps. They may raise ``LossScaleExhausted``. The default
         does nothing.
 
         Args:
-            after_step: counts a step, and polls the scale when it is due.
+            after_step: counts a step (or the number given), polls the scale when it is due, and notifies the
+                recorder; a second argument is the number of iterations that ended with them, where windows have
+                several steps, and a third how many steps the next call will run. Returns whether one of these is to
+                be recorded.
             poll: polls the scale now.
             observed: returns whether the scale has observers.
         """

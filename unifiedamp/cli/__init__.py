@@ -12,6 +12,7 @@ from .explain import explain
 from .migrate import migrate
 from .record import record
 from .report import EPILOG, report
+from .schema import schema
 from .train import train
 from .tune import tune
 
@@ -30,4 +31,5 @@ app.command("explain")(reports_errors(explain))
 app.command("compare")(reports_errors(compare))
 app.command("tune")(reports_errors(tune))
 app.command("migrate")(reports_errors(migrate))
+app.command("schema")(reports_errors(schema))
 app.command("conformance")(reports_errors(conformance))

@@ -9,8 +9,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from .. import machine
 from ..config import plugins
-from ..workloads import machine
 
 
 def about(title: str, config: Path) -> dict[str, str]:

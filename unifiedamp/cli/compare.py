@@ -15,11 +15,11 @@ from ..loss_scale import parse_loss_scale
 from ..output.files import check_folder, remove_folders, write_whole
 from ..output.terminal import plain
 from ..workloads.compare.advice import advise
-from ..workloads.compare.page import html
+from ..workloads.compare.page import drawings, html
 from ..workloads.compare.rows import BASELINE, Row, tasks
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.run import compare as run_all
-from ..workloads.compare.write import dump, markdown, notes, table_of, to_json
+from ..workloads.compare.write import NAMES, dump, markdown, notes, table_of, to_json
 from ..workloads.recipes import find_config, recipe_module
 from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.schedule import LEAST
@@ -29,7 +29,7 @@ from .errors import NOT_ALL_WELL
 from .parity import show_parity
 from .script_command import backend_options, named, only_one, refuse, script_of
 from .script_compare import OF_SCRIPTS, run_script
-from .show import console, print_json, say, table
+from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
 
@@ -143,6 +143,8 @@ def _run_rows(run: Any, folder: Path, head: dict[str, str], count: int, json: bo
         save(rows.copy(), page=True)
         raise
     save(rows.copy(), page=True, final=True)
+    if why := drawings(rows)[1]:
+        complain(f"warning: compare.html has no plots: {why}")
     if json:
         print_json(to_json(rows, head, advise(rows)))
     else:
@@ -163,7 +165,8 @@ def _own_mode(settings: Any) -> str:
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
     shown = table_of(rows)
-    out.print(table(head["title"], shown.columns, shown.rows, right=shown.numbers))
+    heads = sum(name in NAMES for name in shown.columns)
+    out.print(table(head["title"], shown.columns, shown.rows, right=shown.numbers, verdicts=("state",), heads=heads))
     for line in notes(rows):
         say(out, line, "dim")
     for line in advise(rows):

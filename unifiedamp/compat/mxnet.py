@@ -58,7 +58,7 @@ def close() -> None:
         _begun.pop()[1].end()
 
 
-def init_trainer(optimizer_or_trainer: Any, loss_scale: object = "dynamic") -> None:
+def init_trainer(optimizer_or_trainer: Any, loss_scale: Any = "dynamic") -> None:
     """Give a ``gluon.Trainer`` a loss scale; its ``step`` then skips on overflow.
 
     Args:

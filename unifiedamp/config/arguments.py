@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from ..errors import ConfigError, nearest, shown
 from ..loss_scale import parse_loss_scale
+from ..plain_values import plain, table_of
 from ..policy import Policy
 from . import environment
 from .files import read_file
@@ -23,13 +24,21 @@ class PolicyTable(BaseModel):
     """``[policy]`` written as a table: a base name and what differs from it."""
 
     model_config = ConfigDict(extra="forbid")
-    name: StrictStr | None = None
-    param_dtype: StrictStr | None = None
-    compute_dtype: StrictStr | None = None
-    output_dtype: StrictStr | None = None
-    op_overrides: dict[StrictStr, StrictStr] | None = None
-    layer_overrides: dict[StrictStr, StrictStr] | None = None
-    keep_norm_float32: StrictBool | None = None
+    name: StrictStr | None = Field(None, description="The policy that the other settings change; float32 if left out.")
+    param_dtype: StrictStr | None = Field(None, description="Dtype of the trainable parameters.")
+    compute_dtype: StrictStr | None = Field(
+        None, description="Dtype of matrix products and convolutions; float8 is for linear layers."
+    )
+    output_dtype: StrictStr | None = Field(None, description="Dtype of the model's outputs.")
+    op_overrides: dict[StrictStr, StrictStr] | None = Field(
+        None, description="Operation → compute (the compute dtype), float32, or widest (of its inputs)."
+    )
+    layer_overrides: dict[StrictStr, StrictStr] | None = Field(
+        None, description="Glob over layer paths (components joined by dots) → dtype that the layer computes in."
+    )
+    keep_norm_float32: StrictBool | None = Field(
+        None, description="Normalization layers keep parameters and statistics in float32."
+    )
 
     def policy(self) -> Policy:
         """Return the policy that the table describes."""
@@ -42,16 +51,32 @@ class AmpConfig(BaseModel):
     """The arguments of ``Amp`` as a file holds them."""
 
     model_config = ConfigDict(extra="forbid")
-    backend: StrictStr | None = None
-    policy: StrictStr | PolicyTable | None = None
-    loss_scale: StrictStr | StrictInt | StrictFloat | dict[StrictStr, Any] | None = None
-    accumulate_steps: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 1
-    device: StrictStr | None = None
-    strict: StrictBool = False
-    master_weights: StrictBool = False
-    compile: StrictStr = "default"
-    tuning: StrictStr | dict[StrictStr, Any] | None = None
-    backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = None
+    backend: StrictStr | None = Field(
+        None, description="The framework's backend, or a plugin's name. Left out: the only installed framework."
+    )
+    policy: StrictStr | PolicyTable | None = Field(
+        None, description="A preset, another library's name for one, text, or a table. Left out: the device's best."
+    )
+    loss_scale: StrictStr | StrictInt | StrictFloat | dict[StrictStr, Any] | None = Field(
+        None, description="A number (a fixed scale), dynamic, none, text or a table. Left out: the policy's."
+    )
+    accumulate_steps: Annotated[StrictInt, Field(ge=1, lt=2**31, description="Micro-batches per optimizer step.")] = 1
+    device: StrictStr | None = Field(
+        None, description="cpu, cuda, cuda:1, gpu(0), in the framework's spelling. Left out: its best device."
+    )
+    strict: StrictBool = Field(
+        False, description="Turn every warning of a downgrade or of a setting without effect into an error."
+    )
+    master_weights: StrictBool = Field(
+        False, description="Under policy float16 or bfloat16, optimizers train float32 copies of the parameters."
+    )
+    compile: StrictStr = Field("default", description="The default mode of amp.compile: default, max or off.")
+    tuning: StrictStr | dict[StrictStr, Any] | None = Field(
+        None, description="Speed settings besides the policy: fast, off or a table of items."
+    )
+    backend_options: dict[StrictStr, dict[StrictStr, Any]] | None = Field(
+        None, description="Settings of single frameworks, by backend."
+    )
 
 
 class Arguments(dict[str, Any]):
@@ -79,6 +104,8 @@ def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, A
     if isinstance(source, Arguments) and not named:
         return source
     named = {key: value for key, value in (named or {}).items() if value is not None}
+    if isinstance(named.get("policy"), Mapping):
+        named["policy"] = policy_of_table(named["policy"])
     arguments = {**read_config(source), **named}
     origins = {}
     for key in environment.VARIABLES.keys() - named.keys():
@@ -106,12 +133,22 @@ def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(source, str | os.PathLike | Mapping):
         raise ConfigError(f"a configuration is a file's path or a mapping of settings, got {shown(source)}")
     table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
-    table = table.get("amp", table)
+    table = plain(table_of(table, "amp"), where)
     config = validate(AmpConfig, table, where)
     arguments: dict[str, Any] = {key: getattr(config, key) for key in AmpConfig.model_fields}
     if isinstance(config.policy, PolicyTable):
         arguments["policy"] = config.policy.policy()
     return arguments
+
+
+def policy_of_table(table: Mapping[str, Any]) -> Policy:
+    """Return the policy that a mapping describes: ``name``, and the fields that differ from it.
+
+    Raises:
+        ConfigError: an unknown field, or a value of the wrong type.
+    """
+    read: PolicyTable = validate(PolicyTable, plain(table, "policy"), "policy")
+    return read.policy()
 
 
 def validate(model: type[BaseModel], table: Any, where: str) -> Any:

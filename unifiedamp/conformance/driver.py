@@ -47,7 +47,8 @@ def session(
 
 def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:
     """Return ``fn`` as the form runs it: a form named like a mode of ``amp.compile`` is compiled in that mode."""
-    return fn if form.startswith("eager") else amp.compile(fn, mode=form if form in COMPILE_MODES else None)
+    mode: Any = form if form in COMPILE_MODES else None
+    return fn if form.startswith("eager") else amp.compile(fn, mode=mode)
 
 
 def probe_run(

@@ -17,6 +17,7 @@ import pytest
 from unifiedamp.backend import this_processor
 from unifiedamp.config import plugins
 
+from ..machine import gpus
 from .harness import load_harness
 
 OUTCOMES = ("passed", "failed", "expected failures", "undeclared", "undeclared but works", "skipped")
@@ -77,7 +78,7 @@ class Reporter:
             "schema": "unifiedamp-conformance",
             "version": 1,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "hardware": {"machine": platform.machine(), "system": platform.system(), "cpu": this_processor().name},
+            "hardware": _hardware(),
             "versions": {
                 "python": sys.version.split()[0],
                 "unifiedamp": _version("unifiedamp"),
@@ -101,6 +102,17 @@ class Reporter:
             "features": answers,
             "policies": policies,
         }
+
+
+def _hardware() -> dict[str, Any]:
+    processor = this_processor()
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cpu": processor.name,
+        "units": list(processor.units()),
+        "gpus": [gpu.name for gpu in gpus()],
+    }
 
 
 def _version(distribution: str) -> str | None:

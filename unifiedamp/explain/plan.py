@@ -8,6 +8,7 @@ from typing import Any
 
 from ..backend import Backend, PlanRow, Tuning
 from ..loss_scale import LossScale
+from ..notebook import table_html
 from ..policy import Policy
 from .tuning import tuning_rows
 
@@ -54,8 +55,17 @@ class Plan:
         """Return plain JSON values."""
         return {"backend": self.backend, "rows": [asdict(row) for row in self.rows]}
 
+    def __repr__(self) -> str:
+        return f"<Plan of {self.backend}: {len(self.rows)} rows; print it, or iterate over them>"
+
+    def _repr_html_(self) -> str:
+        return table_html(f"Plan of {self.backend}", self._cells(), COLUMNS)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [(row.setting, row.value, row.native, row.effect, row.note) for row in self.rows]
+
     def __str__(self) -> str:
-        cells = [COLUMNS, *((row.setting, row.value, row.native, row.effect, row.note) for row in self.rows)]
+        cells = [COLUMNS, *self._cells()]
         widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
         return "\n".join(line.rstrip() for line in [lines[0], "-" * sum(widths), *lines[1:]])

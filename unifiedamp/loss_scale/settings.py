@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from ..errors import ConfigError, shown
+from ..notebook import table_html
 from . import transition
 from .state import FLOAT32_MAX, ScaleState, float32
 
@@ -48,6 +49,9 @@ class LossScale:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the ``kind`` that ``parse_loss_scale`` reads back."""
         return {"kind": self.kind, **asdict(self)}
+
+    def _repr_html_(self) -> str:
+        return table_html(type(self).__name__, self.to_dict().items())
 
     def __str__(self) -> str:
         """Return the text that ``parse_loss_scale`` reads back, changed fields only."""
@@ -99,7 +103,7 @@ class DynamicLossScale(LossScale):
         growth_factor: what the scale is multiplied by after ``growth_interval`` finite iterations; above 1.
         backoff_factor: what it is multiplied by after a non-finite one; between 0 and 1.
         growth_interval: finite iterations in a row before it grows.
-        min_scale, max_scale: bounds, inclusive; the scale never reaches 0 or inf.
+        min_scale: bounds, inclusive; the scale never reaches 0 or inf.
         hysteresis: non-finite iterations in a row that it takes to back off (and again on each one after).
         max_consecutive_skips: skips in a row after which ``LossScaleExhausted`` is raised.
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import plugins
-from ..training.step_loop import StepLoop
 
 
-def describe(
-    session: Any, loop: StepLoop, own_policy: str, measured_policy: str | None, said: tuple[str, ...]
-) -> dict[str, Any]:
+def describe(session: Any, own_policy: str, measured_policy: str | None, said: tuple[str, ...]) -> dict[str, Any]:
     """Return a session as plain values.
 
     Args:
         session: an ``Amp``; it trains.
-        loop: its calls.
         own_policy: what the script said.
         measured_policy: what the command says; None where it leaves the script's.
         said: sentences on settings of the script that the command replaced.
@@ -30,7 +26,7 @@ def describe(
         "own_policy": own_policy,
         "loss_scale": str(session.loss_scale_settings),
         "policies": {name: {"ok": bool(one), "helps": one.helps} for name, one in capabilities.policies.items()},
-        "layers": _layers(session, loop.models),
+        "layers": _layers(session, session.models),
         "said": list(said),
     }
 

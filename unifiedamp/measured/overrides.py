@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config.arguments import policy_of_table
 from ..config.environment import VARIABLES
 from ..policy import Policy
 from .request import Overrides
@@ -21,7 +22,7 @@ UNSCALED = 1.0
 class Given:
     """The arguments of ``Amp`` that a measured run may replace."""
 
-    policy: str | Policy | None
+    policy: str | Policy | Mapping[str, Any] | None
     loss_scale: Any
     compile: str
     backend_options: Mapping[str, Any] | None
@@ -52,7 +53,7 @@ def override(given: Given, wanted: Overrides, backend: str, part: str) -> tuple[
 
 
 def _under(given: Given, wanted: Overrides, chosen: Policy, part: str, said: list[str]) -> Given:
-    own = given.policy if isinstance(given.policy, Policy) or given.policy is None else Policy.parse(given.policy)
+    own = _parsed(given.policy)
     scale = _scale(given.loss_scale, own, wanted, chosen, part, said)
     if part == SCALER:
         return replace(given, loss_scale=scale)
@@ -64,6 +65,12 @@ def _under(given: Given, wanted: Overrides, chosen: Policy, part: str, said: lis
     return replace(
         given, policy=chosen, loss_scale=given.loss_scale if part == CASTS else scale, master_weights=masters
     )
+
+
+def _parsed(policy: str | Policy | Mapping[str, Any] | None) -> Policy | None:
+    if isinstance(policy, Mapping):
+        return policy_of_table(policy)
+    return Policy.parse(policy) if isinstance(policy, str) else policy
 
 
 def _scale(asked: Any, own: Policy | None, wanted: Overrides, chosen: Policy, part: str, said: list[str]) -> Any:

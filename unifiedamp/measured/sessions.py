@@ -9,7 +9,6 @@ from typing import Any
 from ..config import environment, plugins
 from ..config.resolve import resolve
 from ..errors import AmpError
-from ..policy import Policy
 from ..training.step_loop import StepLoop
 from . import overrides
 from .describe import describe
@@ -21,7 +20,7 @@ from .tasks import Explaining, Recording
 TASKS: dict[str, Callable[[Any, StepLoop, MeasuredRun], Task]] = {"record": Recording, "explain": Explaining}
 """What a request does → what does it."""
 
-Settings = tuple[str | Policy | None, Any, str, Mapping[str, Any] | None, bool]
+Settings = tuple[Any, Any, Any, Mapping[str, Any] | None, bool]
 
 
 class MeasuredSessions:
@@ -45,7 +44,7 @@ class MeasuredSessions:
         self,
         backend: str | None,
         device: str | None,
-        policy: str | Policy | None,
+        policy: Any,
         loss_scale: Any,
         compile: str,
         backend_options: Mapping[str, Any] | None,
@@ -92,16 +91,16 @@ class MeasuredSessions:
         if part == overrides.SCALER:
             self.shared.scale_from(session.backend)
             return None
-        self.shared.describe = self._about(session, loop)
+        self.shared.describe = self._about(session)
         return self.shared
 
     def _measure(self, session: Any, loop: StepLoop) -> StepMeasure:
         task = TASKS[self.request.do](session, loop, self.run) if self.request.do in TASKS else None
-        return StepMeasure(self.run, session.backend, loop, self._about(session, loop), task)
+        return StepMeasure(self.run, session.backend, loop, self._about(session), task)
 
-    def _about(self, session: Any, loop: StepLoop) -> Callable[[], dict[str, Any]]:
+    def _about(self, session: Any) -> Callable[[], dict[str, Any]]:
         policy = self.request.overrides.policy
-        return functools.partial(describe, session, loop, self._own, policy, tuple(self._said))
+        return functools.partial(describe, session, self._own, policy, tuple(self._said))
 
 
 def _own_policy(

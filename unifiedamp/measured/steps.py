@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..backend.result import StepResult
+from ..machine import peak_process_memory
 from ..training.step_loop import StepLoop
-from .memory import peak_process_memory
 from .readings import Readings
 from .run import MeasuredRun
 from .traced import Trace, TracedStep
@@ -61,13 +61,14 @@ class StepMeasure:
     ) -> None:  # fmt: skip
         self._run, self._backend, self.describe, self._task = run, backend, describe, task
         self._readings = Readings(backend, loop.scaling)
-        self._loop, self._tracing = loop, loop.tracing
+        self._tracing = loop.tracing
         self._turn, self.count, self._from = 0, 0, 0
         self._until = self._event = run.request.turns[0]
         self._last = len(run.request.turns) == 1 and not run.request.waits
         self._start = self._begun = self._beat = time.perf_counter()
         self._times: list[float] = []
         self._settled = 0
+        self._uncompiled = task is not None and task.records
         self._began, self._compiled = False, "off"
         self._traces: list[Trace] = []
         self._in_trace: Trace = []
@@ -82,15 +83,16 @@ class StepMeasure:
             self._task.prepared()
 
     def before_call(self) -> None:
-        """Note that a compiled step is about to run."""
+        """Note that a compiled step, or one of the framework's own loop, is about to run: it records by itself."""
+        if self._uncompiled:
+            self._uncompiled = False
+            self._backend.training.run_uncompiled(False)
         if not self._began:
             self._begin()
 
     def mode(self, asked: str) -> str:
         """Return the mode of ``amp.compile`` in force."""
         self._compiled = self._run.request.overrides.compile or asked
-        if self.wants_gradients and self._compiled != "off":
-            self._backend.training.run_uncompiled(False)
         return self._compiled
 
     def loss(self, loss: Any, index: int) -> None:
@@ -138,16 +140,6 @@ class StepMeasure:
 
     before_step = before_call
 
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether layers are recorded."""
-        return self._task is not None and self._task.records
-
-    def gradients_ready(self, optimizer: Any) -> None:
-        """Record the gradients of a step that core's calls do not see."""
-        if self._loop.listener is not None:
-            self._loop.listener.before_unscale(optimizer, self._loop.order.slot(optimizer, "step").index)
-
     def native_loss(self, loss: Any) -> None:
         """Note a loss of such a step."""
         self.loss(loss, 0)
@@ -156,8 +148,6 @@ class StepMeasure:
         """Note a step of the framework's own loop."""
         if loss is not None:
             self.loss(loss, 0)
-        if self._loop.listener is not None:
-            self._loop.listener.after_steps()
         self.after_step()
 
     def _trace_end(self) -> None:

@@ -102,7 +102,7 @@ class Explaining:
     records = False
 
     def __init__(self, session: Any, loop: StepLoop, run: MeasuredRun) -> None:
-        self._session, self._models, self._run = session, loop.models, run
+        self._session, self._run = session, run
 
     def prepared(self) -> None:
         """More may come: the plan is made when the session trains."""
@@ -111,7 +111,7 @@ class Explaining:
         """Note the plan and end the script."""
         if self._run.log is not None:
             plan = self._session.explain().to_dict()
-            layers = layer_rows(self._session, self._models) if self._models else {}
+            layers = layer_rows(self._session, self._session.models) if self._session.models else {}
             warned = sorted(self._session.backend.spec.warned)
             self._run.log.write("plan", **plan, **layers, warnings=warned)
         self._run.leave()

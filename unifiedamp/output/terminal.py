@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from rich import markup
 
-HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories that a terminal obeys instead of showing: control characters, marks of direction and width,
-halves of surrogate pairs, separators of lines and paragraphs."""
+from ..visible import HIDDEN, visible
 
-
-def visible(text: object, keep: str = "\t") -> str:
-    r"""Return text in which each character that would steer a terminal is written as its escape, such as ``\x1b``.
-
-    Args:
-        text: anything; its ``str`` is taken.
-        keep: characters that stay as they are.
-    """
-    return "".join(one if one in keep or _shows(one) else _escaped(one) for one in str(text))
+__all__ = ["HIDDEN", "plain", "visible"]
 
 
 def plain(text: object) -> str:
     """Return :func:`visible` text for a place where rich reads markup (a table, a progress bar): it holds none."""
     return markup.escape(visible(text))
-
-
-def _shows(one: str) -> bool:
-    return one.isprintable() or unicodedata.category(one) not in HIDDEN
-
-
-def _escaped(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..errors import PolicyError, nearest
 from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
+from ..notebook import table_html
+from ..plain_values import plain
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
@@ -131,6 +133,12 @@ class Policy:
     def __str__(self) -> str:
         return policy_text(self)
 
+    def __repr__(self) -> str:
+        return f"Policy.parse({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        return table_html(f"Policy {self}", vars(self).items())
+
 
 def _check_float8(policy: Policy) -> None:
     if policy.param_dtype != "float32":
@@ -146,6 +154,7 @@ def _check_float8(policy: Policy) -> None:
 
 
 def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
+    overrides = plain(overrides, "op_overrides")
     for op, choice in overrides.items():
         if op not in OP_VOCABULARY:
             raise PolicyError(f"op_overrides: unknown operation {op!r}{nearest(op, OP_VOCABULARY)}")
@@ -155,6 +164,7 @@ def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
 
 
 def _checked_layers(overrides: Mapping[str, str]) -> FrozenDict:
+    overrides = plain(overrides, "layer_overrides")
     for glob in overrides:
         if not isinstance(glob, str) or not glob.strip() or set(glob) & set(",;"):
             raise PolicyError(f"layer_overrides: {glob!r} is not a glob over layer paths (no commas or semicolons)")

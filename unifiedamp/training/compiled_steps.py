@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..backend import Backend
+from ..backend import Backend, Tuning
 from ..config.values import check_compile_mode
 from ..errors import AmpError, UnsupportedError
+from ..explain.tuning import warn_debug_modes
 from .closed_session import refuse
 from .step_loop import StepLoop
 
@@ -30,19 +31,6 @@ class CompiledSteps:
         self._backend, self._loop = backend, loop
         self.closed = False
 
-    def mode(self, asked: str | None, default: str) -> str:
-        """Return the mode in force.
-
-        Args:
-            asked: what the call says; None for the session's.
-            default: the session's.
-
-        Raises:
-            ConfigError: there is no such mode.
-        """
-        chosen = default if asked is None else check_compile_mode(asked, "amp.compile: mode")
-        return chosen if self._loop.measure is None else self._loop.measure.mode(chosen)
-
     def require(self) -> None:
         """Refuse to compile where the backend cannot.
 
@@ -53,9 +41,30 @@ class CompiledSteps:
         if not support:
             raise UnsupportedError(f"backend {self._backend.name!r} cannot compile: {support.reason}")
 
+    def decorate(self, fn: F | None, mode: str, tuning: Tuning) -> F | Callable[[F], F]:
+        """See ``Amp.compile``.
+
+        Raises:
+            ConfigError: an unknown ``mode``.
+        """
+        check_compile_mode(mode, "amp.compile: mode")
+        if self._loop.measure is not None:
+            mode = self._loop.measure.mode(mode)
+        if fn is None:
+            return functools.partial(self._decorated, mode=mode, tuning=tuning)
+        return self._decorated(fn, mode, tuning)
+
+    def _decorated(self, fn: F, mode: str, tuning: Tuning) -> F:
+        if self.closed:
+            refuse("compile")
+        if mode == "off":
+            return fn
+        self.require()
+        warn_debug_modes(self._backend, tuning)
+        return self.compile(fn, mode)
+
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
-        self.require()
         measure, step = self._loop.measure, fn
         if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
             step = measure.traced(fn)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..backend import Backend, ScaledLoss
 from ..errors import LossError, StepOrderError, UnsupportedError
@@ -32,14 +32,31 @@ class Interruptions:
         discarded: called after windows were discarded.
 
     Attributes:
-        pending: the windows that an interrupted :meth:`discard` has still to discard.
+        unsettled: :meth:`settle` has something to do before the next call of a step.
     """
 
     def __init__(self, backend: Backend, order: StepOrder | ReplicaStepOrders, discarded: Callable[[], None]) -> None:
         self._backend = backend
         self._order = order
         self._discarded = discarded
-        self.pending: tuple[Sequence[Slot], str, BaseException] | None = None
+        self.unsettled = False
+        self._pending: tuple[Sequence[Slot], str, BaseException] | None = None
+        self._hold: Callable[[], None] | None = None
+
+    def hold(self, refuse: Callable[[], None] | None) -> None:
+        """Call ``refuse``, which raises, before every call of a step from here on; None ends that."""
+        self._hold = refuse
+        self.unsettled = self._pending is not None or refuse is not None
+
+    def settle(self) -> None:
+        """Finish a :meth:`discard` that was itself interrupted; refuse the call while steps are on hold.
+
+        Raises:
+            StepOrderError: they are.
+        """
+        self.finish()
+        if self._hold is not None:
+            self._hold()
 
     def run(
         self, slots: Sequence[Slot], call: str, method: Callable[..., T], *args: Any, refusals: Any = LossError
@@ -55,36 +72,36 @@ class Interruptions:
 
     def discard(self, slots: Sequence[Slot], call: str, error: BaseException) -> None:
         """Discard the windows of ``slots``, whose ``call`` was left by ``error``."""
-        self.pending = (slots, call, error)
+        self._pending, self.unsettled = (slots, call, error), True
         self.finish()
 
     def finish(self) -> None:
         """Finish a :meth:`discard` that was itself interrupted, if there is one."""
-        if self.pending is None:
+        if self._pending is None:
             return
-        slots, call, error = self.pending
+        slots, call, error = self._pending
         partly_updated = self._backend.training.rollback([slot.optimizer for slot in slots])
         if self._order.abandon(slots) and not (self._backend.compiler and self._backend.compiler.tracing()):
             self._backend.training.update_scale()
         if partly_updated:
             for slot in slots:
                 slot.refusal = _refusal(slot, call, error)
-        self.pending = None
+        self._pending, self.unsettled = None, self._hold is not None
         self._discarded()
 
     def check(self) -> None:
-        """Refuse a compiled call while the parameters of some optimizer may be partly updated.
+        """Refuse a compiled call while steps are on hold, or the parameters of some optimizer may be partly updated.
 
         Raises:
             StepOrderError: see :meth:`Slot.check`.
         """
-        self.finish()
+        self.settle()
         for slot in self._order.slots.values():
             slot.check()
 
     def forgive(self) -> None:
         """Let every optimizer go on: a state was loaded."""
-        self.finish()
+        self.settle()
         for slot in self._order.slots.values():
             slot.refusal = ""
 
@@ -98,7 +115,7 @@ def _refusal(slot: Slot, call: str, error: BaseException) -> str:
     )
 
 
-class GuardedLoss:
+class GuardedLoss(Generic[T]):
     """What ``with amp.scale_loss(...) as scaled_loss`` gives: the backend's scaled loss, and a backward pass that
     discards its windows when it fails.
 
@@ -118,7 +135,7 @@ class GuardedLoss:
         self._slots = slots
         self._interruptions = interruptions
 
-    def __enter__(self) -> GuardedLoss:
+    def __enter__(self) -> GuardedLoss[T]:
         self._loss = self._context.__enter__()
         return self
 
@@ -128,11 +145,12 @@ class GuardedLoss:
         return self._context.__exit__(kind, error, trace)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> T:
         """The scaled loss, native, in float32."""
         if self._loss is None:
             raise _not_entered()
-        return self._loss.value
+        scaled: T = self._loss.value
+        return scaled
 
     def backward(self, **options: Any) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.

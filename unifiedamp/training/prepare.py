@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from ..backend import Backend
 from ..errors import UnsupportedError, WrongObjectError
-from .step_loop import StepLoop
+from .step_order import ReplicaStepOrders, StepOrder
+
+A = TypeVar("A")
+B = TypeVar("B")
+Ts = TypeVarTuple("Ts")
+"""What ``amp.prepare`` is given: one object, or two and further ones."""
 
 
-def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the prepared objects in the order given, and add the models among them to the loop's.
+def prepare_objects(
+    backend: Backend, order: StepOrder | ReplicaStepOrders, objects: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the prepared objects in the order given, and the models among them.
 
     Raises:
         WrongObjectError: no objects, or ones of another framework.
@@ -22,13 +29,10 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) 
     models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
     optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
     limit = backend.capabilities().feature("several_optimizers")
-    if len(loop.order.slots) + len(optimizers) > 1 and not limit:
+    if len(order.slots) + len(optimizers) > 1 and not limit:
         raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
     models, optimizers = map(list, backend.training.prepare(models, optimizers))
     for optimizer in optimizers:
-        loop.order.bind(optimizer)
-    loop.models += models
-    if loop.measure is not None:
-        loop.measure.prepared()
+        order.bind(optimizer)
     left = {True: iter(models), False: iter(optimizers)}
-    return tuple([next(left[yes]) for yes in is_model])
+    return tuple([next(left[yes]) for yes in is_model]), models

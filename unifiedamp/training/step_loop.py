@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ..backend import Backend, ScaledLoss, result
+from ..backend import Backend, result
 from ..backend.result import StepResult
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
+from ..names import StepReason
 from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .scale_monitor import ScaleMonitor
 from .scheduler import SchedulerCheck
 from .step_order import ReplicaStepOrders, Slot, StepOrder
+
+T = TypeVar("T")
 
 
 class StepListener(Protocol):
@@ -29,6 +32,9 @@ class StepListener(Protocol):
 
     def after_steps(self, count: int = 1) -> None:
         """Note that ``count`` iterations have ended."""
+
+    def due_within(self, steps: int) -> bool:
+        """Return whether one of the next ``steps`` is to be recorded."""
 
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
@@ -73,7 +79,6 @@ class StepLoop:
         interruptions: discards the windows of interrupted calls.
         listener: follows the steps; None for none.
         measure: follows the steps of a measured run; None elsewhere.
-        models: the prepared models.
         scaling: whether losses are scaled.
     """
 
@@ -92,16 +97,14 @@ class StepLoop:
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
         self.measure: StepMeasure | None = None
-        self.models: list[Any] = []
         self._schedulers = SchedulerCheck(self.tracing)
-        if self.scaling:
-            self._training.on_native_steps(
-                self.monitor.after_step, self.monitor.poll, lambda: self.monitor.hooks is not None
-            )
+        self._training.on_native_steps(
+            self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
+        )
 
     # -- calls of a step -----------------------------------------------------------------------------------------
 
-    def scale_loss(self, loss: Any, optimizers: Any) -> AbstractContextManager[ScaledLoss]:
+    def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """See ``Amp.scale_loss``."""
         if not self._context_form.ok:
             raise UnsupportedError(
@@ -116,22 +119,22 @@ class StepLoop:
             self.measure.loss(loss, slots[0].index)
         return GuardedLoss(self._training.scale_loss(loss, named), slots, self.interruptions)
 
-    def backward(self, closure: Callable[[], Any], optimizers: Any) -> Any:
+    def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
         """See ``Amp.backward``."""
         named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         slots = self._slots(named, "backward")
         self.order.enter_region()
         if self.order.begin_scale(slots):
             self._end_open_iteration()
-        loss = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+        loss: T = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
         if self.measure is not None:
             self.measure.loss(loss, slots[0].index)
         return loss
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
         """Unscale the gradients of a complete window, once; return its slot, or None inside a window."""
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = self.order.begin_step(optimizer, call)
         if self._accumulates and self.order.accumulating(slot):
             return None
@@ -156,8 +159,8 @@ class StepLoop:
         order, listener = self.order, self.listener
         if scheduler is not None:
             self._schedulers.check(scheduler)
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
@@ -209,8 +212,8 @@ class StepLoop:
     def _slots(self, optimizers: list[Any], call: str) -> list[Slot]:
         if not optimizers:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         return self.order.slots_of(optimizers, call)
 
     def _end_open_iteration(self) -> None:
@@ -237,11 +240,18 @@ class StepLoop:
         if ends and self.scaling:
             self.monitor.after_step()
 
+    def _after_native_steps(self, count: int = 1, iterations: int | None = None, ahead: int = 1) -> bool:
+        if self.listener is not None:
+            self.listener.after_steps(count if iterations is None else iterations)
+        for _ in range(count if self.scaling else 0):
+            self.monitor.after_step()
+        return self.listener is not None and self.listener.due_within(ahead)
+
     def _report_discarded(self) -> None:
         if self.listener is not None and not self.tracing():
             self.listener.discarded()
 
-    def _not_applied(self, reason: str) -> StepResult:
+    def _not_applied(self, reason: StepReason) -> StepResult:
         def read() -> result.StepValues:
             scale = self._training.read_state().scale
             return result.StepValues(False, False, reason, scale, scale)

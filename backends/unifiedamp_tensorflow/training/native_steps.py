@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import StepFollower
 
-from .._types import Optimizer, Tensor
+from .._types import Tensor
 from ..distributed.replicas import Replicas
 from ..internals import under_xla
 
@@ -23,7 +23,7 @@ class NativeSteps:
     no such call, and replicas share their branch with a ``merge_call``: there nothing is reported.
 
     Attributes:
-        after_step: core's: counts a step, and polls the scale when it is due.
+        after_step: core's: counts steps, and polls the scale when it is due.
         poll: core's: polls the scale now.
         observed: core's: whether the scale has observers.
         followed: how many calls, nested, report their steps from outside now.
@@ -35,13 +35,13 @@ class NativeSteps:
         self.follower: StepFollower | None = None
         self.stop()
 
-    def start(self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
+    def start(self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
         """Report to core from here on."""
         self.after_step, self.poll, self.observed = after_step, poll, observed
 
     def stop(self) -> None:
         """Report nothing from here on, also from earlier traces."""
-        self.start(lambda: None, lambda: None, lambda: False)
+        self.start(lambda *_: False, lambda: None, lambda: False)
         self.follower = None
 
     @contextmanager
@@ -59,16 +59,6 @@ class NativeSteps:
             self.after_step()
             if self.follower is not None:
                 self.follower.native_step()
-
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether the follower reads the gradients of steps that run uncompiled."""
-        return self.follower is not None and self.follower.wants_gradients
-
-    def gradients_ready(self, optimizer: Optimizer) -> None:
-        """Report the raw gradients of a step in Keras's form that runs uncompiled."""
-        if self.follower is not None and self.follower.wants_gradients and tf.executing_eagerly():
-            self.follower.gradients_ready(optimizer)
 
     def deferred_step(self, losses: Sequence[Tensor]) -> None:
         """Report the losses of a step in Keras 2's form; a traced one calls the follower each time it runs."""

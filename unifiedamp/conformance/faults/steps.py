@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unifiedamp.backend import NonFiniteReport, ScaleState, StepResult, result
+from unifiedamp.backend import NonFiniteReport, ScaleState, StepReason, StepResult, result
 
 from .registry import TrainingFault, fault
 from .scaling import TRACE
@@ -101,7 +101,7 @@ class ResultInverted(_Tells):
     """A step's result says the opposite."""
 
     def _values(self, outcome: StepResult) -> StepResult:
-        reason = result.NON_FINITE if outcome.applied else result.APPLIED
+        reason: StepReason = result.NON_FINITE if outcome.applied else result.APPLIED
         return StepResult.of(not outcome.applied, outcome.applied, reason, outcome.scale, outcome.next_scale)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from ... import machine
 from ...config import plugins
 from ...errors import AmpError
 from ...output.files import temporary_folder
-from .. import machine
 from ..interleaved import interleave
 from ..workers import Worker, WorkerError
 from .answers import Begun, Profile, Trained, Turn, ask

@@ -11,10 +11,12 @@ from ...output.terminal import visible
 from .rows import SCRIPT, Row
 
 COLUMNS = (
-    "backend", "policy", "compile", "batch", "samples/s", "x float32", "peak memory", "loss", "accuracy", "precision",
-    "recall", "F1", "scale", "skipped", "state",
+    "backend", "policy", "compile", "batch", "samples/s", "x float32", "compile s", "peak memory", "loss", "accuracy",
+    "precision", "recall", "F1", "scale", "skipped", "state",
 )  # fmt: skip
-NUMBERS = COLUMNS[3:14]
+NUMBERS = COLUMNS[3:-1]
+NAMES = COLUMNS[:4]
+"""Columns that say which run a row is."""
 OF_DATA = frozenset({"batch", "accuracy", "precision", "recall", "F1"})
 """Columns that a script has nothing for: its data is its own."""
 
@@ -32,17 +34,9 @@ def table_of(rows: Sequence[Row]) -> Cells:
     scripts = bool(rows) and all(row.task.batch_size == SCRIPT for row in rows)
     kept = [index for index, name in enumerate(COLUMNS) if not (scripts and name in OF_DATA)]
     renamed = {"samples/s": "steps/s"} if scripts else {}
-    columns = [renamed.get(COLUMNS[index], COLUMNS[index]) for index in kept]
-    filled = [[every[index] for index in kept] for every in map(cells, rows)]
-    numbers = {renamed.get(name, name) for name in NUMBERS}
-    if scripts:
-        columns.insert(-1, FIRST_STEPS)
-        for line, row in zip(filled, rows, strict=True):
-            line.insert(-1, _number(row.compile_seconds, ".1f"))
-    return Cells(tuple(columns), frozenset(numbers | {FIRST_STEPS}), filled)
-
-
-FIRST_STEPS = "first steps (s)"
+    columns = tuple([renamed.get(COLUMNS[index], COLUMNS[index]) for index in kept])
+    numbers = frozenset(renamed.get(name, name) for name in NUMBERS)
+    return Cells(columns, numbers, [[every[index] for index in kept] for every in map(cells, rows)])
 
 
 def cells(row: Row) -> list[str]:
@@ -56,6 +50,7 @@ def cells(row: Row) -> list[str]:
         size,
         _number(row.samples_per_second, ".0f" if row.unit == "samples" else ".4g"),
         _ratio(row),
+        _number(row.compile_seconds, ".1f"),
         _memory(row),
         _number(row.loss, ".4f"),
         _number(row.accuracy, ".2%"),
@@ -66,6 +61,15 @@ def cells(row: Row) -> list[str]:
         _number(row.skipped_steps, "d"),
         row.state + _tensor_cores(row),
     ]
+
+
+def tone(row: Row, column: str) -> str:
+    """Return what the color of a cell says: "good", "bad", "warn", or nothing."""
+    if column == "state":
+        return {"done": "good", "failed": "bad", "refused": "warn"}.get(row.state, "")
+    if column == "x float32" and row.ratio is not None and not row.is_baseline:
+        return "good" if (row.ratio_low or 0) > 1 else "bad" if (row.ratio_high or 0) < 1 else ""
+    return ""
 
 
 def _number(value: float | None, form: str) -> str:
@@ -117,12 +121,17 @@ def notes(rows: Sequence[Row]) -> list[str]:
             f"x float32: how many times the {unit} per second of float32, of the same backend and compile mode "
             f"({'; '.join(baselines)}); the median of the rounds, with the smallest and the largest"
         )
+    if any(row.compile_seconds is not None for row in rows):
+        found.append(
+            "compile s: seconds that the first calls of the step took beyond usual ones (tracing, compiling, first "
+            f"allocations); {unit}/s does not contain them"
+        )
     if any(row.memory_of == "process" for row in rows):
         found.append("RSS: the whole process, the framework itself included")
     if any(row.precision is not None for row in rows):
         found.append("precision, recall and F1 are means over the classes; loss is the mean over the last epoch")
-    if any(row.compile_seconds is not None for row in rows) and unit == "steps":
-        found.append(f"{FIRST_STEPS}: what the first steps took beyond usual ones; loss is the mean of the last fifth")
+    if unit == "steps":
+        found.append("loss is the mean of the last fifth of the steps")
     for row in rows:
         if row.reason:
             found.append(f"{row.label}: {row.state}: {row.reason}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ... import machine
 from ...errors import AmpError
 from ...measured.request import Overrides, RunRequest
-from .. import machine
 from ..compare.rows import BASELINE, SCRIPT, Row, Task, set_ratios
 from ..compare.run import Progress
 from ..interleaved import interleave

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ..backend.processor import read_processor
-from ..measured.memory import peak_process_memory as peak_process_memory
+from .backend.processor import read_processor
 
 WIDE = {"avx512f": "AVX-512", "avx2": "AVX2", "asimd": "Neon"}
 """Feature flag of Linux → vector units for float32."""
@@ -98,6 +99,19 @@ def _gpu(driver: Any, index: int) -> Gpu:
     return Gpu(name.value.decode(errors="replace"), (major.value, minor.value), int(memory.value))
 
 
+def peak_process_memory() -> int | None:
+    """Return the most bytes that this process has held in memory so far; None where the system does not say."""
+    held = _peak_resident()
+    if held is not None:
+        return held
+    try:
+        import resource
+    except ImportError:
+        return None
+    # Kilobytes on the BSDs, bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def available_memory() -> int:
     """Return the bytes that a new process could have."""
     return int(psutil.virtual_memory().available)
@@ -110,3 +124,12 @@ def limit_memory(size: int) -> None:
     except ImportError:
         return
     resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def _peak_resident() -> int | None:
+    """Return Linux's own count, which begins anew with each program; ``resource`` keeps the parent's."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

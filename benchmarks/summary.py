@@ -1,0 +1,96 @@
+"""The first table of docs/benchmarks.md: one row per question, from the records in benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+COLUMNS = ("question", "model", "hardware", "ratio", "details")
+
+
+def summary(folder: Path, details: str) -> list[str]:
+    """Return the table as Markdown lines.
+
+    Args:
+        folder: of the records.
+        details: the page that the last column links to.
+    """
+    lines = [f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | ---: | --- |"]
+    for question, kind, rows in (
+        ("times the speed of {}", "frameworks", _speeds),
+        ("time of an eager step, over {}", "overhead", _overheads),
+        ("time added by the recorder at every 100th step", "recorder", _recorded),
+        ("time of a compiled step, over {}", "bf16", _pairs),
+        ("time of a compiled step, over {}", "fp8", _pairs),
+    ):
+        for record in _records(folder, kind):
+            for reference, model, ratio in rows(record):
+                asked = f"{_framework(record)}: {question.format(reference)}"
+                lines.append(
+                    f"| {asked} | {model} | {_hardware(record)} | {ratio} | [{kind}]({details}#{ANCHORS[kind]}) |"
+                )
+    return lines
+
+
+ANCHORS = {
+    "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "bf16": "bfloat16-on-cpu",
+    "fp8": "float8",
+}  # fmt: skip
+
+
+def _records(folder: Path, kind: str) -> Sequence[Record]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{kind}-*.json"))]
+
+
+def _framework(record: Record) -> str:
+    name = str(record["title"]).partition(":")[0]
+    return {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}.get(name, name)
+
+
+def _hardware(record: Record) -> str:
+    gpu = record["hardware"].get("gpu")
+    return str(gpu["name"]) if gpu else f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores"
+
+
+def _speeds(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Of a race: the fastest form of the library against each reference, as a ratio of speeds."""
+    ours = [row for row in record["rows"] if row["labels"]["configuration"].startswith("ours") and not row["failed"]]
+    for recipe in dict.fromkeys(row["labels"]["recipe"] for row in ours):
+        best = min((row for row in ours if row["labels"]["recipe"] == recipe), key=lambda row: row["ms"])
+        for reference, (value, low, high) in best["ratios"].items():
+            yield (
+                reference,
+                f"{recipe}, {best['labels']['configuration']}",
+                f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})",
+            )
+
+
+def _overheads(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        labels = row["labels"]
+        if labels["form"] == "eager" and labels["loss scale"] == "dynamic":
+            yield "the hand-written loop's", _model(labels), _interval(row)
+
+
+def _recorded(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        if row["labels"].get("at every 100th step"):
+            yield "", f"{row['labels']['recipe']}, {row['labels']['form']}", row["labels"]["at every 100th step"]
+
+
+def _pairs(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        yield record["columns"][1], _model(row["labels"]), _interval(row)
+
+
+def _model(labels: Mapping[str, str]) -> str:
+    name = labels.get("recipe") or f"transformer, {labels.get('blocks × width')}"
+    optimizer = labels.get("optimizer")
+    return f"{name} ({optimizer})" if optimizer else name
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.3f} ({row['low']:.3f}-{row['high']:.3f})"
