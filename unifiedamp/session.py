@@ -16,6 +16,7 @@ from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
+from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, PolicyName, TuningName
 from .policy import Policy
 from .recording.recorder import Recorder
@@ -77,13 +78,16 @@ class Amp:
     ) -> None:
         values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
-        self.compile_mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
+        run = measured_run()
+        if run is not None:  # a command runs this script, and its settings win
+            given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights)
+            policy, loss_scale, compile, backend_options, master_weights = given
+        self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        self.backend = resolved.backend(
-            accumulate_steps, device, bool(strict), self.compile_mode, master_weights, self.tuning
-        )
+        self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
+        self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.averages = Averages(self.backend, self._loop.interruptions)
         self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
@@ -129,6 +133,8 @@ class Amp:
         """
         prepared, models = prepare_objects(self.backend, self._loop.order, objects)
         self.models += [model for model in models if not any(model is each for each in self.models)]
+        if self._loop.measure is not None:
+            self._loop.measure.prepared()
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
