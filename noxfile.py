@@ -44,7 +44,8 @@ def find_python(version: str) -> str | None:
 NEWER = find_python("3.13")
 # Long ones first: `everything` starts them in this order.
 nox.options.sessions = [
-    "lint", "tests", "tests_keras2", "tests_jax", "tests_numpy2", "tests_mxnet2", "types", "wheel", "site", "imports",
+    "lint", "tests", "tests_keras2", "tests_jax", "tests_integrations", "tests_numpy2", "tests_mxnet2", "types",
+    "wheel", "site", "imports",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet", "unifiedamp_examples/models")
@@ -191,6 +192,13 @@ def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
     pytest(session, "jax", 300, "examples/third_party_backend/tests")
+
+
+@nox.session(python=PYTHON)
+def tests_integrations(session: nox.Session) -> None:
+    """Inside other people's trainers and tools: Lightning, Hugging Face, Accelerate, W&B, MLflow, Hydra."""
+    install(session, "--group", "integrations", "-e", ".[test]")
+    pytest(session, "integrations", 100, "tests/integrations")
 
 
 @nox.session(python=False)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs all tests: lint, types, import contracts, the wheel, and the suite in six environments, each in a
+# Sets up and runs all tests: lint, types, import contracts, the wheel, and the suite in seven environments, each in a
 # virtual environment of its own under .venv/. Needs Python 3.11 and pip.
 #   bash scripts/test.sh            what CI runs
 #   bash scripts/test.sh quick      lint, types, core, the toy backend and torch's eager form

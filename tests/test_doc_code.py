@@ -16,7 +16,7 @@ TOKEN = re.compile(
     r"^<!-- setup: ([\w ]+) -->$|^<!-- part of: ([\w/.]+) -->$|^( *)```python[^\n]*\n(.*?)^\3```",
     re.MULTILINE | re.DOTALL,
 )
-ELSEWHERE = {"write-a-backend.md": "test_author_path.py"}
+ELSEWHERE = {"write-a-backend.md": "test_author_path.py", "trainers.md": "integrations/test_page.py"}
 """Pages whose code another test of this folder runs."""
 PAGES = [
     page

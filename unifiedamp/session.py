@@ -16,6 +16,7 @@ from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
+from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, PolicyName, TuningName
 from .policy import Policy
 from .recording.recorder import Recorder
@@ -34,8 +35,8 @@ class Amp:
 
     Args:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
-        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the policy that the
-            backend recommends for the device.
+        policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
+            takes the policy that the backend recommends for the device.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -53,7 +54,7 @@ class Amp:
         backend: the roles of the framework's backend.
         policy, loss_scale_settings, tuning, compile_mode: the settings in force.
         models: those prepared so far.
-        scale_monitor: polls the loss scale; counts steps made by loops other than yours.
+        step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
         averages: what :meth:`ema` made.
 
     Raises:
@@ -64,7 +65,7 @@ class Amp:
     def __init__(
         self,
         backend: BackendName | str | None = None,
-        policy: PolicyName | str | Policy | None = None,
+        policy: PolicyName | str | Policy | Mapping[str, Any] | None = None,
         *,
         loss_scale: LossScale | LossScaleName | str | float | Mapping[str, Any] | None = None,
         accumulate_steps: int = 1,
@@ -77,16 +78,19 @@ class Amp:
     ) -> None:
         values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
-        self.compile_mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
+        run = measured_run()
+        if run is not None:  # a command runs this script, and its settings win
+            given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights)
+            policy, loss_scale, compile, backend_options, master_weights = given
+        self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        self.backend = resolved.backend(
-            accumulate_steps, device, bool(strict), self.compile_mode, master_weights, self.tuning
-        )
+        self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
+        self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.averages = Averages(self.backend, self._loop.interruptions)
-        self.scale_monitor = self._loop.monitor
+        self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
         self.models: list[Any] = []
         self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)
@@ -128,7 +132,9 @@ class Amp:
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
         prepared, models = prepare_objects(self.backend, self._loop.order, objects)
-        self.models += models
+        self.models += [model for model in models if not any(model is each for each in self.models)]
+        if self._loop.measure is not None:
+            self._loop.measure.prepared()
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
@@ -298,7 +304,7 @@ class Amp:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
@@ -307,7 +313,7 @@ class Amp:
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1.
+            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
 
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the

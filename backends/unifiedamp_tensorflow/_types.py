@@ -121,6 +121,8 @@ class Model(Layer, Protocol):
 
     input: Any
     output: Any
+    optimizer: Any
+    train_step: Callable[..., Any]
     train_function: Callable[..., Any] | None
 
 

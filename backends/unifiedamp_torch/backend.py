@@ -25,6 +25,7 @@ from .precision.precision import TorchPrecision
 from .precision.regions import Regions
 from .recording.recorder import TorchRecorder
 from .training.ema import TorchAveraging
+from .training.host_loops import HostLoops
 from .training.prepare import Preparation
 from .training.step_context import StepContext
 from .training.training import TorchTraining
@@ -64,7 +65,7 @@ class TorchBackend(Backend):
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
         self.distributed = distributed_here()
-        self.interop = TorchInterop(steps.scaler)
+        self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
 
     def _check_region(self, policy: Policy) -> None:
         check_region(self.spec.policy, policy)

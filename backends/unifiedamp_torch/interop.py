@@ -1,8 +1,10 @@
-"""What ``unifiedamp.compat`` and torch's own tools need beyond the roles."""
+"""What ``unifiedamp.compat``, ``unifiedamp.integrations`` and torch's own tools need beyond the roles."""
 
 from __future__ import annotations
 
 import torch
+
+from .training.host_loops import HostLoops
 
 
 class TorchInterop:
@@ -10,7 +12,9 @@ class TorchInterop:
 
     Attributes:
         scaler: the native scaler; None without loss scaling.
+        host_loops: for training loops that others own.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(self, scaler: torch.amp.GradScaler | None, host_loops: HostLoops) -> None:
         self.scaler = scaler
+        self.host_loops = host_loops

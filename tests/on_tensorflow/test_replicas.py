@@ -149,6 +149,20 @@ def test_fit_skips_on_both_what_one_found(results, form):
     assert "nan" not in str(weights).lower()
 
 
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_the_callback_logs_one_scale_for_all_replicas(results, form):
+    (*_, skipping), (weights, *_, logs) = results["fit_logs"][form]
+    assert (skipping["loss_scale"], skipping["skipped_steps"]) == ([2.0], [1.0])
+    assert (logs["loss_scale"], logs["skipped_steps"]) == ([8.0], [0.0])
+    assert weights == results["fit"][form][0][0]
+
+
+def test_weights_of_a_mirrored_model_hold_the_session(results):
+    saved, loaded = results["fit_saved"]["eager"]
+    assert saved == loaded
+    assert (saved["scale"], saved["skipped_steps"]) == (2.0, 1)
+
+
 WORKER = """
 import json, math, os, sys
 rank, ports = int(sys.argv[1]), sys.argv[2:]

@@ -36,7 +36,7 @@ class Backend:
 
     Attributes:
         name: the backend's name.
-        interop: what the retired interfaces of this framework in ``unifiedamp.compat`` need beyond the roles.
+        interop: what ``unifiedamp.compat`` and ``unifiedamp.integrations`` need of this framework beyond the roles.
     """
 
     name: ClassVar[str]

@@ -10,6 +10,7 @@ from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
 from .migrate import migrate
+from .record import record
 from .report import EPILOG, report
 from .schema import schema
 from .train import train
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(reports_errors(train))
+app.command("record")(reports_errors(record))
 app.command("report", epilog=EPILOG)(reports_errors(report))
 app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))

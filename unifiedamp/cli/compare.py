@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..config.values import parse_setting
+from ..loss_scale import parse_loss_scale
 from ..output.files import check_folder, remove_folders, write_whole
 from ..output.terminal import plain
 from ..workloads.compare.advice import advise
@@ -16,19 +19,26 @@ from ..workloads.compare.page import drawings, html
 from ..workloads.compare.rows import BASELINE, Row, tasks
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.run import compare as run_all
-from ..workloads.compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
+from ..workloads.compare.write import NAMES, dump, markdown, notes, table_of, to_json
 from ..workloads.recipes import find_config, recipe_module
+from ..workloads.scripts.compare import ScriptOptions
+from ..workloads.scripts.schedule import LEAST
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
 from .parity import show_parity
+from .script_command import backend_options, named, only_one, refuse, script_of
+from .script_compare import OF_SCRIPTS, run_script
 from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
 
 
 def compare(
-    recipe: Annotated[str, typer.Argument(help="A recipe's .toml or .json file, or the name of one that is here.")],
+    context: typer.Context,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's .toml or .json file, or the name of one that is here.")
+    ] = None,
     backends: Annotated[Words, typer.Option(help="torch,tensorflow,mxnet [all that are installed]")] = None,
     policies: Annotated[Words, typer.Option(help="float32,mixed_bfloat16,... [float32, and the recipe's own]")] = None,
     compile: Annotated[Words, typer.Option(help="off,default,max of amp.compile [the recipe's own]")] = None,
@@ -51,6 +61,19 @@ def compare(
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=LEAST, help="A script: optimizer steps of each run [100, or more where they are fast]."),
+    ] = None,
+    serial: Annotated[
+        bool, typer.Option("--serial", help="A script: one run after another, never two alive at the same time.")
+    ] = False,
+    loss_scale: Annotated[
+        str | None, typer.Option(help="A script: dynamic, none or a number, where a policy scales losses.")
+    ] = None,
+    backend_option: Annotated[
+        Words, typer.Option(help="A script: NAME=VALUE, a setting of its backend that wins over the script's.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
@@ -61,6 +84,9 @@ def compare(
 
     Example: unifiedamp compare digits_conv --backends torch,tensorflow --policies float32,mixed_bfloat16 --epochs 2
 
+    With "-- python train.py --my-flags" instead of a recipe, your own script is run as it is, once per policy and
+    compile mode; its session (ua.Amp) takes the settings from here, and ends the script after --steps steps.
+
     Each run has a separate process: a crash or a lack of memory costs one row. Trainings run one after the
     other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
     are written after every row, compare.html after every such group and on Ctrl-C.
@@ -68,6 +94,17 @@ def compare(
     Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, none finished, or with
     --parity, backends part; 2: wrong arguments; 130: Ctrl-C.
     """
+    script = script_of(context)
+    if script is not None:
+        only_one(recipe, script)
+        scale = None if loss_scale is None else parse_loss_scale(parse_setting(loss_scale)).to_dict()
+        of_script = ScriptOptions(
+            script, steps, rounds, timeout, serial, scale, backend_options(backend_option)
+        )  # fmt: skip
+        run_script(context, of_script, policies, compile, out, functools.partial(_run_rows, json=json))
+        return
+    recipe = named(recipe, context)
+    refuse(context, OF_SCRIPTS, "belongs to a script: unifiedamp compare -- python train.py")
     config = find_config(recipe)
     train = {key: value for key, value in (("epochs", epochs), ("samples", samples)) if value is not None}
     settings = recipe_module("settings").read_settings(config, train=train)
@@ -84,10 +121,11 @@ def compare(
         show_parity(names, chosen, modes[0], size, parity_steps, options, folder, json)
         return
     groups = tasks(names, chosen, modes, [*sizes, *([0] if find_batch_size else [])])
-    _compare(groups, options, folder, about(f"{settings.train.model} on {settings.train.data}", config), json)
+    head = about(f"{settings.train.model} on {settings.train.data}", config)
+    _run_rows(lambda bars, save: run_all(groups, options, bars, save), folder, head, sum(map(len, groups)), json)
 
 
-def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], json: bool) -> None:
+def _run_rows(run: Any, folder: Path, head: dict[str, str], count: int, json: bool) -> None:
     rows: list[Row] = []
 
     def save(found: list[Row], page: bool, final: bool = False) -> None:
@@ -99,8 +137,8 @@ def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], 
             write_whole(folder / "compare.html", html(rows, head, advice, final=final))
 
     try:
-        with Bars(console(stderr=True), sum(map(len, groups))) as bars:
-            run_all(groups, options, bars, save)
+        with Bars(console(stderr=True), count) as bars:
+            run(bars, save)
     except KeyboardInterrupt:
         save(rows.copy(), page=True)
         raise
@@ -126,7 +164,9 @@ def _own_mode(settings: Any) -> str:
 
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
-    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS, verdicts=("state",), heads=4))
+    shown = table_of(rows)
+    heads = sum(name in NAMES for name in shown.columns)
+    out.print(table(head["title"], shown.columns, shown.rows, right=shown.numbers, verdicts=("state",), heads=heads))
     for line in notes(rows):
         say(out, line, "dim")
     for line in advise(rows):
@@ -161,5 +201,5 @@ class Bars:
     def finished(self, row: Row) -> None:
         """A row is finished, well or not."""
         self._progress.advance(self._all)
-        speed = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
+        speed = f"{row.samples_per_second:.4g} {row.unit}/s" if row.samples_per_second else row.reason
         say(self._progress.console, f"{row.label}: {row.state}, {speed}")

@@ -100,7 +100,7 @@ def title(recording: Recording) -> str:
 
 def about(recording: Recording) -> str:
     """Return how much was recorded, in one line."""
-    text = f"{len(recording.steps)} steps recorded, every {recording.header['every']}; "
+    text = f"{len(recording.steps)} steps recorded{_every(recording)}; "
     text += f"{_skipped(recording)} steps skipped."
     if recording.damaged:
         text += f" {recording.damaged} lines could not be read (cut off by a kill?) and are left out."
@@ -119,3 +119,8 @@ def _cells(recording: Recording, name: str) -> list[dict[str, str]]:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
+
+
+def _every(recording: Recording) -> str:
+    every = recording.header["every"]
+    return "" if every is None else f", every {every}"

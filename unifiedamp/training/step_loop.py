@@ -33,8 +33,36 @@ class StepListener(Protocol):
     def after_steps(self, count: int = 1) -> None:
         """Note that ``count`` iterations have ended."""
 
+    def due_within(self, steps: int) -> bool:
+        """Return whether one of the next ``steps`` is to be recorded."""
+
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
+
+
+class StepMeasure(Protocol):
+    """What follows the steps of a measured run."""
+
+    def prepared(self) -> None:
+        """Note that models and optimizers were prepared."""
+
+    def mode(self, asked: str) -> str:
+        """Return the mode of ``amp.compile`` in force."""
+
+    def before_call(self) -> None:
+        """Note that a compiled step is about to run."""
+
+    def traced(self, step: Any) -> Any:
+        """Return a step that also returns the losses that it scaled; for one that may run only while it is traced."""
+
+    def after_call(self, output: Any, ended: bool) -> Any:
+        """Note a call of a traced step, and return what the step itself returned."""
+
+    def loss(self, loss: Any, index: int) -> None:
+        """Note a loss that is differentiated for the optimizer ``index``."""
+
+    def after_step(self, outcome: StepResult | None = None) -> None:
+        """Note the end of an iteration."""
 
 
 class StepLoop:
@@ -50,6 +78,7 @@ class StepLoop:
         monitor: polls the loss scale after steps.
         interruptions: discards the windows of interrupted calls.
         listener: follows the steps; None for none.
+        measure: follows the steps of a measured run; None elsewhere.
         scaling: whether losses are scaled.
     """
 
@@ -67,11 +96,11 @@ class StepLoop:
         self.monitor = ScaleMonitor(backend, loss_scale)
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
+        self.measure: StepMeasure | None = None
         self._schedulers = SchedulerCheck(self.tracing)
-        if self.scaling:
-            self._training.on_native_steps(
-                self.monitor.after_step, self.monitor.poll, lambda: self.monitor.hooks is not None
-            )
+        self._training.on_native_steps(
+            self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
+        )
 
     # -- calls of a step -----------------------------------------------------------------------------------------
 
@@ -86,6 +115,8 @@ class StepLoop:
         slots = self._slots(named, "scale_loss")
         if self.order.begin_scale(slots):
             self._end_open_iteration()
+        if self.measure is not None:
+            self.measure.loss(loss, slots[0].index)
         return GuardedLoss(self._training.scale_loss(loss, named), slots, self.interruptions)
 
     def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
@@ -96,6 +127,8 @@ class StepLoop:
         if self.order.begin_scale(slots):
             self._end_open_iteration()
         loss: T = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+        if self.measure is not None:
+            self.measure.loss(loss, slots[0].index)
         return loss
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
@@ -145,6 +178,8 @@ class StepLoop:
             scheduler.step()
         if (listener is not None or (ends and self.scaling)) and order.leads and not self.tracing():
             self._after_step(outcome, ends)
+        if self.measure is not None and ends and order.leads:
+            self.measure.after_step(outcome)
         return outcome
 
     def discard(self, optimizer: Any) -> StepResult:
@@ -157,6 +192,7 @@ class StepLoop:
         self._report_discarded()
         if ends:
             self._training.update_scale()
+            self._measure_end()
         return self._not_applied(result.DISCARDED)
 
     def restart(self, state: ScaleState) -> None:
@@ -185,6 +221,11 @@ class StepLoop:
         self._training.update_scale()
         if self.listener is not None and not self.tracing():
             self.listener.after_steps()
+        self._measure_end()
+
+    def _measure_end(self) -> None:
+        if self.measure is not None and self.order.leads:
+            self.measure.after_step()
 
     def _unscale(self, slot: Slot) -> None:
         if self.listener is not None:
@@ -198,6 +239,13 @@ class StepLoop:
             self.listener.after_steps(int(ends))
         if ends and self.scaling:
             self.monitor.after_step()
+
+    def _after_native_steps(self, count: int = 1, iterations: int | None = None, ahead: int = 1) -> bool:
+        if self.listener is not None:
+            self.listener.after_steps(count if iterations is None else iterations)
+        for _ in range(count if self.scaling else 0):
+            self.monitor.after_step()
+        return self.listener is not None and self.listener.due_within(ahead)
 
     def _report_discarded(self) -> None:
         if self.listener is not None and not self.tracing():

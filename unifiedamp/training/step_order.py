@@ -67,11 +67,20 @@ class StepOrder:
         self.slots: dict[int, Slot] = {}
         self.in_region = False
         self.any_scaled = False
+        self._per_optimizer = False
+
+    def end_with_each_step(self) -> None:
+        """Make each step of an optimizer an iteration from here on, as in trainers that others wrote."""
+        self._per_optimizer = True
 
     def bind(self, optimizer: Any) -> None:
         """Add a prepared optimizer. Idempotent."""
         if id(optimizer) not in self.slots:
             self.slots[id(optimizer)] = Slot(optimizer, len(self.slots))
+
+    def release(self, optimizer: Any) -> None:
+        """Forget an optimizer. Idempotent."""
+        self.slots.pop(id(optimizer), None)
 
     def slot(self, optimizer: Any, call: str) -> Slot:
         """Return the slot of ``optimizer``.
@@ -155,7 +164,11 @@ class StepOrder:
 
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
-        return len(self.slots) == 1 or all(other.stepped or other is slot for other in self.slots.values())
+        return (
+            self._per_optimizer
+            or len(self.slots) == 1
+            or all(other.stepped or other is slot for other in self.slots.values())
+        )
 
     def end_step(self, slot: Slot, ends: bool) -> None:
         """Note that ``slot`` had its step (or was discarded)."""

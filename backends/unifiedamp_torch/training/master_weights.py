@@ -65,6 +65,11 @@ class MasterWeights:
         pair = self._of_master.get(id(param))
         return param if pair is None else pair.model_param
 
+    def master(self, param: torch.Tensor) -> torch.Tensor:
+        """Return what optimizers train in place of a model's parameter: its master, or itself."""
+        pair = self._pairs.get(id(param))
+        return param if pair is None else pair.master
+
     # -- setting up ----------------------------------------------------------------------------------------------
 
     def create(self, before: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
@@ -141,7 +146,8 @@ class MasterWeights:
         more: list[tuple[torch.Tensor, torch.Tensor]] = []
         for pair in self._of(optimizer):
             param, master = pair.model_param, pair.master
-            if param.grad is None:
+            if param.grad is None or not master.requires_grad:
+                param.grad = None  # a trainer that freezes what its optimizer holds freezes the master
                 continue
             if param.grad.is_sparse:
                 grad = param.grad.float()

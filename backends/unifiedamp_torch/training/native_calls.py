@@ -109,7 +109,7 @@ class NativeCalls:
         first = self.rescales and not self._pending
         for optimizer in optimizers:
             self._pending.setdefault(id(optimizer), Pending())
-        if self.rescales and not first:
+        if self.rescales and not first and optimizers:
             hook = loss.register_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 functools.partial(self._on_unscaled, optimizers)
             )
@@ -118,7 +118,7 @@ class NativeCalls:
 
     def differentiated(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> None:
         """Refuse ``loss.backward()`` of the first loss from here on: its scaled form was differentiated."""
-        pending = self._pending.get(id(optimizers[0]))
+        pending = self._pending.get(id(optimizers[0])) if optimizers else None
         if pending is not None:
             loss.backward = functools.partial(self._refuse, optimizers)  # type: ignore[method-assign]  # this loss alone
             pending.losses.append(loss)

@@ -37,7 +37,8 @@ class PlainSteps(Steps):
             self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._stepped.add(id(optimizer))
         self._move_averages(optimizer, None)
-        gradients.zero_grad(optimizer)
+        if not self.keeps_gradients:
+            gradients.zero_grad(optimizer)
         self._applied += 1
         return self._APPLIED
 

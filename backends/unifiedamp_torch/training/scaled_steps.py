@@ -28,6 +28,10 @@ class ScaledSteps(Steps):
         reads_without_sync: reading ``found_inf`` waits for nothing.
         averages: the session's.
         reports: inspects each step that may have been skipped, before its gradients are dropped.
+
+    Attributes:
+        per_optimizer: each optimizer's step updates the scale by its own finding, and leaves what was found in the
+            gradients of others.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class ScaledSteps(Steps):
         self._state = scaler.state
         self._reads_without_sync = reads_without_sync
         self._reports = reports
+        self.per_optimizer = False
 
     def unscale(self, optimizer: Optimizer) -> None:
         self.scaler.check(optimizer)
@@ -50,9 +55,10 @@ class ScaledSteps(Steps):
             self._apply(optimizer, found.inf)
             self._move_averages(optimizer, found)
             self._state.count(found)
-            gradients.zero_grad(optimizer)
+            if not self.keeps_gradients:
+                gradients.zero_grad(optimizer)
         if update_scale:
-            self.scaler.update()
+            self._update_scale(optimizer)
         if found is None:
             return None
         # A captured result is copied when it is returned, so it may hold the scale itself.
@@ -82,8 +88,15 @@ class ScaledSteps(Steps):
         # decides until one step has been applied.
         return getattr(optimizer, "_step_supports_amp_scaling", False) and id(optimizer) in self._stepped
 
+    def _update_scale(self, optimizer: Optimizer) -> None:
+        if self.per_optimizer:
+            self.scaler.update_by(optimizer)
+        else:
+            self.scaler.update()
+
     def update_scale(self) -> None:
-        self.scaler.update()
+        if not self.per_optimizer:
+            self.scaler.update()
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         gradients.zero_grad(optimizer)

@@ -69,6 +69,7 @@ class Steps(ABC):
     Attributes:
         capturing: steps are being captured and not executed.
         updates: the compiled updates in use.
+        keeps_gradients: gradients stay after a step, for a loop of another owner to zero.
 
     Args:
         averages: the session's.
@@ -76,7 +77,7 @@ class Steps(ABC):
 
     def __init__(self, averages: MovingAverages) -> None:
         self._averages = averages
-        self.capturing = False
+        self.capturing = self.keeps_gradients = False
         self.updates: Updates | None = None
         self._stepped: set[int] = set()
         self._running: RunningUpdate | None = None

@@ -75,6 +75,20 @@ class TorchTraining(Training):
     # -- one step ------------------------------------------------------------------------------------------------
 
     def scale_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
+        return self._scaled(loss, optimizers, self._prepared.inputs(optimizers))
+
+    def scale_whole_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
+        """Return the scaled loss of a loop that others own: as ``scale_loss``, but every parameter gets gradients.
+
+        Args:
+            loss: see ``scale_loss``.
+            optimizers: those that are known; there may be none yet.
+        """
+        return self._scaled(loss, optimizers, None)
+
+    def _scaled(
+        self, loss: torch.Tensor, optimizers: Sequence[Optimizer], inputs: Sequence[torch.Tensor] | None
+    ) -> TorchScaledLoss:
         value = checked_loss(loss)
         if self._masters.in_use:
             self._masters.attach(optimizers)
@@ -85,7 +99,6 @@ class TorchTraining(Training):
             value = self._scaler.scaled(value)
         if self._spec.accumulate_steps > 1:
             value = value / self._spec.accumulate_steps
-        inputs = self._prepared.inputs(optimizers)
         return TorchScaledLoss(self._backward_context, value, loss, optimizers, inputs, first)
 
     def backward(self, closure: Callable[[], torch.Tensor], optimizers: Sequence[Optimizer]) -> torch.Tensor:

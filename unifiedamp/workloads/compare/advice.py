@@ -13,6 +13,8 @@ WORTH_IT = 1.05
 """A ratio of speed from which a change is worth making."""
 ROUNDS, CLEAR = 5, 1.2
 """Fewer rounds may be all alike by chance; they count when the smallest ratio is at least this."""
+LOSS = 0.05
+"""How much higher than float32's the loss of a script may be, as a share of it."""
 SAVES = 0.8
 """A share of float32's memory below which a policy is worth having for that alone."""
 
@@ -27,7 +29,7 @@ def advise(rows: Iterable[Row]) -> list[str]:
 
 def _heading(group: Sequence[Row]) -> str:
     task = group[0].task
-    return f"{task.backend}, compile {task.compile}, batch size {task.batch_size or 'the largest that fits'}"
+    return f"{task.backend}, compile {task.compile or 'as in the script'}, {task.size}"
 
 
 def _sentence(group: Sequence[Row]) -> str:
@@ -68,13 +70,23 @@ def _figures(row: Row, baseline: Row) -> str:
     speed = row.ratio or 0.0
     speed_text = f"{speed:.1f}x faster" if speed >= WORTH_IT else f"{speed:.2f}x the speed"
     if row.accuracy is None or baseline.accuracy is None:
-        return f"{row.task.policy} is {speed_text}"
+        return f"{row.task.policy} is {speed_text}{_losses(row, baseline)}"
     points = round(100 * (row.accuracy - baseline.accuracy), 1) + 0.0
     return (
         f"{row.task.policy}: {speed_text} than float32, accuracy {points:+.1f} points"
         if speed >= WORTH_IT
         else (f"{row.task.policy}: {speed_text} of float32, accuracy {points:+.1f} points")
     )
+
+
+def _as_low(loss: float, baseline: float | None) -> bool:
+    return baseline is None or loss <= baseline + LOSS * abs(baseline)
+
+
+def _losses(row: Row, baseline: Row) -> str:
+    if row.unit != "steps" or baseline.loss is None:
+        return ""
+    return f", loss {'not finite' if row.loss is None else format(row.loss, '.4g')} against {baseline.loss:.4g}"
 
 
 def _faster(row: Row) -> bool:
@@ -91,7 +103,7 @@ def _slower(row: Row) -> bool:
 
 def _as_good(row: Row, baseline: Row) -> bool:
     if row.accuracy is None or baseline.accuracy is None:
-        return row.loss is not None
+        return row.loss is not None and (row.unit != "steps" or _as_low(row.loss, baseline.loss))
     share = baseline.accuracy
     error = 100 * sqrt(share * (1 - share) / row.test_images) if row.test_images else 0.0
     return row.loss is not None and 100 * (baseline.accuracy - row.accuracy) <= max(POINTS, error)

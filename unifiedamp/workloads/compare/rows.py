@@ -9,6 +9,8 @@ from typing import Any
 from ..interleaved import ratio
 
 BASELINE = "float32"
+SCRIPT = -1
+"""The batch size of a task that runs a script: the script's, which is not known."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,14 @@ class Task:
     batch_size: int
 
     def __str__(self) -> str:
-        size = self.batch_size or "the largest that fits"
-        return f"{self.backend}, {self.policy}, compile {self.compile}, batch size {size}"
+        return f"{self.backend}, {self.policy}, compile {self.compile}, {self.size}"
+
+    @property
+    def size(self) -> str:
+        """The batch size in words."""
+        if self.batch_size == SCRIPT:
+            return "the script's batch size"
+        return f"batch size {self.batch_size or 'the largest that fits'}"
 
     @property
     def group(self) -> tuple[str, str, int]:
@@ -45,7 +53,8 @@ class Row:
         reason: why it was refused or failed.
         notes: warnings of the session.
         batch_size: what was run; that of the task, or the largest that fits.
-        samples_per_second: of training, the median over the rounds; compiling is not in it.
+        unit: what is counted per second; "steps" for a script, whose batch size is not known.
+        samples_per_second: of training, in ``unit``, the median over the rounds; compiling is not in it.
         compile_seconds: what the step's first calls took beyond usual ones: tracing, compiling, first allocations.
         rates: of each round.
         ratio, ratio_low, ratio_high: how many times faster than ``baseline``: the median, smallest and largest over the
@@ -64,6 +73,7 @@ class Row:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     batch_size: int = 0
+    unit: str = "samples"
     samples_per_second: float | None = None
     compile_seconds: float | None = None
     rates: list[float] = field(default_factory=list)
@@ -89,8 +99,10 @@ class Row:
     @property
     def label(self) -> str:
         """What identifies this row, in few words."""
-        size = self.batch_size or self.task.batch_size
-        return f"{self.task.backend} {self.task.policy} {self.task.compile} {size or 'largest'}"
+        words = [self.task.backend, self.task.policy, self.task.compile]
+        if self.task.batch_size != SCRIPT:
+            words.append(str(self.batch_size or self.task.batch_size or "largest"))
+        return " ".join(filter(None, words))
 
     @property
     def is_baseline(self) -> bool:
@@ -102,7 +114,8 @@ class Row:
         own = {key: value for key, value in vars(self).items() if key not in ("task", "batch_size")}
         task = self.task
         head = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
-        size = {"batch_size": self.batch_size or task.batch_size, "largest_batch_size": not task.batch_size}
+        known = None if task.batch_size == SCRIPT else self.batch_size or task.batch_size
+        size = {"batch_size": known, "largest_batch_size": not task.batch_size}
         return {**head, **size, **own}
 
 
@@ -127,4 +140,6 @@ def set_ratios(group: Sequence[Row]) -> None:
         if row.rates and len(row.rates) == len(baseline.rates):
             found = ratio(row.rates, baseline.rates)
             row.ratio, row.ratio_low, row.ratio_high = found.value, found.low, found.high
-            row.baseline = f"{BASELINE}, batch size {baseline.batch_size}"
+            row.baseline = (
+                BASELINE if row.task.batch_size == SCRIPT else f"{BASELINE}, batch size {baseline.batch_size}"
+            )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...policy import Policy
-from .run import Finding
+from .prober import Finding
 
 
 def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
@@ -26,8 +26,22 @@ def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Map
     Raises:
         ConfigError: a TOML file, and tomlkit is not installed.
     """
-    if config.suffix.lower() == ".json":
-        table = json.loads(config.read_text(encoding="utf-8"))
+    return tuned_text(config.read_text(encoding="utf-8"), config.suffix, backend, chosen, scale, evidence)
+
+
+def tuned_text(text: str, suffix: str, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
+    """Do the same with a configuration's text; an empty one begins a new configuration.
+
+    Args:
+        text: of the configuration.
+        suffix: ".json" for JSON, else it is TOML.
+        backend, chosen, scale, evidence: see :func:`tuned`.
+
+    Raises:
+        ConfigError: see :func:`tuned`.
+    """
+    if suffix.lower() == ".json":
+        table = json.loads(text or "{}")
         _fill(table, backend, chosen, scale, evidence)
         return json.dumps(table, indent=2) + "\n"
     try:
@@ -36,7 +50,7 @@ def tuned(config: Path, backend: str, chosen: Finding, scale: Any, evidence: Map
         raise ConfigError(
             "writing a TOML file needs tomlkit: pip install tomlkit, or give a .json configuration"
         ) from error
-    document = tomlkit.parse(config.read_text(encoding="utf-8"))
+    document = tomlkit.parse(text)
     _fill(document, backend, chosen, scale, evidence)
     return tomlkit.dumps(document)
 
