@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from ..errors import StepOrderError
+from .compiled_steps import CompiledSteps
 
 REFUSED = (
     "scope", "prepare", "compile", "load_state_dict", "observe", "record", "to_native", "prefetch", "master_weights",
@@ -13,6 +14,13 @@ REFUSED = (
     "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "ema",
 )  # fmt: skip
 """The methods of ``Amp`` that a closed session refuses."""
+
+
+class Recording(Protocol):
+    """A recorder."""
+
+    def stop(self) -> None:
+        """End the recording. Idempotent."""
 
 
 def refuse(call: str, *_: Any, **__: Any) -> NoReturn:
@@ -32,6 +40,13 @@ def is_closed(session: object) -> bool:
     return REFUSED[0] in vars(session)
 
 
-def refuse_calls(session: object) -> None:
-    """Put refusals in the place of the session's methods, so that an open session pays for no check."""
+def close_session(session: Any, compiled: CompiledSteps, recorder: Recording | None) -> None:
+    """See ``Amp.close``; refusals take the place of methods, so that an open session pays for no check."""
+    if compiled.closed:
+        return
+    if recorder is not None:
+        recorder.stop()
+    session.averages.close()
+    compiled.closed = True
     vars(session).update({call: functools.partial(refuse, call) for call in REFUSED})
+    session.backend.close()

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..backend import Backend, result
 from ..backend.result import StepResult
+from ..config.values import check_positive
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
 from ..names import StepReason
@@ -142,8 +143,9 @@ class StepLoop:
             self.interruptions.run([slot], call, self._unscale, slot, refusals=REFUSALS)
         return slot
 
-    def clip(self, call: str, optimizer: Any, limit: float) -> Any:
-        """Unscale, then run the clipping method ``call`` of the backend; None inside a window."""
+    def clip(self, call: str, argument: str, optimizer: Any, limit: float) -> Any:
+        """Unscale, then run the clipping method ``call`` of the backend with ``argument``; None inside a window."""
+        check_positive(limit, f"{call}: {argument}")
         slot = self.unscale(optimizer, call)
         if slot is None:
             return None
