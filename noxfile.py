@@ -182,7 +182,7 @@ def tests_jax(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests_integrations(session: nox.Session) -> None:
     """Inside other people's trainers: Lightning, Fabric, Hugging Face's Trainer, Accelerate."""
-    install(session, "--group", "integrations", "-e", ".[test]")
+    install(session, "--group", "integrations", "-e", ".[examples,test]")
     pytest(session, "integrations", 100, "tests/integrations")
 
 
