@@ -181,7 +181,7 @@ def tests_jax(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def tests_integrations(session: nox.Session) -> None:
-    """Inside other people's trainers: Lightning, Fabric, Hugging Face's Trainer, Accelerate."""
+    """Inside other people's trainers and tools: Lightning, Hugging Face, Accelerate, W&B, MLflow, Hydra."""
     install(session, "--group", "integrations", "-e", ".[examples,test]")
     pytest(session, "integrations", 100, "tests/integrations")
 

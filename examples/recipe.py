@@ -21,6 +21,7 @@ from unifiedamp_examples.run import Run, check_resumable
 from unifiedamp_examples.settings import Settings
 
 import unifiedamp as ua
+from unifiedamp.workloads.first_calls import FirstCalls
 from unifiedamp_examples import data as datasets
 from unifiedamp_examples import models
 
@@ -90,18 +91,21 @@ def fit(run: Run, train_step: Callable[[Any, Any], Any], data: datasets.Data, re
     """Train from the current position of ``run`` to the last epoch."""
     cfg, amp, kit = run.settings.train, run.amp, run.kit
     count = data.batch_count(cfg.batch_size, run.window)
+    timed, compiled = FirstCalls(train_step, run.window), 0.0
     with Interrupt() as interrupt:
         while run.epoch < cfg.epochs:
             begun, first = time.perf_counter(), run.batch
             batches = data.batches(kit.IMAGE_AXES, cfg.batch_size, cfg.seed, run.epoch)
             for images, labels in report.follow(itertools.islice(batches, first, count), run, count):
-                run.count(train_step(amp.to_native(images), amp.to_native(labels)))
+                run.count(timed(amp.to_native(images), amp.to_native(labels)))
                 if interrupt.asked and run.between_windows:
                     run.save()
                     raise interrupt.error
             run.read_losses()
-            rate = (count - first) * cfg.batch_size / (time.perf_counter() - begun)
-            run.end_epoch(accuracy(amp, kit, run.model, data), rate)
+            compiling = max(0.0, timed.compile_seconds - compiled)  # in this epoch
+            rate = (count - first) * cfg.batch_size / (time.perf_counter() - begun - compiling)
+            run.end_epoch(accuracy(amp, kit, run.model, data), rate, compiling)
+            compiled += compiling
             report.epoch(run.history.epochs[-1])
 
 

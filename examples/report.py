@@ -16,7 +16,7 @@ from .history import History
 from .run import Run
 
 T = TypeVar("T")
-HEAD = f"{'epoch':>5} {'loss':>9} {'accuracy':>9} {'loss scale':>12} {'skipped':>8} {'samples/s':>10}"
+HEAD = f"{'epoch':>5} {'loss':>9} {'accuracy':>9} {'loss scale':>12} {'skipped':>8} {'samples/s':>10} {'compile s':>10}"
 
 
 class Report:
@@ -46,7 +46,7 @@ class Report:
         loss = math.nan if row["loss"] is None else row["loss"]
         self.console.print(
             f"{row['epoch'] + 1:>5} {loss:>9.4f} {row['accuracy']:>9.2%} {row['loss_scale']:>12g} "
-            f"{row['skipped_steps']:>8} {row['samples_per_second']:>10.0f}"
+            f"{row['skipped_steps']:>8} {row['samples_per_second']:>10.0f} {row.get('compile_seconds', 0.0):>10.1f}"
         )
 
     def follow(self, batches: Iterable[T], run: Run, count: int) -> Iterator[T]:

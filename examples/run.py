@@ -85,12 +85,13 @@ class Run:
         """Read the losses of all batches so far."""
         self.history.read_losses(self.amp.to_numpy)
 
-    def end_epoch(self, accuracy: float, samples_per_second: float) -> None:
+    def end_epoch(self, accuracy: float, samples_per_second: float, compile_seconds: float = 0.0) -> None:
         """Add the epoch's row and start the next epoch.
 
         Args:
             accuracy: accuracy on the test images, 0 to 1.
-            samples_per_second: training speed since the epoch was started or resumed.
+            samples_per_second: training speed since the epoch was started or resumed, without ``compile_seconds``.
+            compile_seconds: what the first calls of the step took beyond usual ones.
         """
         self.read_losses()
         loss = float(np.mean(self.history.losses[-self.batch :]))
@@ -103,6 +104,7 @@ class Run:
             "applied_steps": state["state"]["applied_steps"],
             "skipped_steps": state["state"]["skipped_steps"],
             "samples_per_second": samples_per_second,
+            "compile_seconds": compile_seconds,
             "backend": state["backend"],
             "policy": state["policy"],
         }

@@ -35,6 +35,7 @@ class EpochRow(_Strict):
     applied_steps: Count
     skipped_steps: Count
     samples_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    compile_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     backend: Text
     policy: Text
 

@@ -95,6 +95,16 @@ def test_each_block_of_the_readme_runs_alone(number, backend, tmp_path):
     assert run_alone(code, tmp_path, UNIFIEDAMP_BACKEND=backend)
 
 
+def test_the_page_on_averages_runs(capsys):
+    pytest.importorskip("torch")
+    (block,) = blocks(ROOT / "docs" / "ema.md", "python")
+    space = {}
+    exec(block, space)
+    assert space["checkpoint"]["ema"][0]["updates"] == [10]
+    assert "32, 1" in capsys.readouterr().out
+    space["amp"].close()
+
+
 def test_the_readmes_configuration_is_read(tmp_path):
     (text,) = blocks(ROOT / "README.md", "toml")
     (tmp_path / "amp.toml").write_text(text.replace('"torch"', '"toy"'), encoding="utf-8")

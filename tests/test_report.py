@@ -1,14 +1,15 @@
 """``unifiedamp report`` on a real recording: sentences, JSON, pictures, a page that needs nothing beside it."""
 
-import base64
 import json
+import os
 import re
 import struct
+import subprocess
 import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from page_checks import checked
 from typer.testing import CliRunner
 
 import unifiedamp as ua
@@ -47,18 +48,6 @@ def run(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-class Images(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.sources, self.links = [], []
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        if tag == "img":
-            self.sources.append(found["src"])
-        self.links += [found[key] for key in ("href", "src") if key in found]
-
-
 def test_sentences_name_what_was_planted(recording):
     done = run(recording)
     assert done.exit_code == 0
@@ -76,19 +65,29 @@ def test_json(recording):
     assert report["gradients"]["w0"]["scaled"]["flushed"] == 0.0
 
 
-def test_the_page_is_one_file_with_its_pictures(recording, tmp_path):
-    page = tmp_path / "run.html"
-    done = run(recording, "--html", page)
+def test_the_page_is_one_file_with_its_plots(recording, tmp_path):
+    path = tmp_path / "run.html"
+    done = run(recording, "--html", path)
     assert done.exit_code == 0, done.output
-    text = page.read_text(encoding="utf-8")
-    seen = Images()
-    seen.feed(text)
-    assert len(seen.sources) == 4
-    assert all(link.startswith("data:") for link in seen.links)
-    for source in seen.sources:
-        assert base64.b64decode(source.partition("base64,")[2]).startswith(b"\x89PNG")
+    text = path.read_text(encoding="utf-8")
+    page = checked(text)
+    assert [drawing.strip().split("\n")[0] for drawing in page.drawings] == [
+        "Gradient values by power of two", "Loss scale", "Underflow: layer by step", "Largest activations",
+    ]  # fmt: skip
     assert "<code>w1</code>" in text
-    assert "<script" not in text
+    assert "w1up to 100% below 2⁻²⁴" in page.drawings[2].replace("\n", "")
+    assert "w0none below 2⁻²⁴" in page.drawings[2].replace("\n", "")
+
+
+def test_rows_of_the_page_are_those_of_the_json(recording, tmp_path):
+    """Shares of 5 recorded steps with finite gradients: w1 is below 2**-24 in all, w0 in none."""
+    path = tmp_path / "run.html"
+    run(recording, "--html", path)
+    page = checked(path.read_text(encoding="utf-8"))
+    labels = [attrs["data-label"] for _, attrs in page.tags if "data-label" in attrs]
+    head, *rows = page.cells
+    assert labels == head * len(rows)
+    assert {cells[0]: cells[3] for cells in rows} == {"w0": "0.0%", "w1": "100.0%"}
 
 
 def test_pictures_as_files(recording, tmp_path):
@@ -120,12 +119,43 @@ def test_help_has_an_example():
     assert "Example: unifiedamp train" in run("--help").stdout
 
 
-def test_without_matplotlib_findings_still_come(recording, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert run(recording).exit_code == 0
+@pytest.mark.parametrize("lacking", [{"matplotlib.figure": None}, {"matplotlib": None, "matplotlib.figure": None}])
+def test_without_matplotlib_only_png_files_are_missing(recording, tmp_path, monkeypatch, lacking):
+    for name, value in lacking.items():
+        monkeypatch.setitem(sys.modules, name, value)
+    done = run(recording, "--html", tmp_path / "run.html", "--png", tmp_path / "pictures")
+    assert done.exit_code == 0
+    assert "gradient of `w1`" in done.stdout
+    assert len(checked((tmp_path / "run.html").read_text(encoding="utf-8")).drawings) == 4
+    (line,) = done.stderr.splitlines()
+    assert "warning: --png" in line
+    assert "pip install matplotlib" in line
+    assert not (tmp_path / "pictures").exists()
+    saved = json.loads(run(recording, "--json", "--png", tmp_path / "pictures").stdout)
+    assert saved["written"] == []
+    assert "pip install matplotlib" in saved["warnings"][0]
+
+
+def test_a_plotting_backend_that_does_not_exist_is_a_warning(recording, tmp_path):
+    """As in a notebook whose own backend's name is in the environment."""
+    code = [sys.executable, "-c", "from unifiedamp.cli import app; app()"]
+    line = [*code, "report", str(recording), "--html", str(tmp_path / "run.html"), "--png", str(tmp_path / "pictures")]
+    env = {**os.environ, "MPLBACKEND": "no_such_backend"}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no_such_backend" in done.stderr
+    assert len(checked((tmp_path / "run.html").read_text(encoding="utf-8")).drawings) == 4
+
+
+def test_plots_that_cannot_be_drawn_are_a_note_on_the_page(recording, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("no room")
+
+    monkeypatch.setattr("unifiedamp.recording.charts.drawings", fail)
     done = run(recording, "--html", tmp_path / "run.html")
-    assert done.exit_code == 2
-    assert "pip install matplotlib" in done.stderr
+    assert done.exit_code == 0
+    assert "has no plots: ZeroDivisionError: no room" in done.stderr
+    assert "No plots: ZeroDivisionError: no room." in checked((tmp_path / "run.html").read_text("utf-8")).words
 
 
 def test_tensorboard_gets_scalars_and_histograms(tmp_path):

@@ -9,6 +9,7 @@ from effort import FUZZ
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import deep, mutated
+from page_checks import checked
 from typer.testing import CliRunner
 
 from unifiedamp.cli import app
@@ -115,7 +116,8 @@ def test_changed_values_are_read_or_refused(tmp_path, records):
 @given(records=mutated(RECORDS))
 def test_what_is_read_can_be_drawn_and_what_is_refused_is_one_line(tmp_path, records):
     path = written(tmp_path, text_of(records if isinstance(records, list) else [records]))
-    report(path, "--html", tmp_path / "page.html")
+    if report(path, "--html", tmp_path / "page.html").exit_code == 0:
+        assert "No plots" not in checked((tmp_path / "page.html").read_text(encoding="utf-8")).words
 
 
 @FAST
@@ -249,6 +251,7 @@ def test_names_are_shown_and_never_obeyed_by_the_page(tmp_path):
     assert "a.weight&lt;/td&gt;&lt;script&gt;" in text
     assert r"\x1b[2J\u202e\u2066" in text
     assert not set(text) & set("\x1b\u202e\u2066\x07")
+    assert "a.weight</td><script>alert(1)" in checked(text).drawings[2]
 
 
 def test_long_names_leave_room_for_the_pictures(tmp_path):

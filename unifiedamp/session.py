@@ -10,7 +10,7 @@ from typing import Any, overload
 from .backend import Capabilities, StepResult, Tuning
 from .backend.tuning import compile_mode
 from .checkpoint import model_weights
-from .checkpoint.session_state import dump_session, read_session
+from .checkpoint.session_state import dump_session, load_session
 from .config import values
 from .config.resolve import resolve
 from .explain.plan import Plan
@@ -22,8 +22,8 @@ from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .training.closed_session import refuse_calls
 from .training.compiled_steps import CompiledSteps, F
+from .training.ema import Averages, Ema
 from .training.interruption import GuardedLoss
-from .training.observers import add_observer
 from .training.prepare import A, B, Ts, prepare_objects
 from .training.session_view import session_html, session_text
 from .training.step_loop import StepLoop, T
@@ -34,8 +34,8 @@ class Amp:
 
     Args:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
-        policy: a ``Policy``, its name or its text. None reads ``UNIFIEDAMP_POLICY``, else takes the policy that the
-            backend recommends for the device.
+        policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
+            takes the policy that the backend recommends for the device.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -54,6 +54,7 @@ class Amp:
         policy, loss_scale_settings, tuning, compile_mode: the settings in force.
         models: those prepared so far.
         step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
+        averages: what :meth:`ema` made.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not installed.
@@ -63,7 +64,7 @@ class Amp:
     def __init__(
         self,
         backend: BackendName | str | None = None,
-        policy: PolicyName | str | Policy | None = None,
+        policy: PolicyName | str | Policy | Mapping[str, Any] | None = None,
         *,
         loss_scale: LossScale | LossScaleName | str | float | Mapping[str, Any] | None = None,
         accumulate_steps: int = 1,
@@ -84,6 +85,7 @@ class Amp:
         )
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._compiled = CompiledSteps(self.backend, self._loop)
+        self.averages = Averages(self.backend, self._loop.interruptions)
         self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
         self.models: list[Any] = []
         self._recorder: Recorder | None = None
@@ -95,7 +97,6 @@ class Amp:
 
         Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
         ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
-
         Named ``arguments`` override both; None counts as not given. An unreadable file, an unknown key (the message has
         the nearest known one) or a value of the wrong type raises ``ConfigError``.
         """
@@ -230,7 +231,7 @@ class Amp:
         return self.backend.training.read_state().skipped_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: the scale, its counters and settings, and the policy. May be called at any time."""
+        """Return plain JSON values: the scale, its counters and settings, the policy, averages. Call it at any time."""
         return dump_session(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, restart_scale: bool = False) -> None:
@@ -246,7 +247,7 @@ class Amp:
 
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
-        self._loop.restart(read_session(self, state, restart_scale))
+        load_session(self, self._loop.restart, state, restart_scale)
         if self._recorder is not None:
             self._recorder.state_loaded(len(self._loop.order.slots))
 
@@ -263,7 +264,19 @@ class Amp:
 
         A name or shape that does not fit, or a missing one, raises ``CheckpointError`` and changes nothing.
         """
+        self.averages.check_idle("load_master_weights")
         model_weights.load_master_weights(self.backend, model, weights)
+
+    def ema(self, model: Any, decay: float = 0.999, *, warmup: bool = False) -> Ema:
+        """Keep a float32 average of a model's (master) weights, moved by each applied step of an optimizer that trains
+        them: ``average = d * average + (1 - d) * weight``. Evaluate it in ``with ema.swapped():``.
+
+        It begins from the weights before the next applied step, and is saved and loaded with :meth:`state_dict`.
+        ``model`` is a prepared one or a part of it, ``decay`` (d) at least 0 and below 1 (else ``ConfigError``); with
+        ``warmup`` d is ``min(decay, (1 + n) / (10 + n))`` at the n-th applied step. Raises ``UnsupportedError`` where
+        the backend cannot, ``WrongObjectError`` and ``PrepareError`` for what is no model, or one that is not trained.
+        """
+        return self.averages.create(model, decay, warmup)
 
     def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
         """Return a copy of a trained model for low-precision inference; the model itself does not change.
@@ -283,10 +296,9 @@ class Amp:
 
     def observe(self, observer: object) -> None:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
-        self.scale_monitor.hooks = add_observer(self.scale_monitor.hooks, observer)
-        self.scale_monitor.expect(self.backend.training.read_state())
+        self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int = 100, activations: bool = True) -> Recorder:
+    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
@@ -295,7 +307,7 @@ class Amp:
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
                 (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1.
+            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
             activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
 
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
@@ -341,6 +353,7 @@ class Amp:
             return
         if self._recorder is not None:
             self._recorder.stop()
+        self.averages.close()
         self._compiled.closed = True
         refuse_calls(self)
         self.backend.close()

@@ -66,6 +66,8 @@ class Array(Protocol):
 
     def copy(self) -> Array: ...
 
+    def tostype(self, stype: str) -> Array: ...
+
     def copyto(self, other: Context) -> Array: ...
 
     def reshape(self, shape: tuple[int, ...]) -> Array: ...
@@ -109,6 +111,7 @@ class Parameter(Protocol):
     dtype: Any
     grad_req: str
     _grad_req: str
+    _differentiable: bool
     _data: Sequence[Array] | None
     _grad: Sequence[Array] | None
     _var: Symbol | None

@@ -26,6 +26,7 @@ from .precision.precision import MXNetPrecision
 from .precision.prepared_models import PreparedModels
 from .precision.tables import CastTables
 from .recording.recorder import MXNetRecorder
+from .training.ema import MXNetAveraging
 from .training.prepared_optimizers import PreparedOptimizers
 from .training.scaler import SessionScaler
 from .training.training import MXNetTraining
@@ -60,6 +61,7 @@ class MXNetBackend(Backend):
         self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model)
         self.recorder = MXNetRecorder(spec.policy, scaler, models.models, optimizers)
         self.weights = MXNetWeights(optimizers.masters_of)
+        self.averaging = MXNetAveraging(optimizers)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
         self.distributed = MXNetDistributed()

@@ -76,7 +76,7 @@ def param_dtype(dtype: object) -> str:
     return "bfloat16" if np.dtype(dtype) == BFLOAT16 else np.dtype(dtype).name  # type: ignore[call-overload]  # whatever numpy takes
 
 
-def call(name: str, arrays: Sequence[Array], out: Array | None = None, **attributes: Any) -> Any:
+def call(name: str, arrays: Sequence[Array], out: Array | list[Array] | None = None, **attributes: Any) -> Any:
     """Run one operator on arrays, past the dispatcher."""
     is_np = isinstance(arrays[0], NumpyArray)
     return invoke_native(op_handle(name), arrays, list(attributes), list(attributes.values()), out, is_np, False)

@@ -18,6 +18,7 @@ class DType(Protocol):
     name: str
     size: int
     is_floating: bool
+    is_complex: bool
 
 
 class Tensor(Protocol):
@@ -54,6 +55,7 @@ class Variable(Tensor, Protocol):
 
     name: str
     trainable: bool
+    handle: Tensor
 
     def read_value(self) -> Tensor:
         """Read the value at this point of the program."""
@@ -119,6 +121,8 @@ class Model(Layer, Protocol):
 
     input: Any
     output: Any
+    optimizer: Any
+    train_step: Callable[..., Any]
     train_function: Callable[..., Any] | None
 
 

@@ -27,8 +27,10 @@ from .precision import operations
 from .precision.modes import make_mode
 from .precision.precision import TensorFlowPrecision
 from .precision.tapes import Tapes
+from .recording.fit_recorder import FitRecorder
 from .recording.recorder import TensorFlowRecorder
 from .training.checks import check_spec
+from .training.fit import Fitting
 from .training.native_steps import NativeSteps
 from .training.prepare import Preparation
 from .training.prepared_objects import PreparedObjects
@@ -57,11 +59,12 @@ class TensorFlowBackend(Backend):
         device = TensorFlowDevice(info)
         distributed = TensorFlowDistributed(_mover(scaler))
         prepared, tracing = PreparedObjects(distributed), StepTracing(tapes, native_steps)
-        steps = Steps(scaler, native_steps)
-        precision = TensorFlowPrecision(mode, tapes, tuner)
-        preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, native_steps, prepared)
-        losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
         recorder = TensorFlowRecorder(prepared, distributed, scaler)
+        steps = Steps(scaler, native_steps, recorder)
+        fitting = Fitting(native_steps, prepared, scaler, FitRecorder(recorder, prepared))
+        precision = TensorFlowPrecision(mode, tapes, tuner)
+        preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, fitting, prepared)
+        losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
         compiling = CompileContext(spec, mode, tuner.switches, distributed, prepared, recorder, tracing)
 
         self._preparation = preparation
@@ -70,10 +73,11 @@ class TensorFlowBackend(Backend):
         self.compiler = TensorFlowCompiler(compiling, device)
         self.recorder = recorder
         self.weights = TensorFlowWeights(prepared.master_of)
+        self.averaging = prepared.averaging
         self.converter = TensorFlowConverter(spec, info)
         self.layer_shapes = TensorFlowLayerShapes()
         self.profiler = Unsupported(NO_KERNELS) if info.is_cpu else TensorFlowProfiler()
-        self.interop = TensorFlowInterop(spec, distributed, scaler, steps, prepared)
+        self.interop = TensorFlowInterop(spec, distributed, scaler, steps, prepared, fitting)
 
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:

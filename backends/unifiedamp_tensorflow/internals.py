@@ -92,6 +92,18 @@ def steps_per_execution(model: Model) -> int:
     return int(getattr(model, "steps_per_execution", 1) or 1)
 
 
+EPOCH_LOGS = ("_get_metrics_result_or_logs", "_validate_and_get_metrics_result")
+"""The method that makes an epoch's logs of its last step's: Keras 3's, Keras 2's."""
+
+
+def epoch_logs_method(model: Model) -> str | None:
+    """Return the name of the method that makes an epoch's logs; None where there is none."""
+    return next((name for name in EPOCH_LOGS if callable(getattr(model, name, None))), None)
+
+
+SINGLE_STEPS = {"steps_per_execution": 1, "_steps_per_execution": None}
+"""Attributes of a model whose train function is to run one step, for Keras 3 and Keras 2."""
+
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 

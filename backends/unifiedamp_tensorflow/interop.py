@@ -1,16 +1,18 @@
-"""What the retired interfaces in ``unifiedamp.compat`` need beyond the roles."""
+"""What ``unifiedamp.compat`` and ``unifiedamp.integrations`` need beyond the roles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from unifiedamp.backend import SessionSpec
+from unifiedamp.backend import SessionSpec, errors
 
-from ._types import Optimizer
+from ._types import Model, Optimizer
 from .distributed.distributed import TensorFlowDistributed
 from .distributed.strategies import active_replicas
 from .precision.session_rewrite import SessionRewrite
 from .training.deferred_optimizer import DeferredSteps, deferred_class
+from .training.fit import Fitting
+from .training.fit_run import FitRun
 from .training.prepare_checks import check_optimizer
 from .training.prepared_objects import PreparedObjects
 from .training.scaler import DeviceScaler
@@ -18,7 +20,7 @@ from .training.steps import Steps
 
 
 class TensorFlowInterop:
-    """The parts of a session that Keras 2's and TensorFlow 1's interfaces use.
+    """The parts of a session that Keras 2's and TensorFlow 1's interfaces and Keras's callback use.
 
     Args:
         spec: the session's.
@@ -26,14 +28,15 @@ class TensorFlowInterop:
         scaler: its loss scale; None without one.
         steps: ends its steps.
         prepared: its models and optimizers.
+        fitting: follows the models' ``fit``.
     """
 
     def __init__(
         self, spec: SessionSpec, distributed: TensorFlowDistributed, scaler: DeviceScaler | None, steps: Steps,
-        prepared: PreparedObjects,
+        prepared: PreparedObjects, fitting: Fitting,
     ) -> None:  # fmt: skip
         self._spec, self._distributed, self._scaler, self._steps = spec, distributed, scaler, steps
-        self._prepared = prepared
+        self._prepared, self._fitting = prepared, fitting
 
     def wrap_optimizer(self, optimizer: Optimizer, after_step: Callable[[], None]) -> Optimizer:
         """Return a Keras optimizer under the session's loss scale, for loops of Keras 2's form.
@@ -53,6 +56,19 @@ class TensorFlowInterop:
         steps = DeferredSteps(self._scaler, self._distributed.replicas, self._steps, after_step)
         wrapped: Optimizer = deferred_class()(optimizer, steps)
         return wrapped
+
+    def fit_run(self, model: Model) -> FitRun | None:
+        """Return the call of a model's ``fit`` that is running; None where there is none.
+
+        Raises:
+            WrongObjectError: the model was not prepared, so that its ``fit`` is not followed.
+        """
+        if not any(model is known for known in self._prepared.models):
+            raise errors.WrongObjectError(
+                f"this {type(model).__name__} was not given to this session's amp.prepare, which follows the fit of "
+                "the models that it is given: prepare the model that fit trains"
+            )
+        return self._fitting.run_of(model)
 
     def session_rewrite(self) -> SessionRewrite:
         """Return the session's policy and loss scale for ``tf.compat.v1.Session`` training."""

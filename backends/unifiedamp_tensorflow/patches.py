@@ -10,6 +10,8 @@ attributes of one object       :func:`attributes`                          leavi
 variables of an optimizer      :func:`track`                               never: they are part of its state
 the mark of a wrapper          :func:`forget_wrapper`                      never: wrapping the optimizer sets it again
 gradient sums of Keras 3       :func:`gradients_summed_already`            leaving the context
+methods of one object          :func:`override`                            the function that it returns
+``model.train_function``       :func:`forget_train_function`               never: Keras makes it again
 ``model.fit`` and its maker    :func:`override_training`                   the function that it returns
 Keras's global dtype policy    :func:`write_global_policy`                 writing what :func:`read_global_policy` gave
 Keras's call context           :func:`call_context`                        leaving the context
@@ -123,6 +125,19 @@ def override_training(model: Model, **methods: Callable[..., Any]) -> Callable[[
         model.train_function = None
 
     return restore
+
+
+def override(obj: object, **methods: Callable[..., Any]) -> Callable[[], None]:
+    """Replace methods of one object, past its ``__setattr__``; return the function that puts them back."""
+    context = attributes(obj, **methods)
+    context.__enter__()
+    return lambda: (context.__exit__(None, None, None), None)[1]
+
+
+def forget_train_function(model: Model) -> None:
+    """Make a model trace its training step anew at the next ``fit``."""
+    if hasattr(model, "train_function"):
+        model.train_function = None
 
 
 # -- dtype policies ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from .precision import custom_functions, float8_layers
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
 from .recording.recorder import TorchRecorder
+from .training.ema import TorchAveraging
 from .training.host_loops import HostLoops
 from .training.prepare import Preparation
 from .training.step_context import StepContext
@@ -59,6 +60,7 @@ class TorchBackend(Backend):
         self.compiler = TorchCompiler(spec, native, steps, switches, self.recorder.status, untraced)
 
         self.weights = TorchWeights(steps.prepared.masters)
+        self.averaging = TorchAveraging(steps.averages)
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)

@@ -95,7 +95,7 @@ class FakeJob:
         self._fail()
         self.tell([5, 10])
         accuracy = 0.9 if self.name == "float32" else 0.91
-        curves = {"losses": [2.0, None, 1.0], "scales": [[1, 1024.0, 0], [2, 512.0, 1]]}
+        curves = {"compile_seconds": 12.5, "losses": [2.0, None, 1.0], "scales": [[1, 1024.0, 0], [2, 512.0, 1]]}
         scores = dict.fromkeys(("precision", "recall", "f1"), 0.5)
         state = {"scale": 512.0, "applied_steps": 2, "skipped_steps": 1, "peak_memory": 2**30, "memory_of": "device"}
         return {"accuracy": accuracy, **scores, "test_images": 360, "loss": 1.0, **curves, **state}

@@ -199,8 +199,10 @@ def test_a_page_without_pictures_says_why(command, fake, monkeypatch):
     def fail(*_):
         raise ValueError("'no_such_backend' is not a valid value for backend")
 
-    monkeypatch.setattr("unifiedamp.workloads.compare.plots._pictures", fail)
-    assert command("compare", "digits_mlp", "--out", "out").code == 0
+    monkeypatch.setattr("unifiedamp.workloads.compare.plots.drawings", fail)
+    done = command("compare", "digits_mlp", "--out", "out")
+    assert done.code == 0
     text = Path("out/compare.html").read_text()
-    said = "No pictures: matplotlib: ValueError: 'no_such_backend' is not a valid value for backend."
-    assert said in html.unescape(text)
+    why = "ValueError: 'no_such_backend' is not a valid value for backend"
+    assert f"No plots: {why}." in html.unescape(text)
+    assert done.err.splitlines()[-1] == f"unifiedamp: warning: compare.html has no plots: {why}"

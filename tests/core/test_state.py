@@ -18,6 +18,7 @@ import unifiedamp as ua
 from unifiedamp.backend import SessionSpec
 from unifiedamp.checkpoint.session_state import dump_session, read_session
 from unifiedamp.loss_scale import ScaleState, parse_loss_scale
+from unifiedamp.training.ema import Averages
 
 
 class StandInBackend:
@@ -41,6 +42,7 @@ class StandInSession:
         self.policy = ua.Policy.parse(policy)
         self.loss_scale_settings = parse_loss_scale(loss_scale)
         self.backend = StandInBackend(SessionSpec(self.policy, self.loss_scale_settings, strict=strict))
+        self.averages = Averages(self.backend, None)
 
 
 def saved(**changes):

@@ -16,7 +16,8 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 """Package → what the names of its role classes begin with."""
 
 LAYERS = (
-    {"errors", "names", "visible"}, {"notebook"}, {"loss_scale"}, {"policy"}, {"backend"}, {"output", "machine"},
+    {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"policy"}, {"backend"},
+    {"output", "machine"},
     {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"session"},
     {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"},
 )  # fmt: skip
@@ -27,7 +28,8 @@ ROLES = {
     "Device": "device/device.py", "Precision": "precision/precision.py", "Training": "training/training.py",
     "Compiler": "compiling/compiler.py", "Recorder": "recording/recorder.py", "Weights": "models/weights.py",
     "Converter": "models/convert.py", "LayerShapes": "models/shapes.py", "Profiler": "device/profiler.py",
-    "Tuner": "device/tuning.py", "Distributed": "distributed/distributed.py", "Backend": "backend.py",
+    "Averaging": "training/ema.py", "Tuner": "device/tuning.py", "Distributed": "distributed/distributed.py",
+    "Backend": "backend.py",
 }  # fmt: skip
 """Role → the file of every backend that holds its class."""
 
@@ -208,8 +210,8 @@ def test_no_module_reads_private_names_of_another(package):
 
 
 ROLE_NAMES = {
-    "backend", "device", "precision", "training", "compiler", "weights", "converter", "layer_shapes", "profiler",
-    "distributed", "tuner", "interop",
+    "backend", "device", "precision", "training", "compiler", "weights", "averaging", "converter", "layer_shapes",
+    "profiler", "distributed", "tuner", "interop",
 }  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "accelerate", "torch")
+LIBRARIES = (
+    "lightning", "pytorch_lightning", "transformers", "accelerate", "torch", "wandb", "mlflow", "omegaconf",
+    "tensorflow",
+)  # fmt: skip
 
 
 def test_importing_the_package_imports_no_library():

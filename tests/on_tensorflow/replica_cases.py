@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 import warnings
 
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 import unifiedamp as ua
 from unifiedamp.compat import keras2
+from unifiedamp.integrations.keras import AmpCallback
 from unifiedamp_tensorflow.conformance.harness import Probe
 from unifiedamp_tensorflow.conformance.replicas import two_devices
 from unifiedamp_tensorflow.internals import native
@@ -24,6 +26,7 @@ STRATEGY = two_devices()
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 GOOD, INF, NAN = (0.5, 0.5), (0.5, math.inf), (math.nan, 0.5)
 FORMS = ("eager", "compiled", "inside")
+WEIGHTS = "model.weights.h5" if hasattr(keras.optimizers.SGD, "scale_loss") else "checkpoint"
 
 
 def session(optimizers=1, policy="float32", **options):
@@ -79,6 +82,51 @@ def fed(form, pairs, clip=None, **options):
 
 def case_trace(form):
     return fed(form, [GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
+
+
+def averaged(form, pairs, **options):
+    """Feed one pair of gradients a step; return what the model and its average are on both replicas after each."""
+    amp, (model,), (optimizer,) = session(**options)
+    ema, rows = amp.ema(model, 0.5), []
+
+    def step(x):
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+
+    run = spread(step, amp, form)
+    for pair in pairs:
+        run(batch(pair))
+        own = copies(model.ws[0])
+        with ema.swapped():
+            inside = copies(model.ws[0])
+        rows.append([own, inside, copies(model.ws[0]), ema.updates])
+    return rows
+
+
+def case_ema(form):
+    return averaged(form, [GOOD, GOOD, INF, (2.0, 0.5), NAN, GOOD])
+
+
+def case_ema_without_a_scale(form):
+    return averaged(form, [GOOD, (2.0, 0.5), GOOD], loss_scale="none")
+
+
+def case_ema_in_fit(form):
+    """With the session's loss scale, and without, where Keras calls the optimizer itself."""
+    rows = []
+    for scale in (SCALE, "none"):
+        amp, (model,), (optimizer,) = session(loss_scale=scale)
+        ema = amp.ema(model, 0.5)
+        with STRATEGY.scope():
+            model.compile(optimizer=optimizer, loss=lambda target, output: output, run_eagerly=False)
+        for _ in range(3):
+            x = np.float32([1.0, 1.0])
+            model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+            own = copies(model.ws[0])
+            with ema.swapped():
+                inside = copies(model.ws[0])
+            rows.append([own, inside, copies(model.ws[0]), ema.updates])
+    return rows
 
 
 def case_accumulation(form):
@@ -230,7 +278,7 @@ def case_traces(form):
     return len(calls)
 
 
-def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32"):
+def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32", callback=False):
     amp = ua.Amp("tensorflow", policy, loss_scale=loss_scale)
     with STRATEGY.scope(), amp.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
@@ -243,11 +291,12 @@ def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32"):
     y = x[:, :1] - x[:, 1:]
     for row in bad:
         x[row] = np.inf
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[AmpCallback(amp)] if callback else [])
     both = [
         [np.asarray(copy).tolist() for copy in STRATEGY.experimental_local_results(native(w))] for w in model.weights
     ]
-    return [both, amp.applied_steps, amp.skipped_steps, amp.loss_scale]
+    told = {name: [float(value) for value in values] for name, values in history.history.items()}
+    return [both, amp.applied_steps, amp.skipped_steps, amp.loss_scale, *([told] if callback else [])]
 
 
 def case_fit(form):
@@ -257,6 +306,28 @@ def case_fit(form):
 def case_fit_skips(form):
     """The second batch's last row is bad: on one replica only."""
     return fitted(form, True, bad=[15])
+
+
+def case_fit_logs(form):
+    return [fitted(form, True, bad=[15], callback=True), fitted(form, True, callback=True)]
+
+
+def case_fit_saved(form):
+    """Weights of a mirrored model hold the session."""
+    states = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            amp, (model,), (optimizer,) = session()
+            with STRATEGY.scope():
+                model.compile(optimizer, lambda target, output: output)
+            x = np.float32([1.0, 1.0, 1.0, math.inf])
+            if not states:
+                model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+                model.save_weights(f"{folder}/{WEIGHTS}")
+            else:
+                model.load_weights(f"{folder}/{WEIGHTS}")
+            states.append(amp.state_dict()["state"])
+    return states
 
 
 def case_refusals(form):

@@ -51,6 +51,32 @@ def test_the_trace(results, form):
     assert results["trace"][form] == oracle([GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
 
 
+def check_averages(rows, decay=0.5):
+    """The average of the first replica's weights, on both replicas; it moves where the weights did."""
+    before, average, updates = 1.0, 1.0, 0
+    for own, inside, after, count in rows:
+        assert own == after
+        assert own[0] == own[1]
+        if own[0] != before:
+            average, before, updates = decay * average + (1 - decay) * own[0], own[0], updates + 1
+        assert inside == [pytest.approx(average, abs=2e-6)] * 2
+        assert count == updates
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_averages_are_one(results, form):
+    for case, updates in (("ema", 4), ("ema_without_a_scale", 3)):
+        check_averages(results[case][form])
+        assert results[case][form][-1][-1] == updates
+
+
+def test_fit_moves_averages(results):
+    rows = results["ema_in_fit"]["eager"]
+    check_averages(rows[:3])
+    check_averages(rows[3:])
+    assert [row[-1] for row in rows] == [1, 2, 3] * 2
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_accumulation(results, form):
     assert results["accumulation"][form] == oracle([GOOD, (1.5, 0.5), GOOD, INF, GOOD, GOOD], accumulate=2)
@@ -121,6 +147,20 @@ def test_fit_skips_on_both_what_one_found(results, form):
     assert (applied, skipped, scale) == (3, 1, 2.0)
     assert all(first == second for first, second in weights)
     assert "nan" not in str(weights).lower()
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_the_callback_logs_one_scale_for_all_replicas(results, form):
+    (*_, skipping), (weights, *_, logs) = results["fit_logs"][form]
+    assert (skipping["loss_scale"], skipping["skipped_steps"]) == ([2.0], [1.0])
+    assert (logs["loss_scale"], logs["skipped_steps"]) == ([8.0], [0.0])
+    assert weights == results["fit"][form][0][0]
+
+
+def test_weights_of_a_mirrored_model_hold_the_session(results):
+    saved, loaded = results["fit_saved"]["eager"]
+    assert saved == loaded
+    assert (saved["scale"], saved["skipped_steps"]) == (2.0, 1)
 
 
 WORKER = """

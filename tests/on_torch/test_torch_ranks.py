@@ -1,7 +1,9 @@
 """Two gloo processes: one decision on both, models that torch.distributed wraps or shards, compiled steps."""
 
+import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from loops import batch, mlp, pretend_reads_sync, session
@@ -134,3 +136,47 @@ def test_a_step_of_several_processes_runs_as_it_is_written(mode):
         assert answer[2] == [True] * 3
         assert answer[4] == "no effect"
     assert first[3] == second[3]
+
+
+def averages(rank, wrap):
+    """Train under an average; return it, the sum of what the model holds while it is swapped in, and afterwards."""
+    amp = session("mixed_bfloat16", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+    model = mlp()
+    if wrap == "shard":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    elif wrap == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    ema = amp.ema(model, 0.5)
+    for index in range(4):
+        x, y = batch(index)
+        x = x * math.inf if index == 2 and rank == 0 else x
+        with amp.autocast():
+            loss = torch.nn.functional.cross_entropy(model(x).float(), y)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        amp.step(optimizer)
+    before = {name: array.sum() for name, array in amp.master_weights(model).items()}
+    with ema.swapped():
+        inside = amp.master_weights(model)
+    after = {name: array.sum() for name, array in amp.master_weights(model).items()}
+    found = ema.weights()
+    same = all((found[name] == inside[name]).all() for name in found)
+    amp.load_state_dict(amp.state_dict())
+    kept = all((found[name] == array).all() for name, array in ema.weights().items())
+    plain = {name.removeprefix("module."): array.tolist() for name, array in found.items()}
+    return plain, before == after, same, kept, ema.updates
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "shard"])
+def test_averages_of_models_that_torch_distributed_wraps(wrap):
+    """Whole on every rank, equal to those of two processes with whole models."""
+    first, second = run_ranks(averages, wrap)
+    whole, _ = run_ranks(averages, "ddp")
+    for answer in (first, second):
+        assert not isinstance(answer, str), answer
+        assert answer[1:] == (True, True, True, 3)
+        for name, values in answer[0].items():
+            np.testing.assert_allclose(values, whole[0][name], rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ def round_to(array, dtype: str):
     if dtype == "bfloat16":
         bits = array.view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        return np.where(np.isfinite(array), rounded.view(np.float32), array)
+        return np.where(np.isfinite(array), np.asarray(rounded, np.uint32).view(np.float32), array)
     return array
 
 
@@ -116,7 +116,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    return op(a.data + b.data, widest(a, b), [a, b], lambda g: [unbroadcast(g, a.shape), unbroadcast(g, b.shape)])
+    with np.errstate(all="ignore"):
+        return op(a.data + b.data, widest(a, b), [a, b], lambda g: [unbroadcast(g, a.shape), unbroadcast(g, b.shape)])
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:

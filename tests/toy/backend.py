@@ -7,6 +7,7 @@ from unifiedamp.backend import PRESETS, Backend, Capabilities, Distributed, Plan
 from . import autograd as toy
 from . import precision
 from .device import ToyDevice
+from .ema import ToyAveraging
 from .precision import ToyPrecision
 from .training import ToyTraining
 
@@ -18,6 +19,7 @@ class ToyBackend(Backend):
 
     name = "toy"
     device_class, precision_class, training_class = ToyDevice, ToyPrecision, ToyTraining
+    averaging_class = ToyAveraging
 
     compiler = Unsupported("numpy has nothing to compile with")
     recorder = Unsupported("a toy is looked at by hand")
@@ -38,6 +40,7 @@ class ToyBackend(Backend):
         self.device = self.device_class()
         self.precision = self.precision_class(spec.policy, self.models)
         self.training = self.training_class(spec, self.precision, self.models, self.optimizers)
+        self.averaging = self.averaging_class(self.optimizers, self.training.averages)
         self.distributed = Distributed()
 
     @classmethod

@@ -18,6 +18,7 @@ from unifiedamp.backend import (
 )
 
 from . import autograd as toy
+from .ema import ToyAverage
 
 
 class Scaled:
@@ -42,6 +43,7 @@ class ToyTraining(Training):
         self.spec, self.precision = spec, precision
         self.models, self.optimizers = models, optimizers
         self.state = spec.loss_scale.initial_state()
+        self.averages: list[ToyAverage] = []
         self.found: dict[int, bool] = {}  # by optimizer
         self.updating = False
         self.checked: dict[int, bool] = {}
@@ -158,7 +160,11 @@ class ToyTraining(Training):
         self._count(found)
         if not found:
             self.updating = True
+            for average in self.averages:
+                average.begin(optimizer)
             optimizer.apply(self._grads(optimizer))
+            for average in self.averages:
+                average.end(optimizer)
             self.updating = False
         self.zero_grad(optimizer)
         self._end(update_scale)

@@ -31,7 +31,9 @@ from .capabilities import (
     PlanRow,
     Support,
 )
+from .ema import ema_weight
 from .optional_roles import (
+    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -41,6 +43,7 @@ from .optional_roles import (
     StepOrderState,
     Tuner,
     Unsupported,
+    WeightAverage,
     Weights,
 )
 from .plugin import BackendPlugin, hookimpl
@@ -61,6 +64,7 @@ __all__ = [
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
+    "Averaging",
     "Backend",
     "BackendPlugin",
     "Capabilities",
@@ -94,11 +98,13 @@ __all__ = [
     "Tuner",
     "Tuning",
     "Unsupported",
+    "WeightAverage",
     "Weights",
     "backward_in_context",
     "bias_rows",
     "compile_note",
     "convert_batch",
+    "ema_weight",
     "errors",
     "float32",
     "hookimpl",

@@ -10,6 +10,7 @@ from ..errors import UnsupportedError
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
 from .optional_roles import (
     ROLE_FEATURES,
+    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -46,6 +47,7 @@ class Backend:
     compiler: Compiler | Unsupported = Unsupported()
     recorder: Recorder | Unsupported = Unsupported()
     weights: Weights | Unsupported = Unsupported()
+    averaging: Averaging | Unsupported = Unsupported()
     converter: Converter | Unsupported = Unsupported()
     layer_shapes: LayerShapes | Unsupported = Unsupported()
     profiler: Profiler | Unsupported = Unsupported()

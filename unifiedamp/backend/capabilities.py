@@ -73,6 +73,7 @@ FEATURES = {
     "layer_overrides": "Policy.layer_overrides",
     "master_weights": "float32 master weights under a policy whose parameters have 16 bits (Amp(master_weights=True))",
     "float32_weights": "amp.master_weights and amp.load_master_weights: a model's true weights in float32, by name",
+    "ema": "amp.ema: an exponential moving average of a model's weights that moves with applied steps",
     "convert_model": "amp.convert_model: a copy of a model for inference in low precision",
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",

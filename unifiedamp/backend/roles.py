@@ -216,16 +216,19 @@ class Training:
         """Set the scale and its counters."""
 
     def on_native_steps(
-        self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
+        self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]
     ) -> None:
-        """Report steps that core's own calls do not see; called once, where there is a loss scale.
+        """Report steps that core's own calls do not see; called once.
 
         A framework whose own training loop takes the prepared optimizer (Keras's ``fit``), or that replays a step
         without running its Python, calls these after such steps. They may raise ``LossScaleExhausted``. The default
         does nothing.
 
         Args:
-            after_step: counts a step, and polls the scale when it is due.
+            after_step: counts a step (or the number given), polls the scale when it is due, and notifies the
+                recorder; a second argument is the number of iterations that ended with them, where windows have
+                several steps, and a third how many steps the next call will run. Returns whether one of these is to
+                be recorded.
             poll: polls the scale now.
             observed: returns whether the scale has observers.
         """

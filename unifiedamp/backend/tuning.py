@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, nearest
+from ..plain_values import plain
 from .capabilities import TUNING, PlanRow, Support
 
 PRESETS = ("off", "fast")
@@ -61,6 +62,7 @@ class Tuning:
         Raises:
             ConfigError: an unknown preset or item, with the nearest right one, or a value of the wrong type.
         """
+        value = plain(value, "tuning")
         if value is None or isinstance(value, Tuning):
             return value or cls()
         if isinstance(value, str):
@@ -106,6 +108,7 @@ class Tuning:
 
 
 def _globs(value: object) -> tuple[str, ...]:
+    value = plain(value, "tuning.checkpoint_layers")
     if isinstance(value, (list, tuple)) and all(isinstance(glob, str) and glob for glob in value):
         return tuple(value)
     raise ConfigError(f"tuning.checkpoint_layers must be a list of globs such as ('encoder.*',), got {value!r}")

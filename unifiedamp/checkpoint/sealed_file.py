@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CheckpointError
 from ..output.files import remove_neighbours, replace_whole
 from ..training.scale_monitor import ScaleMonitor
+from .averages import join_arrays, split_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +54,8 @@ class Checkpoint:
     """What a checkpoint file holds.
 
     Attributes:
-        meta: the metadata, plain JSON values; ``meta["amp"]`` is the session's state where one was saved.
+        meta: the metadata, plain JSON values; ``meta["amp"]`` is the session's state where one was saved,
+            its averages included.
         arrays: name → array, in the order they were saved in.
     """
 
@@ -70,13 +72,14 @@ def save_checkpoint(
         path: the file; its directory is made when missing.
         meta: plain JSON values (no inf or nan), with text for keys.
         arrays: name → array of numbers or text; made to numpy arrays of the same dtype.
-        amp: its ``state_dict()`` becomes ``meta["amp"]``, and its observers' ``on_checkpoint`` is called.
+        amp: its ``state_dict()`` becomes ``meta["amp"]`` (its averages become arrays ``amp.ema.<n>.<name>``), and its
+            observers' ``on_checkpoint`` is called.
 
     Raises:
         CheckpointError: something cannot be stored, or the file cannot be written. The previous file is kept.
     """
     target = Path(path)
-    content = _pack(dict(meta) if amp is None else {**meta, "amp": amp.state_dict()}, arrays)
+    content = _pack(*_with_session(meta, arrays, amp))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, content)
@@ -104,6 +107,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return _unpack(content)
     except Exception as error:  # sealed by us yet unreadable: report it, whatever zipfile, json or numpy call it
         raise CheckpointError(f"checkpoint {path} is sealed but cannot be read: {error}") from error
+
+
+def _with_session(
+    meta: Mapping[str, Any], arrays: Mapping[str, Any], amp: Session | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return metadata and arrays with those of a session."""
+    if amp is None:
+        return dict(meta), dict(arrays)
+    state, own = split_arrays(amp.state_dict())
+    taken = [name for name in own if name in arrays]
+    if taken:
+        raise CheckpointError(f"an array cannot be stored under the name {taken[0]!r}: it is that of an average")
+    return {**meta, "amp": state}, {**arrays, **own}
 
 
 def _pack(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
@@ -187,4 +203,6 @@ def _unpack(content: bytes) -> Checkpoint:
         arrays = {name: archive[name] for name in archive.files if name != METADATA}
     if not isinstance(meta, dict):
         raise ValueError(f"{METADATA} holds {type(meta).__name__}, not an object")
+    if "amp" in meta:
+        meta["amp"] = join_arrays(meta["amp"], arrays)
     return Checkpoint(meta, arrays)

@@ -4,12 +4,15 @@ A session's state is plain JSON::
 
     {"schema": "unifiedamp", "version": 1, "backend": "torch", "policy": "mixed_float16",
      "loss_scale": {"kind": "dynamic", "initial_scale": 65536.0, ...},
-     "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2}}
+     "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
+     "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}]}
+
+``ema`` is there where the session keeps averages (``Amp.ema``); see ``averages``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -18,6 +21,8 @@ from ..errors import CheckpointError, StateWarning
 from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
 from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_foreign, shortened
 from ..policy import Policy
+from ..training.ema import Averages
+from .averages import dump_averages, read_averages
 
 SCHEMA = "unifiedamp"
 VERSION = 1
@@ -29,6 +34,7 @@ class Session(Protocol):
     backend: Backend
     policy: Policy
     loss_scale_settings: LossScale
+    averages: Averages
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class SavedState:
 
 def dump_session(amp: Session) -> dict[str, Any]:
     """Return the state of ``amp`` as plain JSON values."""
+    averages = amp.averages.state()
+    kept = {"ema": dump_averages(averages)} if averages else {}
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -57,7 +65,20 @@ def dump_session(amp: Session) -> dict[str, Any]:
         "policy": str(amp.policy.replace(loss_scale=None)),
         "loss_scale": amp.loss_scale_settings.to_dict(),
         "state": asdict(amp.backend.training.read_state()),
+        **kept,
     }
+
+
+def load_session(
+    amp: Session, restart: Callable[[ScaleState], None], raw: Mapping[str, Any], restart_scale: bool
+) -> None:
+    """Check ``raw`` wholly, then continue from it; see ``Amp.load_state_dict``. ``restart`` continues from a scale."""
+    amp.averages.check_idle("load_state_dict")
+    state = read_session(amp, raw, restart_scale)
+    averages = read_averages(raw.get("ema", ())) if "schema" in raw else []  # foreign states have none
+    amp.averages.check(averages)
+    restart(state)
+    amp.averages.load(averages)
 
 
 def read_session(amp: Session, raw: Mapping[str, Any], restart_scale: bool) -> ScaleState:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..output.files import check_folder, remove_folders, write_whole
 from ..output.terminal import plain
 from ..workloads.compare.advice import advise
-from ..workloads.compare.page import html
+from ..workloads.compare.page import drawings, html
 from ..workloads.compare.rows import BASELINE, Row, tasks
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.run import compare as run_all
@@ -22,7 +22,7 @@ from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
 from .parity import show_parity
-from .show import console, print_json, say, table
+from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
 
@@ -105,6 +105,8 @@ def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], 
         save(rows.copy(), page=True)
         raise
     save(rows.copy(), page=True, final=True)
+    if why := drawings(rows)[1]:
+        complain(f"warning: compare.html has no plots: {why}")
     if json:
         print_json(to_json(rows, head, advise(rows)))
     else:
@@ -124,7 +126,7 @@ def _own_mode(settings: Any) -> str:
 
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
-    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS))
+    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS, verdicts=("state",), heads=4))
     for line in notes(rows):
         say(out, line, "dim")
     for line in advise(rows):

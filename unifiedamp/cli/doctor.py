@@ -95,12 +95,14 @@ def _show(found: dict[str, Any]) -> None:
         say(out, _gpu_line(gpu))
     if not found["gpus"]:
         out.print("GPU: the CUDA driver sees none")
-    out.print(table("Frameworks", ("backend", "framework", "version", "device", "state"), _frameworks(found)))
+    columns: tuple[str, ...] = ("backend", "framework", "version", "device", "state")
+    out.print(table("Frameworks", columns, _frameworks(found), verdicts=("state",)))
     answered = {name: one for name, one in found["backends"].items() if "policies" in one}
     if answered:
         measured = any(one["speed"] for one in answered.values())
         columns = ("backend", "policy", "verdict", "why") + (("ms per step", "against float32") if measured else ())
-        out.print(table("Policies", columns, _policies(answered, measured), right=("ms per step",)))
+        rows = _policies(answered, measured)
+        out.print(table("Policies", columns, rows, right=("ms per step",), verdicts=("verdict",), heads=2))
         for name, one in answered.items():
             say(out, f"{name} does {one['best']} best: {one['best_reason']}")
     else:

@@ -98,7 +98,7 @@ def _show(found: dict[str, Any]) -> None:
     out = console()
     columns = ("setting", "value", "native", "effect", "note")
     rows = [[row[column] for column in columns] for row in found["rows"]]
-    out.print(table(f"Plan for {found['backend']}", columns, rows))
+    out.print(table(f"Plan for {found['backend']}", columns, rows, verdicts=("effect",)))
     if "layers" in found:
         _show_layers(out, found)
     for line in found["warnings"]:

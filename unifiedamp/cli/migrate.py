@@ -85,4 +85,4 @@ def _show(batches: list[Batch], written: bool) -> None:
 def _show_diff(out: Console, diff: str) -> None:
     for line in diff.splitlines():
         style = next((style for start, style in STYLES.items() if line.startswith(start)), "")
-        say(out, line, style)
+        say(out, line, style, wrap=False)

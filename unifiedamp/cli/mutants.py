@@ -28,9 +28,8 @@ def run(backend: str, forms: Sequence[str], faults: Sequence[str], json: Path | 
     report = run_faults(backend, wanted, forms, _progress(len(wanted)))
     if json is not None:
         write_whole(json, _text(report))
-    out.print(
-        table(f"{backend}, {', '.join(forms)}", ("fault", "what is wrong", "killed by"), map(_row, report.outcomes))
-    )
+    columns = ("fault", "what is wrong", "killed by")
+    out.print(table(f"{backend}, {', '.join(forms)}", columns, map(_row, report.outcomes), verdicts=("killed by",)))
     for line in _lines(report):
         say(out, line)
     return NOT_ALL_WELL if report.survivors else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..output.files import check_file, check_folder, write_whole
 from ..recording import page as pages
 from ..recording.reading import Recording, read_recording
-from .show import console, print_json, say
+from .show import complain, console, print_json, say
 
 EPILOG = (
     "Example: unifiedamp train --config digits_conv --record run.jsonl && unifiedamp report run.jsonl --html run.html"
@@ -20,13 +20,14 @@ EPILOG = (
 
 def report(
     file: Annotated[Path, typer.Argument(help="A recording: what amp.record or train --record wrote.")],
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here (one file).")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the pictures into this folder.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots here (one file).")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder (needs matplotlib).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of sentences.")] = False,
 ) -> None:
     """Explain what precision did to each layer's numbers, and what to change.
 
-    Exit code 0: the report is written, whatever it says; 2: the file is no recording, or cannot be read or written.
+    Plots that cannot be drawn are a warning. Exit code 0: the report is written, whatever it says; 2: the file is no
+    recording, or cannot be read or written.
     """
     if html is not None:
         check_file(html, "--html")
@@ -34,14 +35,26 @@ def report(
     if png is not None:
         check_folder(png, "--png")
     recording = read_recording(file)
-    written = [] if png is None else _save_pictures(recording, png)
+    written: list[Path] = []
+    undrawn: dict[str, str] = {}
+    if png is not None:
+        written, undrawn[f"--png {png}"] = _save_pictures(recording, png)
     if html is not None:
-        write_whole(html, pages.page(recording))
+        plots = pages.drawings(recording)
+        write_whole(html, pages.page(recording, plots))
         written.append(html)
+        undrawn |= {f"--html {html}": plots[1]}
     report = pages.to_dict(recording)
+    warnings = [f"{option} has no plots: {why}" for option, why in undrawn.items() if why]
     if json:
-        print_json({**report, "written": [str(path) for path in written]})
-        return
+        print_json({**report, "written": [str(path) for path in written], "warnings": warnings})
+    else:
+        _show(recording, report, written)
+    for line in warnings:
+        complain(f"warning: {line}")
+
+
+def _show(recording: Recording, report: dict[str, Any], written: list[Path]) -> None:
     out = console()
     say(out, f"{pages.title(recording)}: {pages.about(recording)}")
     for found in report["findings"]:
@@ -52,7 +65,7 @@ def report(
         say(out, f"written: {path}")
 
 
-def _save_pictures(recording: Recording, folder: Path) -> list[Path]:
+def _save_pictures(recording: Recording, folder: Path) -> tuple[list[Path], str]:
     try:
         return pages.save_pictures(recording, folder)
     except OSError as error:

@@ -5,18 +5,23 @@ Everything printed here goes through ``visible``: a file's name or a line of cod
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from ..output.terminal import plain, visible
+from ..output.terminal import visible
+from .tables import FoldingTable as table
+
+WRAPPED = functools.partial(
+    textwrap.wrap, break_long_words=False, break_on_hyphens=False, expand_tabs=False, replace_whitespace=False
+)
+__all__ = ["complain", "console", "finite", "print_json", "say", "table"]
 
 
 def console(stderr: bool = False) -> Console:
@@ -40,28 +45,17 @@ def finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def say(out: Console, text: str, style: str = "") -> None:
-    """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
-    out.print(Text(visible(text), style=style), soft_wrap=True)
+def say(out: Console, text: str, style: str = "", *, wrap: bool = True) -> None:
+    """Print a line as it is: brackets in it are no markup.
+
+    On a terminal it is broken at spaces, and nowhere else; with ``wrap=False`` (code), not even there.
+    """
+    shown = visible(text)
+    wraps = wrap and out.is_terminal and len(shown) > out.width
+    for line in WRAPPED(shown, out.width) if wraps else [shown]:
+        out.print(Text(line, style=style), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Print one line about what is wrong on standard error."""
     print(f"unifiedamp: {visible(text)}", file=sys.stderr)
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
-    """Return a table.
-
-    Args:
-        title: stands above it.
-        columns: the headings.
-        rows: cells, as text.
-        right: the columns of numbers.
-    """
-    made = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        made.add_column(name, justify="right" if name in set(right) else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(plain(cell) for cell in row))
-    return made

@@ -106,7 +106,8 @@ def _show(findings: list[Finding], chosen: Finding, why: str, target: Path) -> N
         rows.append((one.policy, _or_dash(one.loss, ".4f"), _or_dash(one.initial_scale, "g"),
                      ", ".join(one.float32_layers) or "-", _or_dash(one.samples_per_second, ".0f"), _speed(one),
                      verdict))  # fmt: skip
-    out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32")))
+    out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32"),
+                    verdicts=("verdict",)))  # fmt: skip
     say(out, f"{chosen.policy}: {why}", "bold")
     say(out, f"written to {target}")
 

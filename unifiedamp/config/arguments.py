@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 
 from ..errors import ConfigError, nearest, shown
 from ..loss_scale import parse_loss_scale
+from ..plain_values import plain, table_of
 from ..policy import Policy
 from . import environment
 from .files import read_file
@@ -103,6 +104,8 @@ def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, A
     if isinstance(source, Arguments) and not named:
         return source
     named = {key: value for key, value in (named or {}).items() if value is not None}
+    if isinstance(named.get("policy"), Mapping):
+        named["policy"] = policy_of_table(named["policy"])
     arguments = {**read_config(source), **named}
     origins = {}
     for key in environment.VARIABLES.keys() - named.keys():
@@ -130,12 +133,22 @@ def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(source, str | os.PathLike | Mapping):
         raise ConfigError(f"a configuration is a file's path or a mapping of settings, got {shown(source)}")
     table, where = (source, "configuration") if isinstance(source, Mapping) else (read_file(Path(source)), str(source))
-    table = table.get("amp", table)
+    table = plain(table_of(table, "amp"), where)
     config = validate(AmpConfig, table, where)
     arguments: dict[str, Any] = {key: getattr(config, key) for key in AmpConfig.model_fields}
     if isinstance(config.policy, PolicyTable):
         arguments["policy"] = config.policy.policy()
     return arguments
+
+
+def policy_of_table(table: Mapping[str, Any]) -> Policy:
+    """Return the policy that a mapping describes: ``name``, and the fields that differ from it.
+
+    Raises:
+        ConfigError: an unknown field, or a value of the wrong type.
+    """
+    read: PolicyTable = validate(PolicyTable, plain(table, "policy"), "policy")
+    return read.policy()
 
 
 def validate(model: type[BaseModel], table: Any, where: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from ..backend import Backend, EnvironmentDefaults, SessionSpec, Tuning
 from ..errors import ConfigError, PolicyError, PolicyWarning
 from ..loss_scale import DynamicLossScale, LossScale, parse_loss_scale
+from ..plain_values import plain
 from ..policy import Policy
 from . import environment, plugins
 
@@ -57,7 +58,7 @@ class Resolved:
 
 def resolve(
     backend: str | None,
-    policy: str | Policy | None,
+    policy: str | Policy | Mapping[str, Any] | None,
     loss_scale: object,
     device: str | None,
     backend_options: Mapping[str, Any] | None,
@@ -145,10 +146,14 @@ def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
         return plugins.load_backend(name)
 
 
-def _given_policy(policy: str | Policy | None, origins: dict[str, str]) -> Policy | None:
+def _given_policy(policy: str | Policy | Mapping[str, Any] | None, origins: dict[str, str]) -> Policy | None:
     """Return the policy named by the argument or the environment variable."""
+    if isinstance(policy, Mapping):
+        from .arguments import policy_of_table
+
+        policy = policy_of_table(policy)
     if policy is not None and not isinstance(policy, (str, Policy)):
-        raise PolicyError(f"policy must be a Policy or its name, got {policy!r}")
+        raise PolicyError(f"policy must be a Policy, its name or a table of its fields, got {policy!r}")
     origins["policy"] = "argument"
     if policy is None:
         origins["policy"] = environment.origin("policy")
@@ -172,6 +177,7 @@ def _options(backend_options: Mapping[str, Any] | None, name: str) -> Mapping[st
         return {}
     if not isinstance(backend_options, Mapping):
         raise ConfigError(f"backend_options must be a mapping of backend names to settings, got {backend_options!r}")
+    backend_options = plain(backend_options, "backend_options")
     known = plugins.backend_entry_points()
     for key, value in backend_options.items():
         if key not in known:

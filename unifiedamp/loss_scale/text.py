@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import ConfigError, nearest, shown
+from ..plain_values import plain
 from .settings import KINDS, LossScale, StaticLossScale
 
 
@@ -20,6 +21,7 @@ def parse_loss_scale(value: object) -> LossScale:
     Raises:
         ConfigError: the value has no meaning as a loss scale; the message names the nearest key.
     """
+    value = plain(value, "loss_scale")
     if isinstance(value, LossScale):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import PolicyError, nearest
 from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
 from ..notebook import table_html
+from ..plain_values import plain
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
@@ -153,6 +154,7 @@ def _check_float8(policy: Policy) -> None:
 
 
 def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
+    overrides = plain(overrides, "op_overrides")
     for op, choice in overrides.items():
         if op not in OP_VOCABULARY:
             raise PolicyError(f"op_overrides: unknown operation {op!r}{nearest(op, OP_VOCABULARY)}")
@@ -162,6 +164,7 @@ def _checked_ops(overrides: Mapping[str, str]) -> FrozenDict:
 
 
 def _checked_layers(overrides: Mapping[str, str]) -> FrozenDict:
+    overrides = plain(overrides, "layer_overrides")
     for glob in overrides:
         if not isinstance(glob, str) or not glob.strip() or set(glob) & set(",;"):
             raise PolicyError(f"layer_overrides: {glob!r} is not a glob over layer paths (no commas or semicolons)")

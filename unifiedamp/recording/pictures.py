@@ -1,44 +1,37 @@
-"""The report's pictures, drawn by matplotlib."""
+"""The report's plots as PNG files, drawn by matplotlib."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..backend.recording import FLOAT16_MAX
 from ..errors import AmpError
 from ..output.pages import picture_label
-from .counts import EMPTY, NORMAL, SMALLEST, Distribution
+from .counts import NORMAL, SMALLEST
 from .reading import Recording
+from .series import SHOWN, flushed_shares, largest_outputs, scale_points, skipped_between, skipped_exactly, total
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 9.0
 BFLOAT16 = (-126, 128)
-SHOWN = 60
-"""Rows of the heat map and bars of activations; more would not be readable."""
 
 
 def pictures(recording: Recording) -> dict[str, Figure]:
     """Return name → figure, of those that the recording has something for.
 
     Raises:
-        AmpError: matplotlib is not installed.
+        AmpError: matplotlib is not installed, or refuses its configuration.
     """
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise AmpError(
-            "a report with pictures needs matplotlib: pip install matplotlib; the findings alone come without it: "
-            "unifiedamp report FILE"
-        ) from error
+        raise AmpError("PNG files need matplotlib: pip install matplotlib; the page of --html does without") from error
     except Exception as error:  # its own configuration, such as a wrong MPLBACKEND
-        raise AmpError(
-            f"matplotlib cannot draw ({error}); the findings alone come without it: unifiedamp report FILE"
-        ) from error
+        raise AmpError(f"matplotlib cannot draw ({error}); the page of --html does without") from error
     makers: dict[str, Callable[[Recording], Figure | None]] = {
         "exponents": exponents,
         "scale": scale,
@@ -49,6 +42,13 @@ def pictures(recording: Recording) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
+def png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
+
+
 def _figure(height: float) -> Figure:
     from matplotlib.figure import Figure
 
@@ -57,7 +57,7 @@ def _figure(height: float) -> Figure:
 
 def exponents(recording: Recording) -> Figure | None:
     """Draw how all gradient values are distributed over powers of two, before and after scaling."""
-    forms = {form: _sum(recording, form) for form in ("true", "scaled")}
+    forms = {form: total(recording, form) for form in ("true", "scaled")}
     if not any(counts.there for counts in forms.values()):
         return None
     figure = _figure(3.6)
@@ -82,32 +82,21 @@ def exponents(recording: Recording) -> Figure | None:
     return figure
 
 
-def _sum(recording: Recording, form: str) -> Distribution:
-    total = EMPTY
-    for name in recording.gradients:
-        total = total.plus(recording.total(name, form))
-    return total
-
-
 def scale(recording: Recording) -> Figure | None:
     """Draw the loss scale over steps, and mark the steps that were skipped."""
-    points = {int(step["step"]): float(step["scale"]) for step in recording.steps}
-    after = {int(record["step"]) + 1: float(record["next_scale"]) for record in [*recording.steps, *recording.skips]}
-    points = {**after, **points}
+    points = scale_points(recording)
     if not points:
         return None
     figure = _figure(2.6)
     axes = figure.subplots()
-    steps = sorted(points)
-    axes.step(steps, [points[step] for step in steps], where="post", color="#1f5fa8")
-    exact = [int(step["step"]) for step in recording.steps if not step["applied"]]
-    exact += [int(skip["step"]) for skip in recording.skips if skip["exact"]]
+    axes.step(list(points), list(points.values()), where="post", color="#1f5fa8")
+    exact = skipped_exactly(recording)
     level = min(points.values())
     if exact:
         axes.plot(exact, [level] * len(exact), "|", color="#b33951", markersize=14, label="skipped")
-    for number, skip in enumerate(skip for skip in recording.skips if not skip["exact"]):
+    for number, ends in enumerate(skipped_between(recording)):
         label = "skipped somewhere here" if not number else None
-        axes.axvspan(skip["since"], skip["step"], color="#b33951", alpha=0.2, label=label)
+        axes.axvspan(*ends, color="#b33951", alpha=0.2, label=label)
     axes.set_yscale("log", base=2)
     axes.set(xlabel="step", ylabel="loss scale")
     if axes.get_legend_handles_labels()[0]:
@@ -120,7 +109,7 @@ def underflow(recording: Recording) -> Figure | None:
     names = recording.gradients[:SHOWN]
     if not names:
         return None
-    rows = [[_flushed(step["gradients"].get(name)) for step in recording.steps] for name in names]
+    rows = [flushed_shares(recording, name) for name in names]
     figure = _figure(1.2 + 0.2 * len(names))
     axes = figure.subplots()
     image = axes.imshow(rows, aspect="auto", vmin=0, vmax=1, cmap="magma_r", interpolation="nearest")
@@ -133,34 +122,20 @@ def underflow(recording: Recording) -> Figure | None:
     return figure
 
 
-def _flushed(gradient: dict[str, Any] | None) -> float:
-    counts = EMPTY if gradient is None else Distribution.from_json(gradient["scaled"])
-    share = counts.share(counts.flushed)
-    return math.nan if share is None else share
-
-
 def activations(recording: Recording) -> Figure | None:
     """Draw each layer's largest finite output over all recorded steps, and mark where it was inf or nan."""
-    largest: dict[str, float] = {}
-    broken: Counter[str] = Counter()
-    for step in recording.steps:
-        for row in step["activations"]:
-            if row["place"] == "output":
-                name, value = row["layer"] or "(model)", float(row["largest"])
-                broken[name] += not math.isfinite(value)
-                largest[name] = max(largest.get(name, 0.0), value if math.isfinite(value) else 0.0)
-    names = list(largest)[:SHOWN]
-    if not names:
+    shown = largest_outputs(recording)[:SHOWN]
+    if not shown:
         return None
-    figure = _figure(1.2 + 0.22 * len(names))
+    figure = _figure(1.2 + 0.22 * len(shown))
     axes = figure.subplots()
-    values = [max(largest[name], 1e-9) for name in names]
-    places = range(len(names))
+    values = [max(one.value, 1e-9) for one in shown]
+    places = range(len(shown))
     axes.barh(places, values, color=["#b33951" if value > FLOAT16_MAX else "#1f5fa8" for value in values])
-    axes.set_yticks(places, [picture_label(name) for name in names])
-    for place, name in enumerate(names):
-        if broken[name]:
-            text = f" inf or nan in {broken[name]} of {len(recording.steps)} steps"
+    axes.set_yticks(places, [picture_label(one.layer) for one in shown])
+    for place, one in enumerate(shown):
+        if one.broken:
+            text = f" inf or nan in {one.broken} of {len(recording.steps)} steps"
             axes.annotate(text, (values[place], place), va="center", fontsize=7, color="#b33951")
     axes.axvline(FLOAT16_MAX, color="#b33951", linestyle="--", label="65504, the largest float16")
     axes.set_xscale("log")

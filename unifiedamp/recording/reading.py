@@ -35,12 +35,14 @@ class Recording:
         headers: one per part.
         steps: recorded steps.
         skips: skipped steps that were not recorded themselves.
+        numbers: what the loop logged.
         damaged: lines that could not be read.
     """
 
     headers: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     skips: list[dict[str, Any]] = field(default_factory=list)
+    numbers: list[dict[str, Any]] = field(default_factory=list)
     damaged: int = 0
 
     @property
@@ -102,7 +104,7 @@ def collect(lines: Iterable[str], path: Path = Path("recording")) -> Recording:
 
     found = Recording()
     names: set[str] = set()
-    kinds = {"header": found.headers, "step": found.steps, "skip": found.skips}
+    kinds = {"header": found.headers, "step": found.steps, "skip": found.skips, "numbers": found.numbers}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -10,10 +10,11 @@ from typing import Any
 from ..backend import Backend, NonFiniteReport
 from ..backend.recording import Activation, GradientCounts, RecordedStep
 from ..backend.result import NON_FINITE, StepResult
+from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
-from .sinks import Record, Sink, number
+from .sinks import Record, Sink, close_all, number
 
 
 class Recorder:
@@ -23,7 +24,7 @@ class Recorder:
         backend: the session's; it has begun to record.
         monitor: the session's; asked for the gradients behind every skipped step where that is free.
         sinks: where records go.
-        every: steps from one recorded step to the next.
+        every: steps from one recorded step to the next; None records no steps, and the backend has not begun.
         first_step: the number of the step that comes next.
         activations: also record the inputs and outputs of layers.
         scaling: whether the session scales losses, and so skips steps.
@@ -36,12 +37,12 @@ class Recorder:
     """
 
     def __init__(
-        self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int, first_step: int,
+        self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
         activations: bool, scaling: bool, header: Record,
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling = activations, scaling
-        self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, True, False
+        self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
@@ -49,24 +50,58 @@ class Recorder:
         self._last = backend.training.read_state()
         self._last_recorded = self.step
         self._write(header)
-        monitor.wants_skip_report = scaling
+        monitor.wants_skip_report = scaling and every is not None
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.stop(error)
 
-    def stop(self) -> None:
-        """Stop recording, and close the files. Idempotent."""
+    def stop(self, error: BaseException | None = None) -> None:
+        """Stop recording, and close the files. Idempotent.
+
+        Args:
+            error: what ended the run; sinks with a method ``fail`` are told before they are closed.
+        """
         if self.stopped:
             return
         self.stopped, self._monitor.wants_skip_report = True, False
         if self.armed:
             self.armed = False
             self._backend.recorder.end()
-        for sink in self._sinks:
-            sink.close()
+        close_all(self._sinks, error)
+
+    def log(self, **numbers: Any) -> None:
+        """Write numbers of the loop's own, such as ``loss=loss``, with the session's: scale and counts of steps.
+
+        Reading them waits for the device: call it every so many steps.
+
+        Args:
+            **numbers: numbers, or native tensors that hold one.
+
+        Raises:
+            WrongObjectError: a value is no number; nothing is written.
+        """
+        if self.stopped:
+            return
+        state = self._backend.training.read_state()
+        self._write({
+            "kind": "numbers",
+            "step": self.step,
+            "time": time.time(),
+            "scale": state.scale,
+            "applied_steps": state.applied_steps,
+            "skipped_steps": state.skipped_steps,
+            "numbers": {name: number(self._read(name, value)) for name, value in numbers.items()},
+        })  # fmt: skip
+
+    def _read(self, name: str, value: Any) -> float:
+        try:
+            item = value.item() if hasattr(value, "item") else value
+            return float(item if isinstance(item, (int, float)) else self._backend.device.to_numpy(item).item())
+        except (AttributeError, TypeError, ValueError) as error:
+            raise WrongObjectError(f"recorder.log: {name} must be a number, got {shown(value)}") from error
 
     # -- called by the session -----------------------------------------------------------------------------------
 
@@ -80,6 +115,12 @@ class Recorder:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
         if outcome is not None and self._backend.device.reads_without_sync and outcome.reason == NON_FINITE:
             self._skips += 1
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next ``steps`` is to be recorded, as far as is known now."""
+        if self.stopped or self._every is None:
+            return False
+        return self.armed or self.step // self._every != (self.step + steps) // self._every
 
     def after_steps(self, count: int = 1) -> None:
         """``count`` iterations have ended."""
@@ -112,12 +153,14 @@ class Recorder:
         self._last, self._skips, self._record_next = self._backend.training.read_state(), 0, False
         attempted = self._last.applied_steps + self._last.skipped_steps
         self.step = self._last_recorded = attempted // max(1, optimizers)
-        if not self.armed:
+        if not self.armed and self._every is not None:
             self._arm("first")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _arm_next(self) -> None:
+        if self._every is None:
+            return
         if (self.step + 1) % self._every == 0:
             self._arm("every")
         elif self._record_next:

@@ -105,7 +105,7 @@ class Header(TypedDict):
     framework_version: Name | None
     device: Name
     policy: Text
-    every: Positive
+    every: Positive | None
     epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
 
 
@@ -138,10 +138,22 @@ class Skip(TypedDict):
     non_finite: NonFinite
 
 
+class Numbers(TypedDict):
+    """Numbers that a loop logged."""
+
+    kind: Literal["numbers"]
+    step: Count
+    scale: Scale
+    applied_steps: Count
+    skipped_steps: Count
+    numbers: Annotated[dict[Name, Number | Count], Field(max_length=LAYERS)]
+
+
 KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(Header),
     "step": TypeAdapter(Step),
     "skip": TypeAdapter(Skip),
+    "numbers": TypeAdapter(Numbers),
 }
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import AmpError, ConfigError
 from .counts import Distribution
+from .scalars import gradients, scalars
 
 Record = Mapping[str, Any]
 
 
 class Sink(Protocol):
-    """Takes records, one mapping of plain JSON values each."""
+    """Takes records, one mapping of plain JSON values each.
+
+    One that also has a method ``fail(error)`` is told, before it is closed, which exception ended the recording.
+    """
 
     def write(self, record: Record) -> None:
         """Take one record."""
@@ -79,31 +84,24 @@ class TensorBoard:
                 "writing for TensorBoard needs tensorboardX: pip install tensorboardX, or record to a "
                 "file that ends in .jsonl"
             ) from error
-        self._writer = SummaryWriter(os.fspath(folder))
+        self._new_writer = functools.partial(SummaryWriter, os.fspath(folder))
+        self._writer: Any = self._new_writer()
 
     def write(self, record: Record) -> None:
-        """Write a record's numbers; of other kinds than "step" only the header's text."""
+        """Write a record's numbers, or the header's text."""
+        if self._writer is None:
+            self._writer = self._new_writer()
         if record["kind"] == "header":
             self._writer.add_text("unifiedamp/header", "```\n" + json.dumps(record, indent=1) + "\n```")
-        elif record["kind"] == "step":
-            self._step(record, int(record["step"]))
+        else:
+            self._numbers(record, int(record["step"]))
             self._writer.flush()
 
-    def _step(self, record: Record, step: int) -> None:
-        for name in ("scale", "loss", "skipped_steps"):
-            self._scalar(name, record.get(name), step)
-        for name, gradient in record["gradients"].items():
-            for form in ("scaled", "true"):
-                counts = Distribution.from_json(gradient[form])
-                self._scalar(f"flushed_{form}/{name}", counts.share(counts.flushed), step)
-                self._exponents(f"exponents_{form}/{name}", counts, step)
-        for row in record["activations"]:
-            if row["place"] == "output":
-                self._scalar(f"activation/{row['layer'] or 'model'}", row["largest"], step)
-
-    def _scalar(self, name: str, value: Any, step: int) -> None:
-        if value is not None:
-            self._writer.add_scalar(name, float(value), step)
+    def _numbers(self, record: Record, step: int) -> None:
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, step)
+        for name, form, counts in gradients(record):
+            self._exponents(f"exponents_{form}/{name}", counts, step)
 
     def _exponents(self, name: str, counts: Distribution, step: int) -> None:
         if not counts.there:
@@ -119,8 +117,10 @@ class TensorBoard:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
+        """Close the event file; a later record begins another. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 class _Called:
@@ -151,6 +151,29 @@ def open_sink(target: Any) -> Sink:
     raise ConfigError(
         f"amp.record: where to? Give a path, an object with write(record), or a function; got {type(target).__name__}"
     )
+
+
+def close_all(sinks: Sequence[Sink], error: BaseException | None) -> None:
+    """Close sinks, each also where another cannot be closed; the first failure is raised at the end.
+
+    Args:
+        sinks: all of a recording.
+        error: what ended it, for sinks with a method ``fail``; None for none.
+    """
+    failures: list[Exception] = []
+    for sink in sinks:
+        try:
+            fail = getattr(sink, "fail", None)
+            if error is not None and callable(fail):
+                fail(error)
+        except Exception as failure:
+            failures.append(failure)
+        try:
+            sink.close()
+        except Exception as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def number(value: float | None) -> Any:

@@ -18,8 +18,9 @@ from .sinks import Record, open_sink
 
 
 def start_recording(
-    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int, activations: bool
-) -> Recorder:
+    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int | None,
+    activations: bool,
+) -> Recorder:  # fmt: skip
     """Return a recorder that has begun to record; see ``Amp.record``.
 
     Args:
@@ -27,30 +28,34 @@ def start_recording(
         loop: its steps, which the recorder then follows.
         present: the recorder that was started before, stopped or not.
         targets: where records go.
-        every: steps from one recorded step to the next.
+        every: steps from one recorded step to the next; None records no steps.
         activations: also record the outputs of layers.
     """
     _check(backend, loop, present, targets, every)
     state = backend.training.read_state()
     first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
     header = _header(backend, loop.order.accumulate_steps, every, first)
-    backend.recorder.begin(activations)
+    if every is not None:
+        backend.recorder.begin(activations)
     try:
         sinks = [open_sink(target) for target in targets]
+        recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
     except BaseException:
-        backend.recorder.end()
+        if every is not None:
+            backend.recorder.end()
         raise
-    recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
     loop.listener = recorder
     return recorder
 
 
-def _check(backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int) -> None:
+def _check(
+    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int | None
+) -> None:
     support = backend.capabilities().feature("recording")
-    if not support:
+    if every is not None and not support:
         raise UnsupportedError(f"amp.record: backend {backend.name!r} cannot record: {support.reason}")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(f"amp.record: every must be a whole number of at least 1, got {every!r}")
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise ConfigError(f"amp.record: every must be a whole number of at least 1 or None, got {every!r}")
     if not targets:
         raise ConfigError("amp.record: where to? Give a path ('run.jsonl'), a sink or a function")
     if present is not None and not present.stopped:
@@ -59,7 +64,7 @@ def _check(backend: Backend, loop: StepLoop, present: Recorder | None, targets: 
         raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to record yet")
 
 
-def _header(backend: Backend, accumulate_steps: int, every: int, first_step: int) -> Record:
+def _header(backend: Backend, accumulate_steps: int, every: int | None, first_step: int) -> Record:
     plugin = plugins.load_plugin(backend.name)
     policy = backend.spec.policy
     return {
@@ -79,5 +84,5 @@ def _header(backend: Backend, accumulate_steps: int, every: int, first_step: int
         "accumulate_steps": accumulate_steps,
         "every": every,
         "first_step": first_step,
-        "epsilons": [asdict(each) for each in backend.recorder.epsilons()],
+        "epsilons": [asdict(each) for each in backend.recorder.epsilons()] if backend.recorder else [],
     }

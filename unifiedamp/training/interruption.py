@@ -32,14 +32,31 @@ class Interruptions:
         discarded: called after windows were discarded.
 
     Attributes:
-        pending: the windows that an interrupted :meth:`discard` has still to discard.
+        unsettled: :meth:`settle` has something to do before the next call of a step.
     """
 
     def __init__(self, backend: Backend, order: StepOrder | ReplicaStepOrders, discarded: Callable[[], None]) -> None:
         self._backend = backend
         self._order = order
         self._discarded = discarded
-        self.pending: tuple[Sequence[Slot], str, BaseException] | None = None
+        self.unsettled = False
+        self._pending: tuple[Sequence[Slot], str, BaseException] | None = None
+        self._hold: Callable[[], None] | None = None
+
+    def hold(self, refuse: Callable[[], None] | None) -> None:
+        """Call ``refuse``, which raises, before every call of a step from here on; None ends that."""
+        self._hold = refuse
+        self.unsettled = self._pending is not None or refuse is not None
+
+    def settle(self) -> None:
+        """Finish a :meth:`discard` that was itself interrupted; refuse the call while steps are on hold.
+
+        Raises:
+            StepOrderError: they are.
+        """
+        self.finish()
+        if self._hold is not None:
+            self._hold()
 
     def run(
         self, slots: Sequence[Slot], call: str, method: Callable[..., T], *args: Any, refusals: Any = LossError
@@ -55,36 +72,36 @@ class Interruptions:
 
     def discard(self, slots: Sequence[Slot], call: str, error: BaseException) -> None:
         """Discard the windows of ``slots``, whose ``call`` was left by ``error``."""
-        self.pending = (slots, call, error)
+        self._pending, self.unsettled = (slots, call, error), True
         self.finish()
 
     def finish(self) -> None:
         """Finish a :meth:`discard` that was itself interrupted, if there is one."""
-        if self.pending is None:
+        if self._pending is None:
             return
-        slots, call, error = self.pending
+        slots, call, error = self._pending
         partly_updated = self._backend.training.rollback([slot.optimizer for slot in slots])
         if self._order.abandon(slots) and not (self._backend.compiler and self._backend.compiler.tracing()):
             self._backend.training.update_scale()
         if partly_updated:
             for slot in slots:
                 slot.refusal = _refusal(slot, call, error)
-        self.pending = None
+        self._pending, self.unsettled = None, self._hold is not None
         self._discarded()
 
     def check(self) -> None:
-        """Refuse a compiled call while the parameters of some optimizer may be partly updated.
+        """Refuse a compiled call while steps are on hold, or the parameters of some optimizer may be partly updated.
 
         Raises:
             StepOrderError: see :meth:`Slot.check`.
         """
-        self.finish()
+        self.settle()
         for slot in self._order.slots.values():
             slot.check()
 
     def forgive(self) -> None:
         """Let every optimizer go on: a state was loaded."""
-        self.finish()
+        self.settle()
         for slot in self._order.slots.values():
             slot.refusal = ""
 

@@ -7,6 +7,7 @@ from typing import Any
 from ..backend import Backend
 from ..errors import LossScaleExhausted, first_names
 from ..loss_scale import LossScale, ScaleState
+from .observers import add_observer
 
 POLL_INTERVAL = 24
 """Steps between two polls where reading the state would synchronize, or returns the values of the poll before:
@@ -50,6 +51,11 @@ class ScaleMonitor:
     def hooks(self, hooks: Any) -> None:
         self._hooks = hooks
         self._configure()
+
+    def add(self, observer: object) -> None:
+        """Add an observer; see ``observers.add_observer``."""
+        self.hooks = add_observer(self.hooks, observer)
+        self.expect(self._training.read_state())
 
     @property
     def wants_skip_report(self) -> bool:

@@ -33,6 +33,9 @@ class StepListener(Protocol):
     def after_steps(self, count: int = 1) -> None:
         """Note that ``count`` iterations have ended."""
 
+    def due_within(self, steps: int) -> bool:
+        """Return whether one of the next ``steps`` is to be recorded."""
+
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
 
@@ -68,10 +71,9 @@ class StepLoop:
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
         self._schedulers = SchedulerCheck(self.tracing)
-        if self.scaling:
-            self._training.on_native_steps(
-                self.monitor.after_step, self.monitor.poll, lambda: self.monitor.hooks is not None
-            )
+        self._training.on_native_steps(
+            self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
+        )
 
     # -- calls of a step -----------------------------------------------------------------------------------------
 
@@ -100,8 +102,8 @@ class StepLoop:
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
         """Unscale the gradients of a complete window, once; return its slot, or None inside a window."""
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = self.order.begin_step(optimizer, call)
         if self._accumulates and self.order.accumulating(slot):
             return None
@@ -126,8 +128,8 @@ class StepLoop:
         order, listener = self.order, self.listener
         if scheduler is not None:
             self._schedulers.check(scheduler)
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
@@ -176,8 +178,8 @@ class StepLoop:
     def _slots(self, optimizers: list[Any], call: str) -> list[Slot]:
         if not optimizers:
             raise WrongObjectError(f"amp.{call}: name the optimizer that this loss trains; the list is empty")
-        if self.interruptions.pending is not None:
-            self.interruptions.finish()
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
         return self.order.slots_of(optimizers, call)
 
     def _end_open_iteration(self) -> None:
@@ -198,6 +200,13 @@ class StepLoop:
             self.listener.after_steps(int(ends))
         if ends and self.scaling:
             self.monitor.after_step()
+
+    def _after_native_steps(self, count: int = 1, iterations: int | None = None, ahead: int = 1) -> bool:
+        if self.listener is not None:
+            self.listener.after_steps(count if iterations is None else iterations)
+        for _ in range(count if self.scaling else 0):
+            self.monitor.after_step()
+        return self.listener is not None and self.listener.due_within(ahead)
 
     def _report_discarded(self) -> None:
         if self.listener is not None and not self.tracing():

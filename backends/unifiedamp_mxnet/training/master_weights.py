@@ -108,10 +108,18 @@ class MasterWeights:
         """Return a parameter's masters, one for each context; None for a float32 parameter or another Trainer's."""
         if not is_low_precision(param) or param._data is None:
             return None
-        for index, one in enumerate(self._trainer._params):
-            if one is param:
-                return [self._state(context, index, low)[0] for context, low in enumerate(param._data)]
-        return None
+        places = (index for index, one in enumerate(self._trainer._params) if one is param)
+        index = next(places, None)
+        return None if index is None else self.at(index)
+
+    def at(self, index: int) -> Arrays | None:
+        """Return the masters of the Trainer's parameter at a place; None for a float32 parameter, or one without a
+        value.
+        """
+        param = self._trainer._params[index]
+        if not is_low_precision(param) or param._data is None:
+            return None
+        return [self._state(context, index, low)[0] for context, low in enumerate(param._data)]
 
 
 def check(trainer: Trainer, before: Mapping[int, Arrays]) -> int:

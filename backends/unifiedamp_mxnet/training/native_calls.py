@@ -30,14 +30,19 @@ def check_backward(buffers: Iterable[GradientBuffer], call: str) -> None:
         )
 
 
-def guard_steps(trainer: Trainer, buffer: GradientBuffer) -> AttributePatch:
-    """Refuse the Trainer's own calls while a scaled loss is pending; return the patch, to be undone."""
-    return patched(trainer, **{name: _guarded(getattr(trainer, name), name, buffer) for name in STEPS})
+def guard_steps(trainer: Trainer, buffer: GradientBuffer, check: Callable[[], None]) -> AttributePatch:
+    """Refuse the Trainer's own calls while a scaled loss is pending, or ``check`` raises; return the patch, to be
+    undone.
+    """
+    return patched(trainer, **{name: _guarded(getattr(trainer, name), name, buffer, check) for name in STEPS})
 
 
-def _guarded(native: Callable[..., Any], name: str, buffer: GradientBuffer) -> Callable[..., Any]:
+def _guarded(
+    native: Callable[..., Any], name: str, buffer: GradientBuffer, check: Callable[[], None]
+) -> Callable[..., Any]:
     @functools.wraps(native)
     def run(*args: object, **kwargs: object) -> Any:
+        check()
         if buffer.pending:
             raise errors.StepOrderError(
                 f"Trainer.{name}(): a loss was scaled for this Trainer by amp.scale_loss, and its gradients are the "

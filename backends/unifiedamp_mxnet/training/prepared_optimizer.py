@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
 
 from .._types import Trainer
@@ -12,6 +14,19 @@ from .multi_tensor import all_finite
 from .native_calls import check_backward, guard_steps
 from .scaler import SessionScaler, TrainerScaler, attach_scaler
 from .update import LARGEST_RESCALED, WeightUpdate
+
+
+class Follower(Protocol):
+    """What is called around each applied step of a Trainer."""
+
+    def check(self) -> None:
+        """Refuse a step, or the Trainer's own, where that must not be now."""
+
+    def begin(self) -> None:
+        """Note that parameters are about to be updated."""
+
+    def end(self) -> None:
+        """Note that they were."""
 
 
 class PreparedOptimizer:
@@ -28,6 +43,7 @@ class PreparedOptimizer:
         buffer: the gradients since the last step.
         overwriting: turns off ``grad_req="add"``.
         report: where the last non-finite step came from.
+        followers: called around its applied steps.
     """
 
     def __init__(
@@ -43,7 +59,8 @@ class PreparedOptimizer:
         self.overwriting.apply()
         self.buffer = GradientBuffer(trainer, names, masters is not None, rescales)
         self._update = WeightUpdate(trainer, masters)
-        self._patches = [guard_steps(trainer, self.buffer)]
+        self.followers: list[Follower] = []
+        self._patches = [guard_steps(trainer, self.buffer, self._check_followers)]
         self.report = NonFiniteReport()
         self._scaler = scaler
         if scaler.enabled:
@@ -102,7 +119,16 @@ class PreparedOptimizer:
         buffer, scale = self.buffer, self._scaler.state.scale
         if scale > LARGEST_RESCALED and not buffer.unscaled:
             buffer.divide(contexts, scale)
+        self._check_followers()
+        for follower in self.followers:
+            follower.begin()
         self._update.apply(contexts, 1.0 if buffer.unscaled else scale)
+        for follower in self.followers:
+            follower.end()
+
+    def _check_followers(self) -> None:
+        for follower in self.followers:
+            follower.check()
 
     def rollback(self) -> bool:
         """Drop the window of an interrupted call; return whether the update had begun and was not done."""

@@ -35,6 +35,7 @@ class PreparedOptimizers:
         self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
         self._prepared: dict[int, PreparedOptimizer] = {}
         self._undo: list[Undo] = []
+        self._on_new: list[Callable[[PreparedOptimizer], None]] = []
 
     def __getitem__(self, trainer: Trainer) -> PreparedOptimizer:
         return self._prepared[id(trainer)]
@@ -55,8 +56,15 @@ class PreparedOptimizers:
         if id(trainer) not in self._prepared:
             masters = MasterWeights(trainer, self._originals) if self._master_weights else None
             create_states(trainer)
-            self._prepared[id(trainer)] = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales)
+            prepared = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales)
+            self._prepared[id(trainer)] = prepared
             self._undo += self._fuse(trainer)
+            for call in self._on_new:
+                call(prepared)
+
+    def on_new(self, call: Callable[[PreparedOptimizer], None]) -> None:
+        """Call ``call`` with each Trainer that is prepared from here on."""
+        self._on_new.append(call)
 
     def overwrite_gradients(self) -> None:
         """Turn off ``grad_req="add"`` wherever the user has set it since."""

@@ -187,10 +187,12 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, which layers train, what is recorded, the region around it."""
+        """Return what picks a trace: the order of calls, which layers train, averages, what is recorded, the region."""
         recorder = self._context.recorder.current
         recorded = recorder is not None and recorder.key
-        return self._state(), self._context.prepared.trainability.key(), recorded, thread.compute, thread.training
+        prepared = self._context.prepared
+        followed = tuple([each.followers for each in prepared.optimizers])
+        return self._state(), prepared.trainability.key(), followed, recorded, thread.compute, thread.training
 
     def _end(self) -> int:
         state = self._state()

@@ -62,6 +62,9 @@ class Replicas(Protocol):
     def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
         """Inside :meth:`once`: apply, on each replica, the (gradient, variable) pairs that it has."""
 
+    def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Inside :meth:`once`: call ``change``, on each replica, with its copy of a variable and of ``args``."""
+
 
 class SingleReplica:
     """One device: everything happens where it is called."""
@@ -116,6 +119,10 @@ class SingleReplica:
         found = pairs()
         if found:
             optimizer.apply_gradients(found)
+
+    def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Call it."""
+        change(variable, *args)
 
 
 class MirroredReplicas:
@@ -183,3 +190,7 @@ class MirroredReplicas:
         """Apply on each replica, without summing the gradients a second time."""
         with patches.gradients_summed_already(optimizer) as options:
             self.strategy.extended.call_for_each_replica(lambda: optimizer.apply_gradients(pairs(), **options))
+
+    def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Update each copy where it is."""
+        self.strategy.extended.update(variable, change, args)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from unifiedamp.backend import Recorder, errors, recording
 
 from .._types import Optimizer
+from ..device.numerics import multiplied
 from ..distributed.distributed import TensorFlowDistributed
 from ..models.epsilons import epsilons
 from ..training.prepared_objects import PreparedObjects
+from ..training.prepared_optimizer import PreparedOptimizer
 from ..training.scaler import DeviceScaler
 from .step_recorder import StepRecorder
 
@@ -50,6 +52,16 @@ class TensorFlowRecorder(Recorder):
         scale = None if self._scaler is None else self._scaler.scale.read_value()
         self.current.gradients(buffer.collect("record"), scale, buffer.loss)
         return list(buffer.present)
+
+    def note_fit(self, prepared: PreparedOptimizer, scaled: bool) -> None:
+        """Note the gradients of a step of ``fit``; ``scaled``: they are multiplied by the scale."""
+        if self.current is None or not self.current.here():
+            return
+        buffer, present = prepared.buffer(), prepared.buffer().present
+        scale = None if self._scaler is None else self._scaler.scale.read_value()
+        if scale is not None and not scaled:
+            present = {name: multiplied(gradient, scale) for name, gradient in present.items()}
+        self.current.gradients(present, scale, buffer.loss)
 
     def end(self) -> recording.RecordedStep:
         current, self.current = self.current, None

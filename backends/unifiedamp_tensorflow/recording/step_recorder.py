@@ -85,10 +85,12 @@ class StepRecorder:
 
     Attributes:
         key: traces of a compiled step with the same key record the same.
+        fitting: a step of ``fit`` runs, which has no autocast region.
     """
 
     def __init__(self, models: Sequence[Model], activations: bool) -> None:
         self.key = "activations" if activations else "gradients"
+        self.fitting = False
         self._record = TraceRecord(None)
         self._taken: list[tuple[TraceRecord, Mapping[str, Tensor]]] = []
         self._layers: list[tuple[Layer, type]] = []
@@ -138,7 +140,7 @@ class StepRecorder:
     def activation(self, layer: str, kind: str, place: str, value: object) -> None:
         """Record what went into a layer or came out of it."""
         record = self._record
-        if thread.training is not True or current_home() is not record.home:
+        if not (self.fitting or thread.training) or current_home() is not record.home:
             return  # inference; or inside a loop, a branch or a function, which keeps its tensors to itself
         for tensor in _floats(value):
             known = record.known.get(id(tensor))
@@ -151,6 +153,10 @@ class StepRecorder:
             else:
                 which = known[1]
             record.activations.append(LayerRecord(layer, kind, place, tensor.dtype.name, which))
+
+    def here(self) -> bool:
+        """Whether what is computed now can be recorded: eager, or in the trace that is being recorded."""
+        return current_home() is self._record.home
 
     def gradients(self, gradients: Mapping[str, Gradient], scale: Tensor | None, loss: Tensor | None) -> None:
         """Count gradients; ``scale`` is what they were multiplied by (None: nothing)."""

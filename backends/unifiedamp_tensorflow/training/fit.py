@@ -8,8 +8,8 @@ and that function is followed here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
@@ -18,13 +18,25 @@ from unifiedamp.backend import errors
 from .. import patches
 from .._types import Model
 from ..distributed.replicas import Replicas
-from ..internals import steps_per_execution
+from ..internals import epoch_logs_method, steps_per_execution
+from .fit_run import FitRun
 from .native_steps import NativeSteps
 from .optimizers import SCALES_LOSS
-from .prepared_optimizer import PreparedOptimizer
+from .prepared_objects import PreparedObjects
+from .scaler import DeviceScaler
 
 MAKER, FIT = "make_train_function", "fit"
 ENDS_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
+
+
+class RecordsSteps(Protocol):
+    """Records single steps of ``fit``."""
+
+    def armed(self) -> bool:
+        """Whether the next step is to be recorded."""
+
+    def single_steps(self, model: Model, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a train function of one step per call, recorded while :meth:`armed`."""
 
 
 class Fitting:
@@ -32,51 +44,130 @@ class Fitting:
 
     Args:
         native_steps: reports the steps to core.
-        optimizers: the session's prepared optimizers, a list that grows.
+        prepared: the session's models and optimizers.
+        scaler: its loss scale; None without one.
+        recorder: records steps.
     """
 
-    def __init__(self, native_steps: NativeSteps, optimizers: Sequence[PreparedOptimizer]) -> None:
-        self._native_steps, self._optimizers = native_steps, optimizers
+    def __init__(
+        self, native_steps: NativeSteps, prepared: PreparedObjects, scaler: DeviceScaler | None, recorder: RecordsSteps
+    ) -> None:
+        self._native_steps, self._prepared, self._scaler, self._recorder = native_steps, prepared, scaler, recorder
+        self._runs: dict[int, list[FitRun]] = {}
+        self._due = False
 
     def attach(self, model: Model, replicas: Replicas) -> Callable[[], None]:
         """Follow a model from here on; return the function that undoes it."""
         if not hasattr(model, MAKER):
             return lambda: None
-        make = getattr(model, MAKER)
-        methods: dict[str, Callable[..., Any]] = {
-            MAKER: functools.wraps(make)(functools.partial(self._make, model, make))
-        }
+        methods: dict[str, Callable[..., Any]] = {MAKER: self._make, FIT: self._fit}
         if SCALES_LOSS and replicas.over_workers():
             methods[FIT] = _refuse_workers
-        return patches.override_training(model, **methods)
+        epoch_logs = epoch_logs_method(model)
+        if epoch_logs is not None:
+            methods[epoch_logs] = self._epoch_logs
+        bound = {name: _bound(method, model, name) for name, method in methods.items()}
+        return patches.override_training(model, **bound)
+
+    def stop(self) -> None:
+        """Report nothing from here on."""
+        self._native_steps.stop()
+
+    def run_of(self, model: Model) -> FitRun | None:
+        """Return the call of the model's ``fit`` that is running; None for none."""
+        runs = self._runs.get(id(model))
+        return runs[-1] if runs else None
+
+    # -- the methods of a model ----------------------------------------------------------------------------------
+
+    def _fit(self, model: Model, fit: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        run, runs = FitRun(self._scaler), self._runs.setdefault(id(model), [])
+        runs.append(run)
+        try:
+            history = fit(*args, **options)
+        except BaseException as error:
+            run.end(error)
+            raise
+        else:
+            run.end(None)
+            return history
+        finally:
+            runs.remove(run)
+
+    def _epoch_logs(self, model: Model, make: Callable[..., Any], logs: Any) -> Any:
+        run = self.run_of(model)
+        return make(logs) if run is None else run.epoch_logs(make, logs)
 
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
         function: Any = make(force) or model.train_function
         if getattr(function, "followed_by", None) is not self:
-            model.train_function = function = self._followed(model, function)
+            model.train_function = function = self._followed(model, make, function)
         return function
 
-    def _followed(self, model: Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _followed(self, model: Model, make: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+        single_steps = functools.cache(lambda: self._recorder.single_steps(model, make))
+
         @functools.wraps(function)
         def follow(*args: object) -> Any:
-            for prepared in self._optimizers:
-                prepared.check_no_window("model.fit")
-            try:
-                with self._native_steps.following():
-                    logs = function(*args)
-            except ENDS_OF_DATA:
-                raise
-            except BaseException:
-                for prepared in self._optimizers:
-                    prepared.restart_fit()
-                raise
-            for _ in range(steps_per_execution(model)):
-                self._native_steps.after_step()
-            return logs
+            for prepared in self._prepared.optimizers:
+                prepared.check_fit("model.fit")
+            if self._due or self._recorder.armed():
+                logs = self._one_by_one(model, single_steps(), *args)
+            else:
+                logs = self._called(function, *args)
+                steps = steps_per_execution(model)
+                self._count(model, steps, ahead=steps)
+            run = self.run_of(model)
+            return logs if run is None else run.with_numbers(logs)
 
         follow.followed_by = self  # type: ignore[attr-defined]  # read back by _make
         return follow
+
+    def _one_by_one(self, model: Model, step: Callable[..., Any], *args: object) -> Any:
+        """Run the steps of one call as one call each, so that some of them can be recorded; return the last's logs."""
+        logs, steps = None, steps_per_execution(model)
+        for number in range(steps):
+            try:
+                logs = self._called(step, *args)
+            except ENDS_OF_DATA:
+                if not number:
+                    raise
+                break
+            self._count(model, 1, ahead=steps)
+        return logs
+
+    def _called(self, function: Callable[..., Any], *args: object) -> Any:
+        try:
+            with self._native_steps.following():
+                return function(*args)
+        except ENDS_OF_DATA:
+            raise
+        except BaseException:
+            for prepared in self._prepared.optimizers:
+                prepared.restart_fit()
+            raise
+
+    def _count(self, model: Model, steps: int, ahead: int) -> None:
+        """Report steps that have run; of micro-batches, also how many windows ended with them.
+
+        Args:
+            model: whose steps.
+            steps: how many.
+            ahead: how many the next call will run.
+        """
+        windows = [each.fit_window for each in self._prepared.optimizers if each.outer is model.optimizer]
+        window = windows[0] if windows else None
+        ended = steps if window is None else window.count(steps)
+        self._due = bool(self._native_steps.after_step(steps, ended, ahead))
+
+
+def _bound(method: Callable[..., Any], model: Model, name: str) -> Callable[..., Any]:
+    """Return what takes the place of a model's method, which it gets to call."""
+    native = getattr(model, name)
+    return functools.wraps(native)(functools.partial(method, model, native))
 
 
 def _refuse_workers(*_args: object, **_options: object) -> NoReturn:

@@ -21,7 +21,7 @@ class NativeSteps:
     no such call, and replicas share their branch with a ``merge_call``: there nothing is reported.
 
     Attributes:
-        after_step: core's: counts a step, and polls the scale when it is due.
+        after_step: core's: counts steps, and polls the scale when it is due.
         poll: core's: polls the scale now.
         observed: core's: whether the scale has observers.
         followed: how many calls, nested, report their steps from outside now.
@@ -31,13 +31,13 @@ class NativeSteps:
         self.followed = 0
         self.stop()
 
-    def start(self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
+    def start(self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
         """Report to core from here on."""
         self.after_step, self.poll, self.observed = after_step, poll, observed
 
     def stop(self) -> None:
         """Report nothing from here on, also from earlier traces."""
-        self.start(lambda: None, lambda: None, lambda: False)
+        self.start(lambda *_: False, lambda: None, lambda: False)
 
     @contextmanager
     def following(self) -> Iterator[None]:

@@ -66,6 +66,12 @@ class OfThisStep:
         return value if home is current_home() else None
 
 
+def scaler_of(outer: Any) -> DeviceScaler:
+    """Return the loss scale that a prepared optimizer was made with."""
+    scaler: DeviceScaler = outer._amp_scaler
+    return scaler
+
+
 def end_steps_by(outer: Any, prepared: PreparedOptimizer, steps: Steps) -> None:
     """Make a prepared optimizer's calls end its steps by ``steps``."""
     outer._amp_end = functools.partial(steps.end_keras, prepared)
@@ -103,6 +109,12 @@ class _ScalingLoss(NativeBase):
         self.dynamic_scale.assign(state.scale)
         self.step_counter.assign(state.good_steps)
         super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what Keras's own LossScaleOptimizer saved too; its scale becomes the session's."""
+        super().load_own_variables(store)
+        if len(store.keys()) == len(self.variables):
+            self._amp_scaler.continue_from(float(self.dynamic_scale.numpy()), int(self.step_counter.numpy()))
 
 
 class _UnscalingGradients(NativeBase):

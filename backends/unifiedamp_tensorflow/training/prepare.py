@@ -15,11 +15,10 @@ from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
 from ..precision import recomputation
 from ..precision.modes import Mode
-from . import optimizers, prepare_checks
+from . import optimizers, prepare_checks, saved_state
 from .fit import Fitting
 from .fit_window import FitWindow
 from .master_weights import MasterWeights
-from .native_steps import NativeSteps
 from .prepared_objects import PreparedObjects
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
@@ -37,17 +36,16 @@ class Preparation:
         distributed: learns where the models train.
         scaler: the session's loss scale; None without one.
         steps: ends the steps of prepared optimizers.
-        native_steps: reports the steps of ``fit``.
+        fitting: follows the models' ``fit``.
         prepared: gets the objects.
     """
 
     def __init__(
         self, spec: SessionSpec, mode: Mode, tuner: TensorFlowTuner, distributed: TensorFlowDistributed,
-        scaler: DeviceScaler | None, steps: Steps, native_steps: NativeSteps, prepared: PreparedObjects,
+        scaler: DeviceScaler | None, steps: Steps, fitting: Fitting, prepared: PreparedObjects,
     ) -> None:  # fmt: skip
         self._spec, self._mode, self._tuner, self._distributed = spec, mode, tuner, distributed
-        self._scaler, self._steps, self._native_steps, self._prepared = scaler, steps, native_steps, prepared
-        self._fitting = Fitting(native_steps, prepared.optimizers)
+        self._scaler, self._steps, self._fitting, self._prepared = scaler, steps, fitting, prepared
         self._undo: list[Callable[[], None]] = []
 
     def prepare(
@@ -101,6 +99,7 @@ class Preparation:
         prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
         if outer is not optimizer:
             optimizers.end_steps_by(outer, prepared, self._steps)
+            saved_state.attach(outer, optimizers.scaler_of(outer), window if prepared.replicas.count == 1 else None)
         return prepared
 
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
@@ -121,7 +120,7 @@ class Preparation:
         for prepared in self._prepared.optimizers:
             if prepared.outer is not prepared.inner:
                 optimizers.release(prepared.outer)
-        self._native_steps.stop()
+        self._fitting.stop()
 
 
 def _keras_would_scale(spec: SessionSpec) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .._types import Model, Optimizer, Variable
 from ..distributed.distributed import TensorFlowDistributed
+from .ema import TensorFlowAveraging
 from .gradient_buffer import GradientBuffer
 from .prepared_optimizer import PreparedOptimizer
 from .trainability import Trainability
@@ -21,6 +22,7 @@ class PreparedObjects:
         models: in order.
         optimizers: in order.
         trainability: which parameters train now.
+        averaging: the averages of the models' weights.
     """
 
     def __init__(self, distributed: TensorFlowDistributed) -> None:
@@ -29,6 +31,7 @@ class PreparedObjects:
         self.optimizers: list[PreparedOptimizer] = []
         self._by_id: dict[int, PreparedOptimizer] = {}
         self.trainability = Trainability(self.owned)
+        self.averaging = TensorFlowAveraging(self.optimizers, self.models)
 
     def owned(self) -> Iterator[int]:
         """Yield the ids of the variables that the optimizers train."""
@@ -40,6 +43,7 @@ class PreparedObjects:
         prepared.number = len(self.optimizers)
         self.optimizers.append(prepared)
         self._by_id[id(prepared.outer)] = prepared
+        self.averaging.join(prepared)
 
     def add_models(self, models: Sequence[Model]) -> list[Model]:
         """Add models; return those that were not added before."""

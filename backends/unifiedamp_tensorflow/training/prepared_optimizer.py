@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
 from unifiedamp.backend import errors
 
+from .. import patches
 from .._types import Optimizer, Tensor
 from ..distributed.replicas import Replicas
 from .fit_window import FitWindow
@@ -16,6 +19,26 @@ from .gradient_buffer import GradientBuffer, Snapshot
 from .interruption import UpdateProgress
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
+
+APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
+"""The method of a Keras optimizer that all its updates go through (Keras 3, Keras 2)."""
+
+
+class Follower(Protocol):
+    """What is called around each applied step of an optimizer, in traces too."""
+
+    def check(self) -> None:
+        """Refuse a step that must not be now."""
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Return a context around the step, which may refuse it."""
+
+    def begin(self) -> None:
+        """Note that parameters are about to be updated; once for all replicas."""
+
+    def end(self) -> None:
+        """Note that they were."""
+
 
 Snapshots: TypeAlias = "tuple[tuple[int, Snapshot], ...]"
 
@@ -33,6 +56,7 @@ class PreparedOptimizer:
     Attributes:
         inner: the optimizer that is applied.
         number: its place among the session's.
+        followers: called around its applied steps.
         steps_before: the steps that it had applied before the session counted.
     """
 
@@ -43,6 +67,9 @@ class PreparedOptimizer:
         self.outer, self.inner, self.params = outer, params.optimizer, params
         self.replicas, self.fit_window = replicas, fit_window
         self._scaler, self.number = scaler, 0
+        self.followers: tuple[Follower, ...] = ()
+        self._applying = False
+        self._unfollow: Callable[[], None] = lambda: None
         self._nonfinite = tf.Variable(
             [False] * len(params.names), trainable=False, name="unifiedamp/not_finite",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -65,10 +92,68 @@ class PreparedOptimizer:
 
     def apply(self) -> None:
         """Make the optimizer apply the gradients that are present."""
-        with self._progress:
-            self.replicas.apply(self.inner, lambda: self.buffer().pairs())
+        with self._guarded(), self._progress:
+            self._begin_followers()
+            self._apply()
             if self.params.masters is not None:
                 self.params.masters.master_params_to_model_params(self.buffer().present)
+            self._end_followers()
+
+    def _begin_followers(self) -> None:
+        for follower in self.followers:
+            follower.begin()
+
+    def _end_followers(self) -> None:
+        for follower in self.followers:
+            follower.end()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for follower in self.followers:
+                stack.enter_context(follower.guard())
+            yield
+
+    def _apply(self) -> None:
+        try:
+            self._applying = True
+            self.replicas.apply(self.inner, lambda: self.buffer().pairs())
+        finally:
+            self._applying = False
+
+    # -- followers -----------------------------------------------------------------------------------------------
+
+    def follow(self, follower: Follower) -> Callable[[], None]:
+        """Call ``follower`` around every applied step from here on; return what ends that.
+
+        Keras's own loops call the optimizer itself where a step does nothing else: there its method is replaced.
+        """
+        if not self.followers:
+            self._unfollow = patches.override(self.inner, **self._following())
+        self.followers = (*self.followers, follower)
+        return functools.partial(self._end_following, follower)
+
+    def _end_following(self, follower: Follower) -> None:
+        self.followers = tuple([each for each in self.followers if each is not follower])
+        if not self.followers:
+            self._unfollow()
+
+    def _following(self) -> dict[str, Callable[..., Any]]:
+        if self.outer is not self.inner:
+            return {}
+        native = getattr(self.inner, APPLY)
+
+        @functools.wraps(native)
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            if self._applying or not self.followers:
+                return native(*args, **kwargs)
+            with self._guarded():
+                self.replicas.once(self._begin_followers)
+                result = native(*args, **kwargs)
+                self.replicas.once(self._end_followers)
+            return result
+
+        return {APPLY: apply}
 
     def clear(self) -> None:
         """Drop the windows of all replicas, and that of ``fit``."""
@@ -82,12 +167,14 @@ class PreparedOptimizer:
         if self.fit_window is not None:
             self.fit_window.restart()
 
-    def check_no_window(self, call: str) -> None:
-        """Refuse ``fit`` while a loop's window is open, whose accumulators it would use.
+    def check_fit(self, call: str) -> None:
+        """Refuse ``fit`` where a follower does, and while a loop's window is open, whose accumulators it would use.
 
         Raises:
             StepOrderError: one is.
         """
+        for follower in self.followers:
+            follower.check()
         if self.fit_window is not None and not all(buffer.empty() for buffer in self._buffers.values()):
             raise errors.StepOrderError(
                 f"{call}: an accumulation window of a loop is open for this {type(self.inner).__name__}; end it by its "

@@ -76,6 +76,22 @@ class DeviceScaler:
         self.skipped.assign(state.skipped_steps)
         self.pending.assign(PENDING_NONE)
 
+    def saved_variables(self) -> dict[str, Variable]:
+        """Return name → variable of what a checkpoint needs."""
+        return {"scale": self.scale, "run": self.run, "applied_steps": self.applied, "skipped_steps": self.skipped}
+
+    def continue_from(self, scale: float, good_steps: int) -> None:
+        """Take over the scale of Keras's own optimizer, within the bounds of this session's settings."""
+        self.scale.assign(scale)
+        self.run.assign(good_steps)
+        self.clamp()
+
+    def clamp(self) -> None:
+        """Bring a scale and a count that were loaded into the bounds of this session's settings."""
+        low, high = map(float32, self.settings.scale_bounds)
+        self.scale.assign(min(max(float(self.scale.numpy()), low), high))
+        self.run.assign(min(int(self.run.numpy()), self.settings.growth_interval - 1))
+
     def unscale(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale."""
         inverse = tf.math.reciprocal(self.scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -16,16 +17,24 @@ from .prepared_optimizer import PreparedOptimizer
 from .scaler import UNKNOWN, DeviceScaler
 
 
+class GradientListener(Protocol):
+    """What records the gradients of ``model.fit``."""
+
+    def note_fit(self, prepared: PreparedOptimizer, scaled: bool) -> None:
+        """Read the complete gradients of a step, or of a micro-batch and those before it."""
+
+
 class Steps:
     """Ends the windows of one session.
 
     Args:
         scaler: the session's, None without loss scaling.
         native_steps: reports steps that core does not see.
+        listener: gets the gradients of ``model.fit`` while steps are recorded.
     """
 
-    def __init__(self, scaler: DeviceScaler | None, native_steps: NativeSteps) -> None:
-        self._scaler, self._native_steps = scaler, native_steps
+    def __init__(self, scaler: DeviceScaler | None, native_steps: NativeSteps, listener: GradientListener) -> None:
+        self._scaler, self._native_steps, self._listener = scaler, native_steps, listener
 
     def end(self, prepared: PreparedOptimizer, *, update: bool, alone: bool) -> StepResult:
         """Apply or skip the gradients of a window that holds some.
@@ -67,10 +76,11 @@ class Steps:
             if not buffer.present:
                 return
             if prepared.fit_window is None:
+                self._listener.note_fit(prepared, scaled)
                 end()
             else:
                 self._check_followed(prepared)
-                prepared.fit_window.add(buffer.present, end)
+                prepared.fit_window.add(buffer.present, end, lambda: self._listener.note_fit(prepared, scaled))
         finally:
             buffer.forget()
 

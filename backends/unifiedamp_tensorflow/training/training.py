@@ -156,7 +156,7 @@ class TensorFlowTraining(Training):
         return NonFiniteReport(names, None if finite == UNKNOWN else bool(finite))
 
     def on_native_steps(
-        self, after_step: Callable[[], None], poll: Callable[[], None], observed: Callable[[], bool]
+        self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]
     ) -> None:
         self._native_steps.start(after_step, poll, observed)
 

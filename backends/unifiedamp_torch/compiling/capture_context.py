@@ -53,7 +53,7 @@ class CaptureContext:
 
     def fixed(self) -> Hashable:
         """Return everything that a capture fixes now."""
-        return fixed_by_capture(self.steps.prepared), self.steps.reports.keep
+        return fixed_by_capture(self.steps.prepared), self.steps.reports.keep, self.steps.averages.version
 
     @contextlib.contextmanager
     def capturable(self, updates: Updates | None) -> Iterator[None]:

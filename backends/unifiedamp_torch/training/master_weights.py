@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,13 @@ from .gradients import parameters
 
 Optimizer = torch.optim.Optimizer
 LOW = (torch.float16, torch.bfloat16)
+
+
+class Kept(NamedTuple):
+    """Copies of a model's parameter and of its master; None without a master."""
+
+    model_param: torch.Tensor
+    master: torch.Tensor | None
 
 
 @dataclass
@@ -203,6 +210,23 @@ class MasterWeights:
         pair = self._pairs.get(id(param))
         if pair is not None:
             pair.master.copy_(values)
+            pair.version = param._version
+
+    @torch.no_grad()
+    def keep(self, param: torch.Tensor) -> Kept:
+        """Return copies of a parameter and of its master, where it has one."""
+        pair = self._pairs.get(id(param))
+        if pair is not None:
+            pair.sync_master()
+        return Kept(param.detach().clone(), None if pair is None else pair.master.detach().clone())
+
+    @torch.no_grad()
+    def restore(self, param: torch.Tensor, kept: Kept) -> None:
+        """Set a parameter and its master to what :meth:`keep` returned."""
+        param.copy_(kept.model_param)
+        pair = self._pairs.get(id(param))
+        if pair is not None:
+            pair.master.copy_(kept.model_param if kept.master is None else kept.master)
             pair.version = param._version
 
 

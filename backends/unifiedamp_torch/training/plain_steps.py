@@ -5,6 +5,7 @@ from __future__ import annotations
 from unifiedamp.backend import ScaleState, StepResult, result
 
 from . import gradients
+from .ema import MovingAverages
 from .native_calls import run_step
 from .steps import Optimizer, Steps, check_capturable, versions
 
@@ -14,8 +15,8 @@ class PlainSteps(Steps):
 
     _APPLIED = StepResult.of(True, False, result.APPLIED, 1.0, 1.0)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, averages: MovingAverages) -> None:
+        super().__init__(averages)
         self._state = ScaleState()
         self._applied = 0
 
@@ -25,6 +26,7 @@ class PlainSteps(Steps):
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
         if not gradients.has_gradients(optimizer):
             return None
+        self._begin_averages(optimizer)
         compiled = None if self.updates is None else self._compiled(self.updates, optimizer)
         if compiled is not None:
             self._update(optimizer, None, compiled, None)
@@ -34,6 +36,7 @@ class PlainSteps(Steps):
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
             self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._stepped.add(id(optimizer))
+        self._move_averages(optimizer, None)
         if not self.keeps_gradients:
             gradients.zero_grad(optimizer)
         self._applied += 1

@@ -11,6 +11,7 @@ from unifiedamp.backend import ScaleState, StepResult
 
 from . import gradients
 from .compiled_update import Updates
+from .ema import MovingAverages
 from .native_calls import run_step
 from .nonfinite import SkipReports
 from .scale_state import DeviceScale
@@ -25,6 +26,7 @@ class ScaledSteps(Steps):
     Args:
         scaler: the scaler.
         reads_without_sync: reading ``found_inf`` waits for nothing.
+        averages: the session's.
         reports: inspects each step that may have been skipped, before its gradients are dropped.
 
     Attributes:
@@ -32,8 +34,10 @@ class ScaledSteps(Steps):
             gradients of others.
     """
 
-    def __init__(self, scaler: Scaler, reads_without_sync: bool, reports: SkipReports) -> None:
-        super().__init__()
+    def __init__(
+        self, scaler: Scaler, reads_without_sync: bool, reports: SkipReports, averages: MovingAverages
+    ) -> None:
+        super().__init__(averages)
         self.scaler = scaler
         self._state = scaler.state
         self._reads_without_sync = reads_without_sync
@@ -47,7 +51,9 @@ class ScaledSteps(Steps):
         found = self.scaler.check(optimizer)
         before = self._state.mark()
         if found is not None:
+            self._begin_averages(optimizer)
             self._apply(optimizer, found.inf)
+            self._move_averages(optimizer, found)
             self._state.count(found)
             if not self.keeps_gradients:
                 gradients.zero_grad(optimizer)

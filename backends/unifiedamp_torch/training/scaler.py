@@ -14,6 +14,7 @@ from unifiedamp.backend import LossScale, float32
 
 from ..distributed.distributed import world_size
 from . import gradients
+from .ema import MovingAverages
 from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
 
@@ -42,18 +43,20 @@ class Scaler(torch.amp.GradScaler):
         device: where the scale lives.
         settings: the loss scale in force.
         on_host: keep the state in plain numbers (reading the device waits for nothing).
+        averages: the session's, which steps of torch's own form move too.
 
     Attributes:
         scale_tensor: the scale, a float32 scalar on the device.
         state: the scale and its counters.
     """
 
-    def __init__(self, device: torch.device, settings: LossScale, on_host: bool) -> None:
+    def __init__(self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
         self._backoff_factor = settings.backoff_factor
         self._growth_interval = settings.growth_interval
         self._lazy_init_scale_growth_tracker(device)
+        self._averages = averages
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         assert self._scale is not None
         assert self._growth_tracker is not None
@@ -102,11 +105,17 @@ class Scaler(torch.amp.GradScaler):
         found = self.check(optimizer)
         if found is None:
             raise RuntimeError(f"step(): no parameter of this {type(optimizer).__name__} has a gradient.")
+        self._averages.begin(optimizer, False)
         record["stage"] = OptState.STEPPED
         self.state.count(found)
+        outcome = self._run(optimizer, found.inf, *args, **kwargs)
+        self._averages.end(optimizer, found)
+        return outcome
+
+    def _run(self, optimizer: torch.optim.Optimizer, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._skips_in_kernel(optimizer):
-            return step_in_kernel(optimizer, found.inf, *args, **kwargs)
-        return None if found.inf.item() else run_step(optimizer, *args, **kwargs)
+            return step_in_kernel(optimizer, found, *args, **kwargs)
+        return None if found.item() else run_step(optimizer, *args, **kwargs)
 
     def _skips_in_kernel(self, optimizer: Any) -> bool:
         # A first step skipped in the kernel would leave fused SGD's momentum buffers unwritten.

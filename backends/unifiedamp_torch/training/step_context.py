@@ -8,6 +8,7 @@ import torch
 
 from unifiedamp.backend import SessionSpec
 
+from .ema import MovingAverages
 from .native_calls import NativeCalls
 from .nonfinite import LastLoss, SkipReports
 from .plain_steps import PlainSteps
@@ -28,6 +29,7 @@ class StepContext:
         flags: what holds for the thread where a call begins.
         loss: the last unscaled loss.
         reports: on skipped steps.
+        averages: of weights.
         steps: the optimizer steps.
         scaler: the loss scaler; None without loss scaling.
     """
@@ -37,6 +39,7 @@ class StepContext:
     flags: ThreadFlags
     loss: LastLoss
     reports: SkipReports
+    averages: MovingAverages
     steps: Steps
     scaler: Scaler | None
 
@@ -47,6 +50,7 @@ class StepContext:
         prepared, loss = PreparedObjects(), LastLoss(wanted=scaling.enabled)
         native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
-        scaler = Scaler(device, scaling, reads_without_sync) if scaling.enabled else None
-        steps = PlainSteps() if scaler is None else ScaledSteps(scaler, reads_without_sync, reports)
-        return cls(prepared, native, ThreadFlags(device.type), loss, reports, steps, scaler)
+        averages = MovingAverages(prepared, device, reads_without_sync)
+        scaler = Scaler(device, scaling, reads_without_sync, averages) if scaling.enabled else None
+        steps = PlainSteps(averages) if scaler is None else ScaledSteps(scaler, reads_without_sync, reports, averages)
+        return cls(prepared, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)

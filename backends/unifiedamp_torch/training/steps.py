@@ -12,6 +12,8 @@ from unifiedamp.backend import ScaleState, StepResult, errors
 
 from . import gradients
 from .compiled_update import CompiledUpdate, Updates
+from .ema import AverageDeferred, MovingAverages
+from .scale_state import Found
 
 Optimizer = torch.optim.Optimizer
 
@@ -68,9 +70,13 @@ class Steps(ABC):
         capturing: steps are being captured and not executed.
         updates: the compiled updates in use.
         keeps_gradients: gradients stay after a step, for a loop of another owner to zero.
+
+    Args:
+        averages: the session's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, averages: MovingAverages) -> None:
+        self._averages = averages
         self.capturing = self.keeps_gradients = False
         self.updates: Updates | None = None
         self._stepped: set[int] = set()
@@ -112,6 +118,19 @@ class Steps(ABC):
         self._running = RunningUpdate(optimizer, before)
         run(*args)
         self._running = None
+
+    def _begin_averages(self, optimizer: Optimizer) -> None:
+        """Before a step; see ``MovingAverages``."""
+        if self._averages.in_use:
+            try:
+                self._averages.begin(optimizer, self.capturing)
+            except AverageDeferred:
+                raise CaptureDeferred from None
+
+    def _move_averages(self, optimizer: Optimizer, found: Found | None) -> None:
+        """After a step."""
+        if self._averages.in_use:
+            self._averages.end(optimizer, found)
 
     # -- interruptions -------------------------------------------------------------------------------------------
 

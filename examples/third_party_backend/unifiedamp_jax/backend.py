@@ -9,6 +9,7 @@ from unifiedamp.backend import Backend, Capabilities, Distributed, PlanRow, Sess
 from . import autocast, capabilities, scaler
 from .compiler import JaxCompiler
 from .device import JaxDevice
+from .ema import Averages, JaxAveraging
 from .explain import explain
 from .precision import JaxPrecision
 from .session import JaxSession
@@ -36,7 +37,9 @@ class JaxBackend(Backend):
         self._session = JaxSession(scaler.Carry(scaler.to_arrays(spec.loss_scale.initial_state())))
         self.device = device = JaxDevice(self._device, spec.device is not None)
         self.precision = JaxPrecision(spec.policy, self._device)
-        self.training = JaxTraining(spec, self._session)
+        averages = Averages()
+        self.training = JaxTraining(spec, self._session, averages)
+        self.averaging = JaxAveraging(self._session, averages)
         self.compiler = JaxCompiler(self._session, device)
         self.distributed = JaxDistributed()
 

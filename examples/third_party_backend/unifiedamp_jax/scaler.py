@@ -15,7 +15,21 @@ from unifiedamp.backend import LossScale, ScaleState
 Grads = dict[str, jax.Array]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "counts"], meta_fields=[])
+@dataclass
+class Averaged:
+    """An average of a model's weights.
+
+    Attributes:
+        values: name → float32 array.
+        counts: place of an optimizer → how many of its steps moved it.
+    """
+
+    values: dict[str, jax.Array]
+    counts: dict[int, jax.Array]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found", "averages"], meta_fields=[])
 @dataclass
 class Carry:
     """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
@@ -24,11 +38,13 @@ class Carry:
         numbers: the fields of ``ScaleState``, as arrays.
         buffers: one per optimizer.
         found: whether a step since the last update of the scale was not finite; None when there was no step.
+        averages: key of an average → its arrays.
     """
 
     numbers: dict[str, jax.Array]
     buffers: list[GradientBuffer] = field(default_factory=list)
     found: jax.Array | None = None
+    averages: dict[int, Averaged] = field(default_factory=dict)
 
 
 @partial(

@@ -25,6 +25,7 @@ from unifiedamp.backend import (
 
 from . import autocast, gradients, scaler
 from .capabilities import NO_CONTEXT_FORM
+from .ema import Averages
 from .prepare import prepare_model
 from .session import JaxSession, current_trace
 
@@ -35,10 +36,11 @@ class JaxTraining(Training):
     Args:
         spec: what the session asks for.
         session: the prepared objects and the carry.
+        averages: of the models' weights.
     """
 
-    def __init__(self, spec: SessionSpec, session: JaxSession) -> None:
-        self._spec, self._session = spec, session
+    def __init__(self, spec: SessionSpec, session: JaxSession, averages: Averages) -> None:
+        self._spec, self._session, self._averages = spec, session, averages
 
     # -- setting up ----------------------------------------------------------------------------------------------
 
@@ -123,7 +125,9 @@ class JaxTraining(Training):
             self._session.carry.found = (
                 found if self._session.carry.found is None else self._session.carry.found | found
             )
+        move_averages = self._averages.before()
         gradients.apply(trained.optimizer, trained.model, buffer.grads, found)
+        move_averages(self._place(optimizer), found)
         self._session.carry.numbers = scaler.counted(
             self._session.carry.numbers, jnp.array(False) if found is None else found
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from unifiedamp.backend import (
+    Averaging,
     Backend,
     Converter,
     Device,
@@ -78,6 +79,13 @@ class WeightsFault(RoleFault):
 
     role = "weights"
     inner: Weights
+
+
+class AveragingFault(RoleFault):
+    """A fault of averages of weights."""
+
+    role = "averaging"
+    inner: Averaging
 
 
 class ConverterFault(RoleFault):

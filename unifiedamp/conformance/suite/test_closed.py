@@ -22,6 +22,7 @@ CALLS = {
     "gradients": lambda run: run.amp.gradients(run.optimizer),
     "step": lambda run: run.amp.step(run.optimizer),
     "discard_step": lambda run: run.amp.discard_step(run.optimizer),
+    "ema": lambda run: run.amp.ema(run.model),
     "load_state_dict": lambda run: run.amp.load_state_dict(run.amp.state_dict()),
     "observe": lambda run: run.amp.observe(object()),
     "record": lambda run: run.amp.record(print),

@@ -11,6 +11,7 @@ from ..workers import ReportProgress, Worker
 
 A = TypeVar("A")
 Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Answer(BaseModel):
@@ -36,6 +37,7 @@ class Trained(Answer):
     recall: float
     f1: float
     test_images: Count
+    compile_seconds: Seconds | None = None
     losses: list[float | None]
     scales: list[tuple[float, float, float] | list[float]]
     scale: float

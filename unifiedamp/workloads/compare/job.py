@@ -87,6 +87,7 @@ class Job:
             **asdict(scores(data.test_labels.tolist(), predicted.tolist())),
             "test_images": len(data.test_labels),
             "loss": run.history.epochs[-1]["loss"],
+            "compile_seconds": sum(row["compile_seconds"] for row in run.history.epochs),
             "losses": [loss if math.isfinite(loss) else None for loss in run.history.losses],
             "scales": [list(row) for row in run.history.scales],
             **{key: state[key] for key in ("scale", "applied_steps", "skipped_steps")},

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import UnsupportedError
-from ...output.pages import render
-from .plots import pictures
+from ...output.charts.drawing import Drawing
+from ...output.pages import drawn_or_why, render
+from . import plots
 from .rows import Row
-from .write import COLUMNS, NUMBERS, cells, notes
+from .write import COLUMNS, NAMES, NUMBERS, cells, notes, tone
+
+MUTED = ("failed", "refused", "waiting")
+"""States of a row whose cells say little."""
 
 
 def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *, final: bool = True) -> str:
@@ -22,24 +24,29 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         advice: its sentences.
         final: False while runs are still to come; said on the page.
     """
-    drawn, why = _pictures(rows)
+    drawn, why = drawings(rows)
     return render(
         "comparison",
         about=about,
         final=final,
         advice=advice,
-        columns=COLUMNS,
-        kinds=["number" if name in NUMBERS else "text" for name in COLUMNS],
-        rows=[{"state": row.state, "cells": cells(row)} for row in rows],
+        columns=[{"name": name, "kind": _kind(name)} for name in COLUMNS],
+        rows=[{"state": "muted" if row.state in MUTED else "", "cells": _cells(row)} for row in rows],
+        heads=sum(name in NAMES for name in COLUMNS),
         notes=notes(rows),
-        pictures=drawn,
-        no_pictures=why,
+        drawings=drawn,
+        not_drawn=why,
     )
 
 
-def _pictures(rows: Sequence[Row]) -> tuple[dict[str, str], str]:
-    """Return title → picture, or none and the reason; as separate images, so that their ids do not collide."""
-    try:
-        return {title: b64encode(svg.encode()).decode() for title, svg in pictures(rows).items()}, ""
-    except UnsupportedError as error:
-        return {}, str(error)
+def drawings(rows: Sequence[Row]) -> tuple[list[Drawing], str]:
+    """Return the plots, or none and the reason why they cannot be drawn."""
+    return drawn_or_why(lambda: plots.drawings(rows))
+
+
+def _kind(column: str) -> str:
+    return "number" if column in NUMBERS else "text long" if column == "policy" else "text"
+
+
+def _cells(row: Row) -> list[dict[str, str]]:
+    return [{"text": text, "tone": tone(row, name)} for name, text in zip(COLUMNS, cells(row), strict=True)]

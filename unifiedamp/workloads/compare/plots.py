@@ -1,121 +1,95 @@
-"""The pictures of a comparison, as SVG; needs matplotlib.
+"""The plots of a comparison: throughput, loss, loss scale.
 
-A color is a policy, a kind of line a backend.
+A color is a policy, a dash a backend; a marker tells apart what has the same two.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from textwrap import wrap
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
 
-from ...errors import UnsupportedError
-from ...output.pages import picture_label
+from ...output.charts.axes import fitting, linear, logarithmic
+from ...output.charts.bars import Bar, bars
+from ...output.charts.curves import Curve, curves
+from ...output.charts.drawing import Drawing
+from ...output.charts.styles import Style, styles
 from .rows import Row
 
-COLORS = ("#1f77b4", "#d95f02", "#1b9e77", "#6a3d9a", "#b15928", "#e7298a", "#66a61e")
-"""Of policies, in their order; float32 is grey."""
-STYLES = ("-", "--", ":", "-.")
+Styles = Mapping[int, Style]
+"""``id`` of a row → how its curve looks, the same in every plot."""
 
 
-def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """Return title → SVG, without those that there is nothing for.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed, or cannot draw; the message is for the page.
-    """
-    try:
-        return _pictures(rows)
-    except ImportError as error:
-        raise UnsupportedError("matplotlib is not installed (pip install matplotlib)") from error
-    except Exception as error:  # a page without pictures is better than none, whatever keeps matplotlib from drawing
-        raise UnsupportedError(f"matplotlib: {type(error).__name__}: {error}") from error
-
-
-def _pictures(rows: Sequence[Row]) -> dict[str, str]:
-    import matplotlib
-
-    found: dict[str, str] = {}
-    with matplotlib.rc_context({"svg.hashsalt": "unifiedamp", "svg.fonttype": "none", "font.size": 9}):
-        if timed := [row for row in rows if row.samples_per_second]:
-            found["Samples per second"] = _bars(timed, rows)
-        if curves := [row for row in rows if row.losses]:
-            found["Loss"] = _losses(curves, rows)
-        if scaled := [row for row in rows if row.scales and any(scale != 1 for _, scale, _ in row.scales)]:
-            found["Loss scale"] = _scales(scaled, rows)
+def drawings(rows: Sequence[Row]) -> list[Drawing]:
+    """Return the plots that the rows have something for."""
+    look = dict(zip(map(id, rows), styles([_key(row) for row in rows]), strict=True))
+    found: list[Drawing] = []
+    if timed := [row for row in rows if row.samples_per_second]:
+        found.append(_speeds(timed, rows, look))
+    if curved := [row for row in rows if any(_finite(loss) for loss in row.losses)]:
+        found.append(_losses(curved, rows, look))
+    if scaled := [row for row in rows if any(scale != 1 for _, scale, _ in row.scales)]:
+        found.append(_scales(scaled, rows, look))
     return found
 
 
-def _figure(height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _svg(figure: Any) -> str:
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _color(row: Row, rows: Sequence[Row]) -> str:
-    policies = list(dict.fromkeys(each.task.policy for each in rows if not each.is_baseline))
-    return "#555555" if row.is_baseline else COLORS[policies.index(row.task.policy) % len(COLORS)]
-
-
-def _style(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    backends = sorted({each.task.backend for each in rows})
-    line = STYLES[backends.index(row.task.backend) % len(STYLES)]
-    return {"color": _color(row, rows), "linestyle": line, "label": _label(row, rows)}
+def _key(row: Row) -> tuple[str, str, bool]:
+    return row.task.policy, row.task.backend, row.is_baseline
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """Return backend and policy, and of mode and batch size what is not the same for all; long ones on more lines."""
+    """Return backend and policy, and of mode and batch size what is not the same for all."""
     parts = [row.task.backend, row.task.policy]
     if len({each.task.compile for each in rows}) > 1:
         parts.append(row.task.compile)
-    if len({each.batch_size for each in rows}) > 1:
+    if len({each.batch_size for each in rows if each.batch_size}) > 1:
         parts.append(str(row.batch_size))
-    return picture_label("\n".join(wrap(" ".join(parts), 44)))
+    return " ".join(parts)
 
 
-def _bars(rows: Sequence[Row], every: Sequence[Row]) -> str:
-    figure, axes = _figure(0.8 + 0.3 * len(rows))
-    values = [row.samples_per_second or 0.0 for row in rows]
-    low = [v - min(row.rates, default=v) for v, row in zip(values, rows, strict=True)]
-    high = [max(row.rates, default=v) - v for v, row in zip(values, rows, strict=True)]
-    colors = [_color(row, every) for row in rows]
-    axes.barh(range(len(rows)), values, xerr=(low, high), color=colors, ecolor="#222222", capsize=2)
-    axes.set_yticks(range(len(rows)), [_label(row, every) for row in rows])
-    axes.invert_yaxis()
-    for place, (row, value, more) in enumerate(zip(rows, values, high, strict=True)):
-        if row.ratio is not None and not row.is_baseline:
-            axes.annotate(f"{row.ratio:.2f}x", (value + more, place), xytext=(4, 0), textcoords="offset points",
-                          va="center", weight="bold")  # fmt: skip
-    axes.margins(x=0.08)
-    axes.set_xlabel("samples per second (whiskers: slowest and fastest round)")
-    return _svg(figure)
+def _speeds(timed: Sequence[Row], rows: Sequence[Row], look: Styles) -> Drawing:
+    drawn = [
+        Bar(_label(row, rows), _speed(row), row.samples_per_second or 0.0, look[id(row)].color,
+            min(row.rates, default=None), max(row.rates, default=None))
+        for row in timed
+    ]  # fmt: skip
+    axis = linear(
+        [0.0, *(bar.value for bar in drawn), *(bar.high or 0.0 for bar in drawn)], "samples per second", pad=0
+    )
+    said = "; ".join(f"{bar.label} {bar.said}" for bar in drawn)
+    return bars("Samples per second", said, axis, drawn, note="Whiskers: the slowest and the fastest round.")
 
 
-def _losses(rows: Sequence[Row], every: Sequence[Row]) -> str:
-    figure, axes = _figure(4.2 + 0.1 * len(rows))
-    for row in rows:
-        losses = [float("nan") if loss is None else loss for loss in row.losses]
-        axes.plot(range(1, len(losses) + 1), losses, linewidth=0.9, alpha=0.85, **_style(row, every))
-    axes.set(xlabel="batch", ylabel="training loss", yscale="log")
-    figure.legend(loc="outside lower left", fontsize=7, ncols=3)
-    return _svg(figure)
+def _speed(row: Row) -> str:
+    ratio = "" if row.ratio is None or row.is_baseline else f" ({row.ratio:.2f}x)"
+    return f"{row.samples_per_second:,.0f}{ratio}"
 
 
-def _scales(rows: Sequence[Row], every: Sequence[Row]) -> str:
-    figure, axes = _figure(2.7 + 0.1 * len(rows))
-    for row in rows:
-        steps, scales, _ = zip(*row.scales, strict=True)
-        axes.step(steps, scales, where="post", **_style(row, every))
-    axes.set(xlabel="optimizer step", ylabel="loss scale")
-    axes.set_yscale("log", base=2)
-    figure.legend(loc="outside lower left", fontsize=7, ncols=3)
-    return _svg(figure)
+def _losses(curved: Sequence[Row], rows: Sequence[Row], look: Styles) -> Drawing:
+    drawn = [Curve(_label(row, rows), list(enumerate(row.losses, 1)), look[id(row)]) for row in curved]
+    values = [loss for row in curved for loss in row.losses if loss is not None and math.isfinite(loss)]
+    x = linear([1, max(len(row.losses) for row in curved)], "batch", pad=0)
+    note = "Gaps: the loss was not finite." if any(not all(map(_finite, row.losses)) for row in curved) else ""
+    return curves("Loss", _ends(drawn), x, fitting(values, "training loss"), drawn, note=note)
+
+
+def _scales(scaled: Sequence[Row], rows: Sequence[Row], look: Styles) -> Drawing:
+    drawn = [
+        Curve(_label(row, rows), [(step, scale) for step, scale, _ in row.scales], look[id(row)], stepped=True)
+        for row in scaled
+    ]
+    x = linear([step for row in scaled for step, _, _ in row.scales], "optimizer step", pad=0)
+    y = logarithmic([scale for row in scaled for _, scale, _ in row.scales if scale > 0] or [1.0], "loss scale", 2)
+    return curves("Loss scale", _ends(drawn), x, y, drawn)
+
+
+def _finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _ends(drawn: Sequence[Curve]) -> str:
+    """Return where each curve begins and ends, in words."""
+    said = []
+    for curve in drawn:
+        values = [value for _, value in curve.points if _finite(value)]
+        said.append(f"{curve.label} from {values[0]:.4g} to {values[-1]:.4g}" if values else f"{curve.label}: none")
+    return "; ".join(said)

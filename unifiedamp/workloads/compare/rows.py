@@ -45,7 +45,8 @@ class Row:
         reason: why it was refused or failed.
         notes: warnings of the session.
         batch_size: what was run; that of the task, or the largest that fits.
-        samples_per_second: of training, the median over the rounds.
+        samples_per_second: of training, the median over the rounds; compiling is not in it.
+        compile_seconds: what the step's first calls took beyond usual ones: tracing, compiling, first allocations.
         rates: of each round.
         ratio, ratio_low, ratio_high: how many times faster than ``baseline``: the median, smallest and largest over the
             rounds.
@@ -64,6 +65,7 @@ class Row:
     notes: list[str] = field(default_factory=list)
     batch_size: int = 0
     samples_per_second: float | None = None
+    compile_seconds: float | None = None
     rates: list[float] = field(default_factory=list)
     ratio: float | None = None
     ratio_low: float | None = None

@@ -11,10 +11,12 @@ from ...output.terminal import visible
 from .rows import Row
 
 COLUMNS = (
-    "backend", "policy", "compile", "batch", "samples/s", "x float32", "peak memory", "loss", "accuracy", "precision",
-    "recall", "F1", "scale", "skipped", "state",
+    "backend", "policy", "compile", "batch", "samples/s", "x float32", "compile s", "peak memory", "loss", "accuracy",
+    "precision", "recall", "F1", "scale", "skipped", "state",
 )  # fmt: skip
-NUMBERS = COLUMNS[3:14]
+NUMBERS = COLUMNS[3:-1]
+NAMES = COLUMNS[:4]
+"""Columns that say which run a row is."""
 
 
 def cells(row: Row) -> list[str]:
@@ -28,6 +30,7 @@ def cells(row: Row) -> list[str]:
         size,
         _number(row.samples_per_second, ".0f"),
         _ratio(row),
+        _number(row.compile_seconds, ".1f"),
         _memory(row),
         _number(row.loss, ".4f"),
         _number(row.accuracy, ".2%"),
@@ -38,6 +41,15 @@ def cells(row: Row) -> list[str]:
         _number(row.skipped_steps, "d"),
         row.state + _tensor_cores(row),
     ]
+
+
+def tone(row: Row, column: str) -> str:
+    """Return what the color of a cell says: "good", "bad", "warn", or nothing."""
+    if column == "state":
+        return {"done": "good", "failed": "bad", "refused": "warn"}.get(row.state, "")
+    if column == "x float32" and row.ratio is not None and not row.is_baseline:
+        return "good" if (row.ratio_low or 0) > 1 else "bad" if (row.ratio_high or 0) < 1 else ""
+    return ""
 
 
 def _number(value: float | None, form: str) -> str:
@@ -87,6 +99,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         found.append(
             "x float32: how many times the samples per second of float32, of the same backend and compile mode "
             f"({'; '.join(baselines)}); the median of the rounds, with the smallest and the largest"
+        )
+    if any(row.compile_seconds is not None for row in rows):
+        found.append(
+            "compile s: seconds that the first calls of the step took beyond usual ones (tracing, compiling, first "
+            "allocations); samples/s does not contain them"
         )
     if any(row.memory_of == "process" for row in rows):
         found.append("RSS: the whole process, the framework itself included")

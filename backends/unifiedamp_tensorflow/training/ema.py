@@ -1,0 +1,306 @@
+"""``amp.ema``: averages of a model's variables, in variables beside them, moved where an optimizer applies a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from unifiedamp.backend import Averaging, WeightAverage, ema_weight, errors
+from unifiedamp.backend.ema import WARMUP_OFFSET
+
+from .. import patches
+from .._types import Model, Tensor, Variable
+from ..distributed.replicas import Replicas
+from ..internals import under_xla
+from ..precision import layers
+from .prepared_optimizer import PreparedOptimizer
+from .scaler import branch
+
+SWAPPED_IN = (
+    "a step was called while the averages of amp.ema are swapped in, and would change them instead of the model's "
+    "weights; leave 'with ema.swapped():' first"
+)
+
+
+class Pair:
+    """A variable that an optimizer trains (the master of one, where it has one), and its float32 average.
+
+    Args:
+        name: of the model's variable, see ``Weights``.
+        param: the model's variable.
+        trained: what the optimizer trains.
+    """
+
+    def __init__(self, name: str, param: Variable, trained: Variable) -> None:
+        self.name, self.param, self.trained = name, param, trained
+        dtype = tf.complex64 if trained.dtype.is_complex else tf.float32
+        self.average = tf.Variable(
+            tf.zeros(trained.shape, dtype), trainable=False, name="unifiedamp/average",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )  # fmt: skip
+
+
+class Share:
+    """One optimizer's share of one model's average.
+
+    Args:
+        prepared: the optimizer.
+        pairs: what it trains of the model.
+        decay, warmup: see ``ema_weight``.
+        swapped: int64 variable: 1 while averages are swapped in.
+
+    Attributes:
+        swapped_in: the same, for eager steps.
+    """
+
+    def __init__(
+        self, prepared: PreparedOptimizer, pairs: Sequence[Pair], decay: float, warmup: bool, swapped: Variable
+    ) -> None:
+        self.pairs, self._replicas = pairs, prepared.replicas
+        self._decay, self._warmup, self._swapped = decay, warmup, swapped
+        self.swapped_in = False
+        self._count = _counter("averaged_steps")
+        self._started = False
+
+    def check(self) -> None:
+        """Refuse a step while averages are swapped in.
+
+        Raises:
+            StepOrderError: they are.
+        """
+        if self.swapped_in:
+            raise errors.StepOrderError(SWAPPED_IN)
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """Refuse the update inside while averages are swapped in; in a trace by an operation, which XLA cannot have."""
+        self.check()
+        if tf.executing_eagerly() or under_xla(tf.compat.v1.get_default_graph()):
+            return nullcontext()
+        free = tf.equal(_first(self._swapped).read_value(), 0)
+        return tf.control_dependencies([tf.debugging.Assert(free, [SWAPPED_IN])])
+
+    def begin(self) -> None:
+        """Before an applied step: the first one starts from the weights that it finds."""
+        if not tf.executing_eagerly():
+            first = tf.equal(_first(self._count).read_value(), 0)
+            tf.cond(first, branch(self._start), branch(lambda: None))
+        elif not self._started:
+            self._started = True
+            if not self.updates():
+                self._start()
+
+    def _start(self) -> None:
+        for pair in self.pairs:
+            _update(self._replicas, pair.average, _set, pair.trained)
+
+    def end(self) -> None:
+        """After an applied step: move the averages."""
+        self._count.assign_add(1)
+        weight = self._weight()
+        for pair in self.pairs:
+            _update(self._replicas, pair.average, _move, pair.trained, weight)
+
+    def _weight(self) -> Tensor:
+        constant = tf.constant(ema_weight(self._decay, False, 0), tf.float32)
+        if not self._warmup:
+            return constant
+        n = tf.cast(_first(self._count).read_value(), tf.float32)
+        return tf.maximum((WARMUP_OFFSET - 1.0) / (WARMUP_OFFSET + n), constant)
+
+    def updates(self) -> int:
+        """Return how many steps moved the averages; may wait for the device."""
+        return int(self._count.value())
+
+    def set_updates(self, count: int) -> None:
+        """Set what :meth:`updates` returns; with 0 the next step starts anew."""
+        self._count.assign(count)
+        self._started = count > 0
+
+    def catch_up(self) -> None:
+        """Set averages that no step has moved to the weights."""
+        if not self.updates():
+            for pair in self.pairs:
+                pair.average.assign(tf.cast(pair.trained, pair.average.dtype))
+
+
+def _update(replicas: Replicas, variable: Variable, change: Callable[..., Any], *args: Any) -> None:
+    """Change a variable on each replica, by its own values of ``args``."""
+    replicas.update(variable, change, args)
+
+
+def _set(average: Variable, trained: Variable) -> Any:
+    return average.assign(tf.cast(trained, average.dtype), read_value=False)
+
+
+def _move(average: Variable, trained: Variable, weight: Tensor) -> Any:
+    """Run ``average -= weight * (average - trained)``."""
+    difference = average.read_value() - tf.cast(trained, average.dtype)
+    return tf.raw_ops.ResourceApplyGradientDescent(
+        var=average.handle, alpha=tf.cast(weight, average.dtype), delta=difference
+    )
+
+
+def _counter(name: str) -> Variable:
+    return tf.Variable(
+        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )  # fmt: skip
+
+
+def _first(variable: Variable) -> Variable:
+    """Return the copy of the first replica."""
+    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable
+
+
+class ModelAverage(WeightAverage):
+    """The average of one model.
+
+    Args:
+        model: whose.
+        decay, warmup: see ``ema_weight``.
+        stopped: called with this average when it stops.
+    """
+
+    def __init__(self, model: Model, decay: float, warmup: bool, stopped: Callable[[ModelAverage], None]) -> None:
+        self._model, self._decay, self._warmup, self._stopped = model, decay, warmup, stopped
+        self._swapped: Variable | None = None
+        self.shares: list[Share] = []
+        self._kept: list[tuple[Variable, Tensor]] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def join(self, prepared: PreparedOptimizer) -> None:
+        """Follow an optimizer, if it trains the model."""
+        names = {id(variable): name for name, variable in layers.parameters([self._model], layers.own_weights).items()}
+        params = prepared.params
+        trained = {name: params.trained[name] for name, variable in params.named.items() if id(variable) in names}
+        if not trained:
+            return
+        if getattr(prepared.inner, "gradient_accumulation_steps", None):
+            raise errors.UnsupportedError(
+                f"amp.ema: this {type(prepared.inner).__name__} has gradient_accumulation_steps, so that not each of "
+                "its steps updates weights; give Amp(accumulate_steps=...) instead"
+            )
+        with prepared.replicas.scope(), tf.init_scope():
+            self._swapped = _counter("swapped_in") if self._swapped is None else self._swapped
+            pairs = [Pair(names[id(params.named[name])], params.named[name], each) for name, each in trained.items()]
+            share = Share(prepared, pairs, self._decay, self._warmup, self._swapped)
+        self.shares.append(share)
+        self._undo.append(prepared.follow(share))
+
+    # -- reading and writing -------------------------------------------------------------------------------------
+
+    def updates(self) -> list[int]:
+        return [share.updates() for share in self.shares]
+
+    def read(self) -> dict[str, Any]:
+        found = {}
+        for share in self.shares:
+            moved = share.updates()
+            for pair in share.pairs:
+                found[pair.name] = _numpy(pair.average if moved or self._kept else pair.trained, pair.average.dtype)
+        return found
+
+    def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
+        for share, count in zip(self.shares, updates, strict=True):
+            for pair in share.pairs:
+                pair.average.assign(weights[pair.name])
+            share.set_updates(count)
+
+    def restart(self) -> None:
+        for share in self.shares:
+            share.set_updates(0)
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def swap_in(self) -> None:
+        if not tf.executing_eagerly():
+            raise errors.StepOrderError("ema.swapped: enter it outside of functions that TensorFlow traces")
+        for share in self.shares:
+            share.catch_up()
+        pairs = list(self._pairs())
+        variables = [pair.param for pair in pairs] + [pair.trained for pair in pairs if pair.trained is not pair.param]
+        self._kept = [(variable, tf.identity(variable)) for variable in variables]
+        self._set_swapped(1)
+        for pair in pairs:
+            pair.trained.assign(tf.cast(pair.average, pair.trained.dtype))
+            pair.param.assign(tf.cast(pair.average, pair.param.dtype))
+
+    def swap_out(self) -> None:
+        for variable, value in self._kept:
+            variable.assign(value)
+        self._set_swapped(0)
+        self._kept = []
+
+    def _set_swapped(self, value: int) -> None:
+        for share in self.shares:
+            share.swapped_in = bool(value)
+        if self._swapped is not None:
+            self._swapped.assign(value)
+
+    def _pairs(self) -> Iterator[Pair]:
+        for share in self.shares:
+            yield from share.pairs
+
+    def stop(self) -> None:
+        for share in self.shares:
+            share.catch_up()
+        self._kept_from_here()
+        while self._undo:
+            self._undo.pop()()
+        self._stopped(self)
+
+    def _kept_from_here(self) -> None:
+        """Read averages, and not weights, from here on, also those that no step moved."""
+        for share in self.shares:
+            for pair in share.pairs:
+                pair.trained = pair.average
+
+
+def _numpy(variable: Variable, dtype: Any) -> Any:
+    # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
+    return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
+
+
+class TensorFlowAveraging(Averaging):
+    """Averages in variables; they move in the branch of a trace that applies, and in Keras's own loops.
+
+    Args:
+        optimizers: the session's prepared optimizers; the list grows.
+        models: the session's prepared models; the list grows.
+    """
+
+    means = "variables that move in the branch that applies a step, in fit too"
+
+    def __init__(self, optimizers: Sequence[PreparedOptimizer], models: Sequence[Model]) -> None:
+        self._optimizers, self._models = optimizers, models
+        self._all: list[ModelAverage] = []
+
+    def start(self, model: Model, decay: float, warmup: bool) -> WeightAverage:
+        average = ModelAverage(model, decay, warmup, self._remove)
+        for prepared in self._optimizers:
+            average.join(prepared)
+        if not average.shares:
+            raise errors.PrepareError(
+                f"amp.ema: no optimizer that amp.prepare was given trains a variable of model {model.name!r}; prepare "
+                "the model with its optimizer first"
+            )
+        self._all.append(average)
+        self._trace_anew()
+        return average
+
+    def join(self, prepared: PreparedOptimizer) -> None:
+        """Follow an optimizer that was prepared later."""
+        for average in self._all:
+            average.join(prepared)
+
+    def _remove(self, average: ModelAverage) -> None:
+        self._all = [each for each in self._all if each is not average]
+        self._trace_anew()
+
+    def _trace_anew(self) -> None:
+        """Make ``fit`` trace its step anew; ``amp.compile`` sees what optimizers are followed by."""
+        for model in self._models:
+            patches.forget_train_function(model)
