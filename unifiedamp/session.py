@@ -247,8 +247,6 @@ class Amp:
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
         load_session(self, self._loop.restart, state, restart_scale)
-        if self._recorder is not None:
-            self._recorder.state_loaded(len(self._loop.order.slots))
 
     def master_weights(self, model: Any) -> dict[str, NumpyArray]:
         """Return a model's true weights, for lossless checkpoints: name → float32 (or complex64) numpy array.

@@ -6,7 +6,6 @@ import functools
 from typing import Any, NoReturn, Protocol
 
 from ..errors import StepOrderError
-from .compiled_steps import CompiledSteps
 
 REFUSED = (
     "scope", "prepare", "compile", "load_state_dict", "observe", "record", "to_native", "prefetch", "master_weights",
@@ -14,6 +13,12 @@ REFUSED = (
     "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "ema",
 )  # fmt: skip
 """The methods of ``Amp`` that a closed session refuses."""
+
+
+class Closable(Protocol):
+    """Compiled steps: they refuse to run once they are closed."""
+
+    closed: bool
 
 
 class Recording(Protocol):
@@ -40,7 +45,7 @@ def is_closed(session: object) -> bool:
     return REFUSED[0] in vars(session)
 
 
-def close_session(session: Any, compiled: CompiledSteps, recorder: Recording | None) -> None:
+def close_session(session: Any, compiled: Closable, recorder: Recording | None) -> None:
     """See ``Amp.close``; refusals take the place of methods, so that an open session pays for no check."""
     if compiled.closed:
         return

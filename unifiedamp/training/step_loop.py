@@ -40,6 +40,9 @@ class StepListener(Protocol):
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
 
+    def state_loaded(self, optimizers: int) -> None:
+        """Go on from a loaded state; ``optimizers`` are prepared."""
+
 
 class StepMeasure(Protocol):
     """What follows the steps of a measured run."""
@@ -208,6 +211,8 @@ class StepLoop:
         self.order.reset()
         self._training.write_state(state)
         self.monitor.expect(self._training.read_state())
+        if self.listener is not None:
+            self.listener.state_loaded(len(self.order.slots))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
