@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..backend import Backend, result
 from ..backend.result import StepResult
+from ..config.values import check_positive
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
 from ..names import StepReason
@@ -38,6 +39,9 @@ class StepListener(Protocol):
 
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
+
+    def state_loaded(self, optimizers: int) -> None:
+        """Go on from a loaded state; ``optimizers`` are prepared."""
 
 
 class StepMeasure(Protocol):
@@ -142,8 +146,9 @@ class StepLoop:
             self.interruptions.run([slot], call, self._unscale, slot, refusals=REFUSALS)
         return slot
 
-    def clip(self, call: str, optimizer: Any, limit: float) -> Any:
-        """Unscale, then run the clipping method ``call`` of the backend; None inside a window."""
+    def clip(self, call: str, argument: str, optimizer: Any, limit: float) -> Any:
+        """Unscale, then run the clipping method ``call`` of the backend with ``argument``; None inside a window."""
+        check_positive(limit, f"{call}: {argument}")
         slot = self.unscale(optimizer, call)
         if slot is None:
             return None
@@ -206,6 +211,8 @@ class StepLoop:
         self.order.reset()
         self._training.write_state(state)
         self.monitor.expect(self._training.read_state())
+        if self.listener is not None:
+            self.listener.state_loaded(len(self.order.slots))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
