@@ -43,14 +43,16 @@ class Scaler(torch.amp.GradScaler):
         device: where the scale lives.
         settings: the loss scale in force.
         on_host: keep the state in plain numbers (reading the device waits for nothing).
-        averages: the session's, which steps of torch's own form move too.
+        averages: the session's, which steps of torch's own form move too; None for none.
 
     Attributes:
         scale_tensor: the scale, a float32 scalar on the device.
         state: the scale and its counters.
     """
 
-    def __init__(self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages) -> None:
+    def __init__(
+        self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages | None = None
+    ) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
         self._backoff_factor = settings.backoff_factor
@@ -105,11 +107,14 @@ class Scaler(torch.amp.GradScaler):
         found = self.check(optimizer)
         if found is None:
             raise RuntimeError(f"step(): no parameter of this {type(optimizer).__name__} has a gradient.")
-        self._averages.begin(optimizer, False)
+        averages = self._averages
+        if averages is not None:
+            averages.begin(optimizer, False)
         record["stage"] = OptState.STEPPED
         self.state.count(found)
         outcome = self._run(optimizer, found.inf, *args, **kwargs)
-        self._averages.end(optimizer, found)
+        if averages is not None:
+            averages.end(optimizer, found)
         return outcome
 
     def _run(self, optimizer: torch.optim.Optimizer, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
