@@ -137,7 +137,7 @@ PROVED += [
     for name in ("author_path", "benchmarks", "checkpoint_file", "contributing", "killed_training", "kit", "kit_faults")
 ]
 PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
-LESS = ("--proved-elsewhere", "--sample", "file", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
+LESS = ("--proved-elsewhere", "--sample-xla", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
 SOME = ("--proved-elsewhere", "--amp-form", "eager", "--ignore", "tests/core/test_structure.py")
 SOME += (SUITE, "tests/core", "tests/test_checkpoint_file.py")
 

@@ -25,7 +25,7 @@ def pytest_addoption(parser):
         "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
     )
     parser.addoption(
-        "--sample", choices=["test", "file"], default="test", help="cases of XLA: two of each test, or one of each file"
+        "--sample-xla", action="store_true", help="of each test, run the first and the last case in XLA's form alone"
     )
 
 
@@ -37,8 +37,8 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
-    if not config.option.keyword and not any("::" in argument for argument in config.args):
-        kept = sampled(kept, config.getoption("--sample"))
+    if config.getoption("--sample-xla"):
+        kept = sampled(kept)
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = sorted(kept, key=place)

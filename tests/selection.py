@@ -5,7 +5,7 @@ CONTRIBUTING.md says what each environment proves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import effort
 import pytest
@@ -59,22 +59,14 @@ def is_quick(item: pytest.Item) -> bool:
     return form.startswith("eager") or backend_of(item) == "toy"
 
 
-def sampled(items: Iterable[pytest.Item], by: str) -> list[pytest.Item]:
-    """Leave out repetitions of forms that compile a step once more, in another mode: XLA's costs three times a trace.
-
-    Args:
-        items: the tests, in order.
-        by: "test" keeps the first and the last case of each test in each such form, "file" the first of each file.
-    """
-    key: Callable[[pytest.Item], object] = (lambda item: item.path) if by == "file" else name_of
-    costly = [item for item in items if is_costly(item)]
-    first: dict[object, pytest.Item] = {}
-    last: dict[object, pytest.Item] = {}
-    for item in costly:
-        case = (key(item), parameters_of(item)["form"])
-        first.setdefault(case, item)
-        last[case] = item
-    kept = set(map(id, first.values())) | (set() if by == "file" else set(map(id, last.values())))
+def sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Leave out cases of a form that costs three times a trace: of each test the first and the last one stay."""
+    first: dict[str, pytest.Item] = {}
+    last: dict[str, pytest.Item] = {}
+    for item in filter(is_costly, items):
+        first.setdefault(name_of(item), item)
+        last[name_of(item)] = item
+    kept = {id(item) for item in (*first.values(), *last.values())}
     return [item for item in items if not is_costly(item) or id(item) in kept]
 
 
