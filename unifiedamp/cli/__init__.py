@@ -12,6 +12,7 @@ from .explain import explain
 from .init import init
 from .migrate import migrate
 from .parity import parity
+from .record import record
 from .report import EPILOG, report
 from .schema import schema
 from .train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("init")(reports_errors(init))
 app.command("train")(reports_errors(train))
+app.command("record")(reports_errors(record))
 app.command("report", epilog=EPILOG)(reports_errors(report))
 app.command("doctor")(reports_errors(doctor))
 app.command("explain")(reports_errors(explain))
