@@ -19,4 +19,5 @@ case "${1:-}" in
     set -- "${@:2}"
     ;;
 esac
+[ $# -gt 0 ] || set -- -s everything
 exec "$tools/bin/nox" "$@"

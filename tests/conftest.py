@@ -5,12 +5,12 @@ import gc
 import effort
 import pytest
 import toy.registered  # noqa: F401
+from selection import FRAMEWORKS, is_proved_elsewhere, is_quick, place, sampled
 
 from unifiedamp import PolicyNotSupportedError
 from unifiedamp.config import plugins
-from unifiedamp.conformance.plugin import backend_of, declared, peers, refused_here
+from unifiedamp.conformance.plugin import peers, refused_here
 
-FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 #: Folders of tests that only one framework can run, where it is not installed.
 collect_ignore = [f"on_{name}" for name in FRAMEWORKS if not plugins.is_installed(name)]
 
@@ -19,49 +19,33 @@ def pytest_addoption(parser):
     parser.addoption(
         "--proved-elsewhere",
         action="store_true",
-        help="leave out what another environment proves: the toy backend, and features that a backend does not declare",
+        help="leave out what the main environment proves: the toy backend, features that a backend does not declare",
+    )
+    parser.addoption(
+        "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
+    )
+    parser.addoption(
+        "--sample-xla", action="store_true", help="of each test, run the first and the last case in XLA's form alone"
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is proved elsewhere, and put tests of one framework together: see :func:`framework_of`."""
+    """Leave out what is proved elsewhere, and put tests of one framework together."""
+    kept = list(items)
     if config.getoption("--proved-elsewhere"):
-        config.hook.pytest_deselected(items=[item for item in items if is_proved_elsewhere(item)])
-        items[:] = [item for item in items if not is_proved_elsewhere(item)]
+        kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
     if effort.QUICK:
-        items[:] = [item for item in items if is_quick(item)]
-    items.sort(key=lambda item: ["torch", "", "mxnet", "tensorflow"].index(framework_of(item)))
+        kept = [item for item in kept if is_quick(item)]
+    if config.getoption("--sample-xla"):
+        kept = sampled(kept)
+    chosen = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = sorted(kept, key=place)
 
 
 def pytest_collection_finish():
     gc.freeze()  # what was imported so far is not looked through at each collection
-
-
-def is_proved_elsewhere(item):
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if "toy" in (parameters.get("harness"), parameters.get("peer")):
-        return True
-    backend = backend_of(item)
-    wanted = [feature for marker in item.iter_markers("needs") for feature in marker.args]
-    return backend is not None and not all(declared(backend).feature(feature) for feature in wanted)
-
-
-def is_quick(item):
-    """Tell whether a test compiles nothing: the toy does not, whatever its forms are called."""
-    form = item.callspec.params.get("form", "eager") if hasattr(item, "callspec") else "eager"
-    return form.startswith("eager") or backend_of(item) == "toy"
-
-
-def framework_of(item):
-    """Return the framework that a test runs on; "" for none or several.
-
-    pytest-xdist's ``worksteal`` gives each of two processes one half of the tests, in order: so few tests of TensorFlow
-    run in the process that has imported torch, and the other way round.
-    """
-    named = backend_of(item) or (item.callspec.params.get("backend") if hasattr(item, "callspec") else None)
-    folder = next((name for name in FRAMEWORKS if f"/on_{name}/" in item.path.as_posix()), "")
-    return named if named in FRAMEWORKS else folder
 
 
 def skip_what_is_refused_here():

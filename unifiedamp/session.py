@@ -16,11 +16,12 @@ from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
-from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, PolicyName, TuningName
-from .policy import Policy
+from .measured import measured_run
+from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, TuningName
+from .policy import AnyPolicy, Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
-from .training.closed_session import refuse_calls
+from .training.closed_session import close_session
 from .training.compiled_steps import CompiledSteps, F
 from .training.ema import Averages, Ema
 from .training.interruption import GuardedLoss
@@ -43,8 +44,7 @@ class Amp:
         device: "cpu", "cuda", "cuda:1", "gpu(0)", in the framework's spelling. None takes its best device.
         strict: turn every warning of a downgrade or of a setting without effect into an error.
         compile: the default mode of ``amp.compile``: "default", "max" or "off".
-        tuning: speed settings besides the policy: a ``Tuning``, ``"fast"`` or a mapping of its items. None changes
-            nothing.
+        tuning: speed settings besides the policy: a ``Tuning``, ``"fast"`` or a mapping of its items. None: none.
         backend_options: settings of single frameworks, by backend: ``{"tensorflow": {"xla": True}}``.
         master_weights: under a policy with 16-bit parameters (``float16``, ``bfloat16``), optimizers train float32
             copies of them; ``float16`` then gets a dynamic loss scale unless you pass another one.
@@ -64,7 +64,7 @@ class Amp:
     def __init__(
         self,
         backend: BackendName | str | None = None,
-        policy: PolicyName | str | Policy | Mapping[str, Any] | None = None,
+        policy: AnyPolicy | Mapping[str, Any] = None,
         *,
         loss_scale: LossScale | LossScaleName | str | float | Mapping[str, Any] | None = None,
         accumulate_steps: int = 1,
@@ -77,13 +77,16 @@ class Amp:
     ) -> None:
         values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
-        self.compile_mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
+        run = measured_run()
+        if run is not None:  # a command runs this script, and its settings win
+            given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights)
+            policy, loss_scale, compile, backend_options, master_weights = given
+        self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        self.backend = resolved.backend(
-            accumulate_steps, device, bool(strict), self.compile_mode, master_weights, self.tuning
-        )
+        self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
+        self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.averages = Averages(self.backend, self._loop.interruptions)
         self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
@@ -98,7 +101,7 @@ class Amp:
         Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
         ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
         Named ``arguments`` override both; None counts as not given. An unreadable file, an unknown key (the message has
-        the nearest known one) or a value of the wrong type raises ``ConfigError``.
+        the nearest one) or a value of the wrong type raises ``ConfigError``.
         """
         from .config.arguments import read_arguments
 
@@ -127,7 +130,7 @@ class Amp:
         use from now on, in the order given.
         What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
-        prepared, models = prepare_objects(self.backend, self._loop.order, objects)
+        prepared, models = prepare_objects(self.backend, self._loop, objects)
         self.models += [model for model in models if not any(model is each for each in self.models)]
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
@@ -145,9 +148,7 @@ class Amp:
         """
         return self._compiled.decorate(fn, self.compile_mode if mode is None else mode, self.tuning)
 
-    def autocast(
-        self, enabled: bool = True, policy: PolicyName | str | Policy | None = None
-    ) -> AbstractContextManager[Any]:
+    def autocast(self, enabled: bool = True, policy: AnyPolicy = None) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy; nestable, thread-local.
 
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
@@ -185,13 +186,11 @@ class Amp:
         Inside an accumulation window, does nothing and returns None. A limit that is not positive raises
         ``ConfigError``, a call before any scaled loss ``StepOrderError``; :meth:`clip_grad_value` likewise.
         """
-        values.check_positive(max_norm, "clip_grad_norm: max_norm")
-        return self._loop.clip("clip_grad_norm", optimizer, max_norm)
+        return self._loop.clip("clip_grad_norm", "max_norm", optimizer, max_norm)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
         """Clamp the true gradients to [-clip_value, clip_value]; a no-op inside an accumulation window."""
-        values.check_positive(clip_value, "clip_grad_value: clip_value")
-        self._loop.clip("clip_grad_value", optimizer, clip_value)
+        self._loop.clip("clip_grad_value", "clip_value", optimizer, clip_value)
 
     def gradients(self, optimizer: Any) -> dict[str, Any]:
         """Return name → native gradient, scaled before ``unscale`` and true after it; empty between windows."""
@@ -248,8 +247,6 @@ class Amp:
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
         load_session(self, self._loop.restart, state, restart_scale)
-        if self._recorder is not None:
-            self._recorder.state_loaded(len(self._loop.order.slots))
 
     def master_weights(self, model: Any) -> dict[str, NumpyArray]:
         """Return a model's true weights, for lossless checkpoints: name → float32 (or complex64) numpy array.
@@ -278,15 +275,14 @@ class Amp:
         """
         return self.averages.create(model, decay, warmup)
 
-    def convert_model(self, model: Any, *example_inputs: Any, policy: str | Policy | None = None) -> Any:
+    def convert_model(self, model: Any, *example_inputs: Any, policy: AnyPolicy = None) -> Any:
         """Return a copy of a trained model for low-precision inference; the model itself does not change.
 
         The copy needs no session: it takes the same inputs, computes in the policy's ``compute_dtype`` and returns
         ``output_dtype``. Layers that ``layer_overrides`` names, and normalization layers under ``keep_norm_float32``,
-        keep their dtype.
-        The copy may be run once on ``example_inputs``, native arrays. ``policy`` replaces the session's.
-        Raises ``PolicyError`` or ``PolicyNotSupportedError`` for a policy of float32 or float8 or one that cannot run
-        here, ``WrongObjectError`` for wrong inputs, and ``UnsupportedError`` for a model that cannot be converted.
+        keep their dtype. The copy may be run once on ``example_inputs``, native arrays; ``policy`` replaces the
+        session's. Raises ``PolicyError`` or ``PolicyNotSupportedError`` for a policy of float32 or float8 or one that
+        cannot run, ``WrongObjectError`` for wrong inputs, ``UnsupportedError`` for a model that cannot be converted.
         """
         return model_weights.convert_model(self.backend, model, example_inputs, policy, self.policy)
 
@@ -334,11 +330,11 @@ class Amp:
     def prefetch(self, batches: Iterable[Any], size: int = 2) -> Iterable[Any]:
         """Return ``batches`` as native ones on the session's device, prepared ahead of the loop.
 
-        A thread reads ``batches`` while the loop computes. On a GPU, copies overlap with the computation where
-        possible; a ``tf.data`` dataset uses TensorFlow's own prefetching. Arrays (numpy, DLPack, any framework's) in
-        nested lists, tuples and dicts are converted as by :meth:`to_native`; everything else stays.
-        ``size`` is the number of batches ahead of the one in use, at least 1 (else ``ConfigError``). Each loop over the
-        result starts ``batches`` anew; what they raise is raised in its place, after the batches before it.
+        A thread reads ``batches`` while the loop computes. On a GPU, copies overlap with the computation; a ``tf.data``
+        dataset uses TensorFlow's own prefetching. Arrays (numpy, DLPack, any framework's) in nested lists, tuples and
+        dicts are converted as by :meth:`to_native`; everything else stays. ``size`` is the number of batches ahead of
+        the one in use, at least 1 (else ``ConfigError``). Each loop over the result starts ``batches`` anew; what they
+        raise is raised in its place, after the batches before it.
         """
         values.check_prefetch(batches, size)
         return self.backend.device.prefetch(batches, size)
@@ -349,13 +345,6 @@ class Amp:
         Afterwards ``state_dict``, ``loss_scale``, ``applied_steps``, ``skipped_steps``, ``explain`` and ``to_numpy``
         work as before; every other call, compiled steps included, raises ``StepOrderError``.
         """
-        if self._compiled.closed:
-            return
-        if self._recorder is not None:
-            self._recorder.stop()
-        self.averages.close()
-        self._compiled.closed = True
-        refuse_calls(self)
-        self.backend.close()
+        close_session(self, self._compiled, self._recorder)
 
     __repr__, _repr_html_ = session_text, session_html

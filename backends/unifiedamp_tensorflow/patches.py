@@ -18,6 +18,7 @@ Keras's call context           :func:`call_context`                        leavi
 the graph rewrite              :class:`GraphRewrite`                       leaving the context
 TF32                           :data:`TF32`                                leaving the context
 Keras's image layout           :func:`image_layout`                        leaving the context
+``tf.function``                :func:`run_functions_eagerly`               calling it with False
 =============================  ==========================================  ==========================================
 """
 
@@ -276,3 +277,8 @@ def image_layout(layout: str | None) -> Iterator[None]:
         yield
     finally:
         tf.keras.backend.set_image_data_format(before)
+
+
+def run_functions_eagerly(enabled: bool) -> None:
+    """Have every ``tf.function`` of the process run as Python: ``unifiedamp record`` sees the values in it."""
+    tf.config.run_functions_eagerly(enabled)

@@ -39,7 +39,12 @@ class Done(NamedTuple):
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Runs ``unifiedamp`` with arguments, in an empty folder."""
-    paths = [str(HERE), str(Path(ua.__file__).parents[1]), str(Path(ua.__file__).parents[1] / "backends")]
+    paths = [
+        str(HERE),
+        str(HERE.parent),
+        str(Path(ua.__file__).parents[1]),
+        str(Path(ua.__file__).parents[1] / "backends"),
+    ]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from unifiedamp.workloads import probe
 from unifiedamp.workloads.workers import Worker, WorkerError
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # frameworks take turns at the tests of a file
 def examined():
     """What doctor finds, asked once."""
     with pytest.MonkeyPatch.context() as patch:

@@ -116,7 +116,7 @@ def test_a_short_recording_is_a_page(command, backend):
     done = command.apart("report", "fresh.py", "--steps", 7, "--every", 3, "--set", "hidden=16", "--json")
     assert done.code == 0, done.err
     assert Path("runs/report-fresh/report.html").exists()
-    assert Path("runs/report-fresh/run.jsonl").read_text().count('"kind": "step"') == 3
+    assert Path("runs/report-fresh/run.jsonl").read_text().count('"kind":"step"') == 3
     assert not Path("runs/fresh").exists()
 
 

@@ -7,7 +7,7 @@ import io
 import re
 
 import pytest
-from command_runs import installed
+from command_runs import CONV, installed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -81,7 +81,7 @@ def check(out, tables, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_compare(command, fake, terminal, width):
     terminal(width)
-    done = command("compare", "digits_conv", "--policies", "float32,mixed_bfloat16,bfloat16", "--rounds", 1)
+    done = command("compare", CONV, "--policies", "float32,mixed_bfloat16,bfloat16", "--rounds", 1)
     check(done.out, terminal.tables, width)
     assert "torch" not in done.out
     assert "toy mixed_bfloat16 default 64" in plain(done.out)
@@ -91,7 +91,7 @@ def test_compare(command, fake, terminal, width):
 def test_tune(command, fake, terminal, width):
     terminal(width)
     policies = "mixed_bfloat16,mixed_float16"
-    done = command("tune", "digits_conv", "--backend", "toy", "--policies", policies, "--out", "tuned.toml")
+    done = command("tune", CONV, "--backend", "toy", "--policies", policies, "--out", "tuned.toml")
     assert done.code == 0
     check(done.out, terminal.tables, width)
 
@@ -109,7 +109,7 @@ def test_doctor(command, terminal, monkeypatch, width):
 @pytest.mark.skipif(not installed(), reason="needs a backend that the recipe has models for")
 def test_explain(command, terminal, width):
     terminal(width)
-    done = command("explain", "digits_conv", "--backend", installed()[0])
+    done = command("explain", CONV, "--backend", installed()[0])
     assert done.code == 0
     check(done.out, terminal.tables, width)
 
@@ -182,14 +182,14 @@ def test_verdicts_have_a_tone(verdict, tone):
 @pytest.mark.parametrize("width", [200, 60])
 def test_verdicts_are_colored_as_table_and_as_record(command, fake, terminal, width):
     terminal(width, colors=True)
-    out = command("compare", "digits_conv", "--policies", "float32,bfloat16", "--rounds", 1).out
+    out = command("compare", CONV, "--policies", "float32,bfloat16", "--rounds", 1).out
     assert re.search(r"\x1b\[32mdone *\x1b\[0m", out)
     assert re.search(r"\x1b\[1;31mfailed *\x1b\[0m", out)
 
 
 def test_output_that_goes_elsewhere_is_a_table_without_colors(command, fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    out = command("compare", "digits_conv", "--policies", "float32", "--rounds", 1).out
+    out = command("compare", CONV, "--policies", "float32", "--rounds", 1).out
     assert "\x1b" not in out
     assert re.search(r"backend +policy +compile +batch", out)
 

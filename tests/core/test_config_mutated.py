@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from unifiedamp import Amp, AmpError, ConfigError
 from unifiedamp.config.arguments import read_arguments, read_config
-from unifiedamp.workloads.configuration import read_settings, read_source
+from unifiedamp.workloads.configuration import TrainTable, read_settings, read_source
 from unifiedamp.workloads.definition.loading import define, make
 
 LAYERS = st.dictionaries(st.sampled_from(["a", "b.*", "head.0"]), st.sampled_from(["float32", "bfloat16"]), max_size=2)
@@ -263,6 +263,9 @@ def test_dots_that_are_no_key_are_taken(tmp_path):
 )  # fmt: skip
 def test_numbers_that_no_training_has(tmp_path, setting, value):
     path = tmp_path / "amp.json"
-    path.write_text(json.dumps({"train": {"model": "resnet50", setting: value}}))
+    table = {setting: value}
+    of_loop = setting in TrainTable.model_fields
+    chosen = {"model": "resnet50", **({} if of_loop else table)}
+    path.write_text(json.dumps({"workload": CLASSIFIER, "settings": chosen, "train": table if of_loop else {}}))
     with pytest.raises(ConfigError, match=setting):
-        read_settings(path)
+        use_workload(path)

@@ -200,6 +200,43 @@ def test_precision_set_twice_is_refused_by_the_trainer():
         attach(probes.Probe(), "mixed_bfloat16")
 
 
+def test_the_scaler_is_a_native_one_by_its_calls():
+    pytest.importorskip("accelerate")
+    from unifiedamp.integrations.accelerate import AmpAccelerator
+
+    accelerator = AmpAccelerator(probes.session(loss_scale=ua.DynamicLossScale(64.0, growth_interval=7)))
+    net = probes.Probe()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.125))
+    scaler = accelerator.scaler
+    assert isinstance(scaler, torch.amp.GradScaler)
+    assert (scaler.is_enabled(), scaler.get_scale(), scaler.get_growth_interval()) == (True, 64.0, 7)
+    scaler.scale(model(torch.tensor([2.0]))).backward()
+    assert float(net.weight.grad) == 128.0
+    scaler.unscale_(optimizer.optimizer)
+    assert float(net.weight.grad) == 2.0
+    scaler.step(optimizer.optimizer)
+    scaler.update()
+    assert float(net.weight.detach()) == 0.75
+    scaler.update(16.0)
+    assert accelerator.amp.loss_scale == 16.0
+    with pytest.raises(ua.UnsupportedError, match="loss_scale=ua.DynamicLossScale\\(growth_interval=5\\)"):
+        scaler.set_growth_interval(5)
+
+
+def test_accumulating_in_masters_of_several_processes_is_refused(monkeypatch):
+    pytest.importorskip("accelerate")
+    from unifiedamp.integrations import host_steps
+    from unifiedamp.integrations.accelerate import AmpAccelerator
+
+    accelerator = AmpAccelerator(probes.session("bfloat16", master_weights=True))
+    net = probes.Probe()
+    model, _ = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.125))
+    monkeypatch.setattr(host_steps, "_processes", lambda: 2)
+    accelerator.backward(model(torch.tensor([2.0])))
+    with pytest.raises(ua.UnsupportedError, match="2 processes cannot accumulate"):
+        accelerator.backward(model(torch.tensor([2.0])))
+
+
 def test_attaching_twice_is_refused():
     pytest.importorskip("accelerate")
     from accelerate import Accelerator

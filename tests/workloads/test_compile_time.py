@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from unifiedamp.workloads import first_calls
@@ -21,24 +22,21 @@ def rows(monkeypatch):
     for module in (loop, first_calls):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(loop, "evaluate", lambda *_: {})
-    monkeypatch.setattr(loop, "native", lambda _, batch: batch)
-    monkeypatch.setattr(loop, "samples", lambda _: SIZE)
+    found = []
 
     def step(batch):
         clock.now += takes.pop(0)
 
-    found, ended = [], []
-    run = SimpleNamespace(window=1, amp=None, model=None, workload=None, finished=False, out_of_steps=False)
-    run.windows, run.window_count = (lambda: [[0]] * BATCHES), (lambda: BATCHES)
-    run.count, run.read_losses = (lambda loss: None), (lambda: None)
-    run.row = lambda scores, rate, compiling: (rate, compiling)
+    class Run(SimpleNamespace):
+        finished = property(lambda self: len(found) == 2)
 
-    def end_epoch(row):
-        ended.append(row)
-        run.finished = len(ended) == 2
-
-    run.end_epoch = end_epoch
-    loop.fit(run, step, SimpleNamespace(follow=lambda windows, *_: windows, epoch=found.append))
+    run = Run(
+        window=1, amp=SimpleNamespace(to_native=lambda array: array), model=None, workload=None, out_of_steps=False,
+        count=lambda loss: None, read_losses=lambda: None, window_count=lambda: BATCHES,
+        windows=lambda: [[np.zeros((SIZE, 1))]] * BATCHES, row=lambda scores, rate, compiling: (rate, compiling),
+        end_epoch=found.append,
+    )  # fmt: skip
+    loop.fit(run, step, SimpleNamespace(follow=lambda windows, *_: windows, epoch=lambda row: None))
     return found
 
 

@@ -21,7 +21,7 @@ RATE, MOMENTUM, SIZE, STEPS, NOISE = 0.02, 0.9, 64, 20, 0.05
 WIDTH, FEW = 4, 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # frameworks take turns at the tests of a file
 def digits():
     data = datasets.load("digits", None, None)
     noise = np.random.default_rng(0).standard_normal(data.train_images.shape, np.float32)
@@ -34,7 +34,7 @@ def on_digits(digits, monkeypatch):
     monkeypatch.setattr(datasets, "load", lambda *_: digits)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # frameworks take turns at the tests of a file
 def oracles(digits):
     """Model -> (losses of 20 steps, the trained oracle)."""
     found = {}
@@ -45,7 +45,7 @@ def oracles(digits):
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # frameworks take turns at the tests of a file
 def resnet(digits):
     """Losses of the first steps of a narrow ResNet-50, and the trained oracle."""
     oracle = ResNet50Oracle(first_weights("resnet50", digits.shape, 10, 0, width=WIDTH), RATE, MOMENTUM)

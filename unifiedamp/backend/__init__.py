@@ -45,13 +45,14 @@ from .optional_roles import (
     Unsupported,
     WeightAverage,
     Weights,
+    WrappedStep,
 )
 from .plugin import BackendPlugin, hookimpl
 from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
 from .processor import Processor, this_processor
 from .required import required
 from .result import StepResult, StepValues
-from .roles import Device, Precision, ScaledLoss, Training, backward_in_context
+from .roles import Device, Precision, ScaledLoss, StepFollower, Training, backward_in_context
 from .spec import SessionSpec
 from .switches import Switch, Switches
 from .tuning import Tuning, bias_rows, compile_note, item_rows
@@ -87,6 +88,7 @@ __all__ = [
     "ScaleState",
     "ScaledLoss",
     "SessionSpec",
+    "StepFollower",
     "StepOrderState",
     "StepReason",
     "StepResult",
@@ -100,6 +102,7 @@ __all__ = [
     "Unsupported",
     "WeightAverage",
     "Weights",
+    "WrappedStep",
     "backward_in_context",
     "bias_rows",
     "compile_note",

@@ -61,6 +61,20 @@ class StepOrderState(Protocol):
         """Restore a state."""
 
 
+class WrappedStep:
+    """A step that core has put something around, for a framework that rewrites the Python of what it compiles.
+
+    Attributes:
+        step: the user's part.
+    """
+
+    step: Callable[..., Any]
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same around another form of the user's part."""
+        raise NotImplementedError
+
+
 class Compiler:
     """Compiles whole steps: feature ``compile``.
 

@@ -101,6 +101,19 @@ class Precision:
         """Return a region under the policy that records no gradients, with ``models`` in evaluation mode."""
 
 
+class StepFollower(Protocol):
+    """What follows steps that core's calls do not see."""
+
+    def before_step(self) -> None:
+        """A step is about to run."""
+
+    def native_loss(self, loss: Any) -> None:
+        """A loss, native, is about to be differentiated."""
+
+    def native_step(self, loss: Any = None) -> None:
+        """A step has run; ``loss``: its loss, a native scalar or a function that returns a number."""
+
+
 class Training:
     """From ``prepare`` to the end of a step, and the state of the loss scale."""
 
@@ -231,6 +244,25 @@ class Training:
                 be recorded.
             poll: polls the scale now.
             observed: returns whether the scale has observers.
+        """
+
+    def follow_native_steps(self, follower: StepFollower) -> None:
+        """Report each step of the framework's own loops to a follower (a measured run); the default reports none.
+
+        Args:
+            follower: called before and after each such step, and from user code's traces of a step.
+        """
+
+    def run_uncompiled(self, enabled: bool) -> None:
+        """Run the framework's own compiled functions as Python, from here on; the default does nothing.
+
+        Asked for while each layer is recorded, and not where ``amp.compile`` is used.
+        """
+
+    def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """Have a trace of the user's call ``fn`` with the values of tensors, each time it runs; the default does not.
+
+        Called while :meth:`Compiler.tracing` is true outside the steps of ``amp.compile``.
         """
 
     # -- skipped steps -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from .init import init
 from .listing import list_names
 from .migrate import migrate
 from .parity import parity
+from .record import record
 from .report import EPILOG, report
 from .schema import schema
 from .train import train
@@ -34,6 +35,7 @@ app.callback()(front)
 COMMANDS: dict[str, Callable[..., None]] = {
     "init": init,
     "train": train,
+    "record": record,
     "report": report,
     "doctor": doctor,
     "list": list_names,

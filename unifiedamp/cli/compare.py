@@ -1,7 +1,8 @@
-"""``unifiedamp compare``: a workload under several backends, policies, compile modes and batch sizes."""
+"""``unifiedamp compare``: a workload, or a script, under several backends, policies, compile modes and batch sizes."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..config.values import parse_setting
+from ..errors import ConfigError
+from ..loss_scale import parse_loss_scale
 from ..output.files import check_folder, remove_folders, write_whole
 from ..output.terminal import plain
 from ..workloads.compare.advice import advise
@@ -16,11 +20,15 @@ from ..workloads.compare.page import drawings, html
 from ..workloads.compare.rows import BASELINE, Row, tasks
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.run import compare as run_all
-from ..workloads.compare.write import COLUMNS, NUMBERS, cells, dump, markdown, notes, to_json
+from ..workloads.compare.write import NAMES, dump, markdown, notes, table_of, to_json
+from ..workloads.scripts.compare import ScriptOptions
+from ..workloads.scripts.schedule import LEAST
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
-from .named import Assignments, Config, Epochs, Named, Steps, Target
+from .named import Assignments, Config, Epochs, Named, OptionalTarget
+from .script_command import backend_options, named, only_one, refuse, script_of
+from .script_compare import OF_SCRIPTS, run_script
 from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
@@ -28,7 +36,8 @@ LEFT = TextColumn("left:")
 
 
 def compare(
-    workload: Target,
+    context: typer.Context,
+    workload: OptionalTarget = None,
     config: Config = None,
     assignments: Assignments = None,
     backends: Annotated[Words, typer.Option(help="torch,tensorflow,mxnet.")] = None,
@@ -40,11 +49,20 @@ def compare(
     ] = False,
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="The largest that --find-batch-size tries.")] = None,
     epochs: Epochs = None,
-    steps: Steps = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each run.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which each run is timed.")] = 5,
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
+    serial: Annotated[
+        bool, typer.Option("--serial", help="A script: one run after another, never two alive at the same time.")
+    ] = False,
+    loss_scale: Annotated[
+        str | None, typer.Option(help="A script: dynamic, none or a number, where a policy scales losses.")
+    ] = None,
+    backend_option: Annotated[
+        Words, typer.Option(help="A script: NAME=VALUE, a setting of its backend that wins over the script's.")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
@@ -55,6 +73,9 @@ def compare(
 
     Example: unifiedamp compare my_model.py --policies float32,mixed_bfloat16,mixed_float16
 
+    With "-- python train.py --my-flags" instead of a workload, your own script is run as it is, once per policy and
+    compile mode; its session (ua.Amp) takes the settings from here, and ends the script after --steps steps.
+
     Each run has a separate process: a crash or a lack of memory costs one row. Trainings run one after the
     other; then the runs of one backend, compile mode and batch size are timed interleaved. compare.md and compare.json
     are written after every row, compare.html after every such group and on Ctrl-C.
@@ -62,24 +83,38 @@ def compare(
     Exit code 0: all rows are finished (those that cannot run here say so); 1: a row failed, or none finished; 2: wrong
     arguments; 130: Ctrl-C.
     """
-    named = Named(workload, config, assignments, timeout, {"epochs": epochs, "steps": steps})
-    chosen = choices.policies(policies) or _default_policies(named.settings.amp["policy"])
-    modes = choices.compile_modes(compile) or [named.mode]
+    script = script_of(context)
+    if script is not None:
+        only_one(workload, script)
+        if steps is not None and steps < LEAST:
+            raise ConfigError(f"--steps {steps}: a script is measured over {LEAST} steps at least")
+        scale = None if loss_scale is None else parse_loss_scale(parse_setting(loss_scale)).to_dict()
+        of_script = ScriptOptions(
+            script, steps, rounds, timeout, serial, scale, backend_options(backend_option)
+        )  # fmt: skip
+        run_script(context, of_script, policies, compile, out, functools.partial(_run_rows, json=json))
+        return
+    target = named(workload, context)
+    refuse(context, OF_SCRIPTS, "belongs to a script: unifiedamp compare -- python train.py")
+    what = Named(target, config, assignments, timeout, {"epochs": epochs, "steps": steps})
+    chosen = choices.policies(policies) or _default_policies(what.settings.amp["policy"])
+    modes = choices.compile_modes(compile) or [what.mode]
     sizes: list[int | None] = [*choices.sizes(batch_sizes)]
-    folder = check_folder(out or Path("runs") / f"compare-{named.source.file.stem}", "--out")
-    names = named.backends(backends)
+    folder = check_folder(out or Path("runs") / f"compare-{what.source.file.stem}", "--out")
+    names = what.backends(backends)
     if sizes or find_batch_size:
-        named.check_batch_sizes("--batch-sizes" if sizes else "--find-batch-size")
+        what.check_batch_sizes("--batch-sizes" if sizes else "--find-batch-size")
     if not sizes and not find_batch_size:
-        sizes = [named.batch_size()]
+        sizes = [what.batch_size()]
     folder.mkdir(parents=True, exist_ok=True)
     remove_folders()
     groups = tasks(names, chosen, modes, [*sizes, *([0] if find_batch_size else [])])
-    options = Options(workload, config, named.given, named.train, rounds, max_batch_size, profile, timeout)
-    _compare(groups, options, folder, about(named.title, named.source.file), json)
+    options = Options(target, config, what.given, what.train, rounds, max_batch_size, profile, timeout)
+    head = about(what.title, what.source.file)
+    _run_rows(lambda bars, save: run_all(groups, options, bars, save), folder, head, sum(map(len, groups)), json)
 
 
-def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], json: bool) -> None:
+def _run_rows(run: Any, folder: Path, head: dict[str, str], count: int, json: bool) -> None:
     rows: list[Row] = []
 
     def save(found: list[Row], page: bool, final: bool = False) -> None:
@@ -91,8 +126,8 @@ def _compare(groups: Any, options: Options, folder: Path, head: dict[str, str], 
             write_whole(folder / "compare.html", html(rows, head, advice, final=final))
 
     try:
-        with Bars(console(stderr=True), sum(map(len, groups))) as bars:
-            run_all(groups, options, bars, save)
+        with Bars(console(stderr=True), count) as bars:
+            run(bars, save)
     except KeyboardInterrupt:
         save(rows.copy(), page=True)
         raise
@@ -113,7 +148,9 @@ def _default_policies(own: Any) -> list[str]:
 
 def _show(rows: list[Row], head: dict[str, str], folder: Path) -> None:
     out = console()
-    out.print(table(head["title"], COLUMNS, map(cells, rows), right=NUMBERS, verdicts=("state",), heads=4))
+    shown = table_of(rows)
+    heads = sum(name in NAMES for name in shown.columns)
+    out.print(table(head["title"], shown.columns, shown.rows, right=shown.numbers, verdicts=("state",), heads=heads))
     for line in notes(rows):
         say(out, line, "dim")
     for line in advise(rows):
@@ -148,5 +185,5 @@ class Bars:
     def finished(self, row: Row) -> None:
         """A row is finished, well or not."""
         self._progress.advance(self._all)
-        speed = f"{row.samples_per_second:.0f} samples/s" if row.samples_per_second else row.reason
+        speed = f"{row.samples_per_second:.4g} {row.unit}/s" if row.samples_per_second else row.reason
         say(self._progress.console, f"{row.label}: {row.state}, {speed}")

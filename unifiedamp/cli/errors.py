@@ -17,6 +17,7 @@ from ..errors import AmpError, nearest
 from ..output.files import reason
 from ..output.signals import Terminated, terminable
 from ..output.terminal import visible
+from .script_command import split
 from .show import complain
 
 P = ParamSpec("P")
@@ -105,6 +106,9 @@ class OneLineGroup(TyperGroup):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **kwargs)
         _show_escapes(sys.stdout)
+        args, script = split(sys.argv[1:] if args is None else args)
+        if script is not None:
+            kwargs["obj"] = script
         try:
             code = super().main(args, standalone_mode=False, **kwargs)
             sys.stdout.flush()

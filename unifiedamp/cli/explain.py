@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,27 +11,35 @@ from rich.console import Console
 
 from ..config.arguments import read_arguments
 from ..errors import AmpWarning
-from ..explain.shape_advice import advise
-from ..policy.layer_globs import match_layers
+from ..explain.layers import layer_rows
 from ..session import Amp
+from ..workloads.compare.run import TIMEOUT
 from ..workloads.configuration import read_settings, read_source
 from ..workloads.definition.reference import is_reference
 from ..workloads.definition.settings import read_assignments
+from ..workloads.scripts.compare import ScriptOptions
+from ..workloads.scripts.single import explain_script
 from . import choices
 from .named import Assignments
+from .script_command import named, only_one, refuse, script_of
 from .show import console, print_json, say, table
 
 
 def explain(
+    context: typer.Context,
     config: Annotated[
-        str, typer.Argument(metavar="FILE", help="A .toml or .json file, or a workload: FILE.py or FILE.py:NAME.")
-    ],
+        str | None,
+        typer.Argument(metavar="FILE", help="A .toml or .json file, or a workload: FILE.py or FILE.py:NAME."),
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
     policy: Annotated[str | None, typer.Option(help="float32, mixed_bfloat16, mixed_float16, O1, ...")] = None,
     assignments: Assignments = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Prepare the workload's model too: its layers, and advice on their sizes.")
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="A script: seconds without a sign of life after which it counts as hung.")
+    ] = TIMEOUT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the native calls and values that a configuration becomes, what is emulated, and what has no effect.
@@ -42,18 +48,29 @@ def explain(
 
     Of a workload, the model is prepared, and its layers are listed; of a configuration that names one, with --layers.
 
+    With "-- python train.py --my-flags" instead, your own script is run as it is up to its first step; the plan is that
+    of its session, with the layers of its models.
+
     Exit code 0: the configuration can run here; 2: it cannot, or cannot be read (the reason is printed).
     """
+    script = script_of(context)
+    if script is not None:
+        only_one(config, script)
+        refuse(
+            context, ("backend", "layers", "assignments"),
+            "belongs to a configuration; your script names its own backend",
+        )  # fmt: skip
+        found = explain_script(ScriptOptions(script, timeout=timeout), policy)
+        print_json(found) if json else show_plan(found)
+        return
+    file = named(config, context)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = (
-            _with_layers(config, assignments, backend, policy)
-            if layers or assignments or is_reference(config)
-            else _plan(config, backend, policy)
-        )
+        with_layers = layers or assignments or is_reference(file)
+        found = _with_layers(file, assignments, backend, policy) if with_layers else _plan(file, backend, policy)
     messages = [str(one.message) for one in caught if issubclass(one.category, AmpWarning)]
     found["warnings"] = list(dict.fromkeys(messages))
-    print_json(found) if json else _show(found)
+    print_json(found) if json else show_plan(found)
 
 
 def _plan(config: str, backend: str | None, policy: str | None) -> dict[str, Any]:
@@ -74,44 +91,15 @@ def _with_layers(target: str, assignments: list[str] | None, backend: str | None
     if settings.amp["backend"] is not None:
         choices.one_backend(settings.amp["backend"])
     run = make_run(settings)
-    batch_size = run.workload.settings.get("batch_size")
     try:
-        return {**run.amp.explain().to_dict(), **_layers(run.amp, run.model, batch_size)}
+        size = run.workload.settings.get("batch_size")
+        return {**run.amp.explain().to_dict(), **layer_rows(run.amp, [run.model], size)}
     finally:
         run.amp.close()
 
 
-def _layers(amp: Amp, model: Any, batch_size: Any) -> dict[str, Any]:
-    """Return the layers that multiply matrices, the dtype each computes in, and the sizes that do not suit it."""
-    support = amp.capabilities.feature("shape_advice")
-    if not support:
-        return {"layers": [], "shapes": [], "shapes_reason": support.reason}
-    known = list(amp.backend.layer_shapes.matmul_shapes([model]))
-    # A glob may name a layer that is none of these.
-    globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
-    other = match_layers(globs, [one.layer for one in known])
-    float8 = {row.setting.removeprefix("float8.") for row in amp.explain() if row.value == "float8"}
-    dtypes = {
-        one.layer: "float8" if one.layer in float8 else one.dtype or other.get(one.layer) or amp.policy.region_dtype
-        for one in known
-    }
-    layers = [
-        {"layer": one.layer, "kind": one.kind, "sizes": dict(one.dimensions), "dtype": dtypes[one.layer]}
-        for one in known
-    ]
-    # Of the advice for each dtype, what is said of the layers that compute in it; the batch goes through all of them.
-    dtypes["(batch)"] = amp.policy.compute_dtype
-    advice = [
-        asdict(one)
-        for dtype in dict.fromkeys(dtypes.values())
-        for one in advise(amp.backend, [model], dtype, batch_size)
-        if dtypes[one.layer] == dtype
-    ]
-    order = list(dtypes)
-    return {"layers": layers, "shapes": sorted(advice, key=lambda one: order.index(one["layer"]))}
-
-
-def _show(found: dict[str, Any]) -> None:
+def show_plan(found: dict[str, Any]) -> None:
+    """Print a plan as tables."""
     out = console()
     columns = ("setting", "value", "native", "effect", "note")
     rows = [[row[column] for column in columns] for row in found["rows"]]

@@ -18,6 +18,10 @@ BATCH_SIZE = "batch_size"
 Target = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="FILE.py or FILE.py:NAME, or a .toml or .json file that names it.")
 ]
+OptionalTarget = Annotated[
+    str | None,
+    typer.Argument(metavar="WORKLOAD", help="FILE.py or FILE.py:NAME, or a .toml or .json file that names it."),
+]
 Config = Annotated[
     Path | None, typer.Option(help="A .toml or .json file with the tables amp, train and settings, beside FILE.py.")
 ]

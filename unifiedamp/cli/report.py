@@ -38,14 +38,15 @@ def report(
     policy: Annotated[str | None, typer.Option(help="Of a workload: float32, mixed_float16, ...")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Of a workload: optimizer steps to train.")] = STEPS,
     every: Annotated[int, typer.Option(min=1, help="Of a workload: steps from one recorded step to the next.")] = EVERY,
-    html: Annotated[Path | None, typer.Option(help="Write a page with plots here (one file).")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the plots into this folder (needs matplotlib).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures here (one file).")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the pictures into this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of sentences.")] = False,
 ) -> None:  # fmt: skip
     """Explain what precision did to each layer's numbers, and what to change.
 
-    A workload is trained for some steps with the recorder on; recording and page go to runs/report-NAME. Plots that
-    cannot be drawn are a warning.
+    A workload is trained for some steps with the recorder on; recording and page go to runs/report-NAME.
+
+    Plots that cannot be drawn are a warning.
 
     Exit code 0: the report is written, whatever it says; 2: the file is no recording or workload, or cannot be read or
     written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.status import Status
@@ -13,21 +13,26 @@ from ..config import plugins
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
 from ..output.terminal import plain
-from ..workloads.compare.rows import BASELINE
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.configuration import Source
-from ..workloads.tune.run import Finding, Prober, TuneGoal, choose, default_out
+from ..workloads.scripts.compare import ScriptOptions
+from ..workloads.tune.prober import TuneGoal, choose, scale_of
+from ..workloads.tune.run import default_out
 from ..workloads.tune.run import tune as tune_all
-from ..workloads.tune.write import as_evidence, base, tuned
+from ..workloads.tune.write import as_evidence, base, tuned_text
 from ..workloads.workers import Worker
 from . import choices
 from .about import about
-from .named import Assignments, Config, Named, Target
-from .show import console, print_json, say, table
+from .named import Assignments, Config, Named, OptionalTarget
+from .script_command import named, only_one, refuse, script_of
+from .script_tune import OF_WORKLOADS, tune_command
+from .show import console, print_json
+from .tuned_table import show_findings
 
 
 def tune(
-    workload: Target,
+    context: typer.Context,
+    workload: OptionalTarget = None,
     config: Config = None,
     assignments: Assignments = None,
     backend: Annotated[str | None, typer.Option(help="torch, tensorflow, mxnet, or a plugin's name.")] = None,
@@ -40,7 +45,10 @@ def tune(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
     ] = TIMEOUT,
-    out: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write."),
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Overwrite the file if it is there: the configuration, without --out.")
     ] = False,
@@ -50,32 +58,42 @@ def tune(
 
     Example: unifiedamp tune my_model.py --backend torch --out tuned.toml
 
+    With "-- python train.py --my-flags" instead of a workload, your own script is run as it is, once for each try, and
+    the table [amp] that was found is written: ua.Amp.from_config("amp.tuned.toml") takes it.
+
     Each policy is trained for some steps from the workload's first weights: with a loss scale, from the largest initial
     one that skips none of the first ten steps; where the loss is off, with as few layers in float32 as mend it. Those
     that hold are timed interleaved. `unifiedamp train tuned.toml` then trains with the choice.
 
     Exit code 0: the file is written; 2: wrong arguments, or the workload does not train in float32; 130: Ctrl-C.
     """
-    named = Named(workload, config, assignments, timeout, amp={"backend": backend})
-    target = _target(named.source, out, write)
+    script = script_of(context)
+    if script is not None:
+        only_one(workload, script)
+        refuse(context, OF_WORKLOADS, "belongs to a workload; your script has its own, put its flags after '--'")
+        goal = TuneGoal("the script", "", steps, tolerance, rounds)
+        tune_command(ScriptOptions(script, timeout=timeout), choices.policies(policies), goal, out, write, json)
+        return
+    what = Named(named(workload, context), config, assignments, timeout, amp={"backend": backend})
+    target = _target(what.source, out, write)
     remove_folders()
-    name = named.one_backend()
-    goal = TuneGoal(name, named.mode, steps, tolerance, rounds, named.settings.amp["loss_scale"])
-    options = Options(workload, config, named.given, rounds=rounds, timeout=timeout)
+    name = what.one_backend()
+    goal = TuneGoal(name, what.mode, steps, tolerance, rounds, what.settings.amp["loss_scale"])
+    options = Options(what.target, config, what.given, rounds=rounds, timeout=timeout)
     with console(stderr=True).status("") as status:
         begun = functools.partial(_begun, status)
         tried = choices.policies(policies) or _worth_trying(name, timeout)
         findings = tune_all(tried, goal, options, begun)
     chosen, why = choose(findings)
-    head = {key: value for key, value in about("", named.source.file).items() if key != "title"}
+    head = {key: value for key, value in about("", what.source.file).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
-    scale = Prober(goal, options, begun).scale_setting(chosen) if chosen.initial_scale is not None else None
-    text = tuned(base(named.source, target, named.given), target.suffix, name, chosen, scale, evidence)
-    write_whole(target, text)
+    scale = scale_of(chosen, goal) if chosen.initial_scale is not None else None
+    text = base(what.source, target, what.given)
+    write_whole(target, tuned_text(text, target.suffix, name, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
     else:
-        _show(findings, chosen, why, target)
+        show_findings(findings, chosen, why, target)
 
 
 def _target(source: Source, out: Path | None, write: bool) -> Path:
@@ -97,31 +115,5 @@ def _worth_trying(backend: str, timeout: float) -> list[str]:
     return [name for name in mixed if answers[name]["ok"] and answers[name]["helps"] is not False]
 
 
-def _show(findings: list[Finding], chosen: Finding, why: str, target: Path) -> None:
-    out = console()
-    columns = ("policy", "loss", "initial scale", "float32 layers", "samples/s", "x float32", "verdict")
-    rows: list[tuple[Any, ...]] = []
-    for one in findings:
-        verdict = "chosen" if one is chosen else one.reason or "trains as well"
-        rows.append((one.policy, _or_dash(one.loss, ".4f"), _or_dash(one.initial_scale, "g"),
-                     ", ".join(one.float32_layers) or "-", _or_dash(one.samples_per_second, ".0f"), _speed(one),
-                     verdict))  # fmt: skip
-    out.print(table("What was tried", columns, rows, right=("loss", "initial scale", "samples/s", "x float32"),
-                    verdicts=("verdict",)))  # fmt: skip
-    say(out, f"{chosen.policy}: {why}", "bold")
-    say(out, f"written to {target}")
-
-
 def _begun(status: Status, what: str) -> None:
     status.update(plain(what))
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _speed(one: Finding) -> str:
-    if one.ratio is None:
-        return "-"
-    same = one.policy == BASELINE
-    return "1" if same else f"{one.ratio:.2f} ({one.ratio_low:.2f}-{one.ratio_high:.2f})"

@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import unifiedamp as ua
+from unifiedamp.measured import making
 
-from . import after_step
+from . import after_step, note_loss
 
 __all__ = ["close", "convert_hybrid_block", "convert_model", "init", "init_trainer", "scale_loss", "unscale"]
 
@@ -45,7 +46,8 @@ def init(
     """
     policy = _policy(target_dtype)
     options = {"mxnet": {"layout_optimization": True}} if layout_optimization else None
-    amp = ua.Amp("mxnet", policy, loss_scale="none", backend_options=options)
+    with making("casts"):
+        amp = ua.Amp("mxnet", policy, loss_scale="none", backend_options=options)
     close()
     _begun.append((policy, amp.backend.interop.cast_everywhere(target_precision_ops, fp32_ops, conditional_fp32_ops)))
 
@@ -70,7 +72,8 @@ def init_trainer(optimizer_or_trainer: Any, loss_scale: Any = "dynamic") -> None
     """
     if not _begun:
         raise ua.StepOrderError("amp.init_trainer: AMP is not initialized; call amp.init() before models are made")
-    amp = ua.Amp("mxnet", _begun[0][0], loss_scale=loss_scale)
+    with making("scaler"):
+        amp = ua.Amp("mxnet", _begun[0][0], loss_scale=loss_scale)
     amp.backend.interop.adopt(optimizer_or_trainer, lambda: after_step(amp))
 
 
@@ -84,6 +87,7 @@ def scale_loss(loss: Any, optimizer_or_trainer: Any) -> AbstractContextManager[A
     Raises:
         WrongObjectError: ``init_trainer`` was not called for it.
     """
+    note_loss(loss)
     return _scaler(optimizer_or_trainer, "scale_loss").scaled(loss)  # type: ignore[no-any-return]  # MXNet is untyped
 
 

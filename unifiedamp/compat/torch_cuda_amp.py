@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 import unifiedamp as ua
+from unifiedamp.measured import making
 
-from . import after_step
+from . import after_step, note_loss, note_step
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
@@ -59,7 +60,8 @@ def autocast(*args: Any, device_type: Any = None, **options: Any) -> Any:
             raise ua.ConfigError(f"autocast: dtype must be torch.float16, bfloat16 or float32, got {dtype!r}")
         options = {"torch": {"cache_enabled": key[1]}}
         where = "cpu" if device == "cpu" else None
-        _sessions[key] = ua.Amp("torch", _POLICIES[dtype], loss_scale="none", device=where, backend_options=options)
+        with making("casts"):
+            _sessions[key] = ua.Amp("torch", _POLICIES[dtype], loss_scale="none", device=where, backend_options=options)
     return _sessions[key].autocast(enabled and dtype is not torch.float32)
 
 
@@ -121,8 +123,11 @@ class GradScaler(torch.amp.GradScaler):
     def _begin(self, settings: ua.DynamicLossScale) -> None:
         self._settings = settings
         if self._enabled:
-            self._amp = ua.Amp("torch", "mixed_float16", loss_scale=settings, device=self._kind)
+            with making("scaler"):
+                self._amp = ua.Amp("torch", "mixed_float16", loss_scale=settings, device=self._kind)
             self._scaler = self._amp.backend.interop.scaler
+            # Only a measured run gives another scale than asked for: under a policy that needs none.
+            self._enabled = isinstance(self._amp.loss_scale_settings, ua.DynamicLossScale)
 
     def _change(self, **changes: Any) -> None:
         """Go on with other settings from the same scale."""
@@ -135,13 +140,17 @@ class GradScaler(torch.amp.GradScaler):
 
     def scale(self, outputs: Any) -> Any:
         """Return a tensor, or nested lists of them, times the scale, in float32."""
+        note_loss(outputs)
+        return self._scaled(outputs)
+
+    def _scaled(self, outputs: Any) -> Any:
         if not self._enabled:
             return outputs
         if isinstance(outputs, torch.Tensor):
             return self._scaler.scale(outputs.float())
         if isinstance(outputs, (list, tuple)):
-            return type(outputs)(self.scale(each) for each in outputs)
-        return [self.scale(each) for each in outputs]
+            return type(outputs)(self._scaled(each) for each in outputs)
+        return [self._scaled(each) for each in outputs]
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the optimizer's gradients by the scale, once between two updates; decides whether they are finite."""
@@ -163,6 +172,8 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             self._scaler.update(new_scale)
             after_step(self._amp)
+        else:
+            note_step()
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -64,3 +64,16 @@ def check_positive(value: object, what: str) -> None:
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise ConfigError(f"{what} must be a positive number, got {value!r}")
+
+
+def parse_setting(text: str) -> object:
+    """Return a setting's value from a command line: true, false, a number, or else the text."""
+    known = {"true": True, "false": False}
+    if text.lower() in known:
+        return known[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

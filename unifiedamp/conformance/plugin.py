@@ -54,8 +54,14 @@ def backends(config: pytest.Config, module: Any = None) -> list[str]:
 
 def peers() -> list[str]:
     """Return every installed backend that has a harness."""
-    infos = plugins.available_backends()
-    return [name for name, info in infos.items() if info.installed and info.plugin and info.plugin.harness]
+    return [*_with_harness(tuple(plugins.backend_entry_points()))]
+
+
+@functools.cache
+def _with_harness(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Ask once for many tests: versions are read from the metadata of what is installed."""
+    infos = map(plugins.backend_info, names)
+    return tuple(info.name for info in infos if info.installed and info.plugin and info.plugin.harness)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -197,6 +197,7 @@ def _begin(accelerator: Any, source: SessionSource, where: str) -> None:
             "ACCELERATE_MIXED_PRECISION, or an Accelerator made before in this process); leave one of them out"
         )
     accelerator._unifiedamp = HostSteps(source.begin(accelerator.device), "accelerator.backward(loss)")
+    accelerator._unifiedamp.use_optimizers([])  # of an accelerator before
     accelerator._unprepared = []
     accelerator.scaler = _NotingScaler(accelerator._unifiedamp, accelerator)
 

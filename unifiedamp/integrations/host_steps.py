@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..backend import StepResult
-from ..errors import StepOrderError
+from ..errors import StepOrderError, UnsupportedError
 from ..session import Amp
 from ..training.step_order import Slot
 from . import applied_steps
@@ -107,11 +107,13 @@ class HostSteps:
         Raises:
             LossError: not a scalar, or not connected to any parameter.
             StepOrderError: it reaches parameters whose gradients are unscaled already.
+            UnsupportedError: several processes accumulate gradients of master weights.
         """
         self._loop.interruptions.check()
         slots = [*self._order.slots.values()]
         unscaled = [slot for slot in slots if slot.unscaled]
         named = [slot for slot in slots if not slot.unscaled and _trains(slot.optimizer)]
+        self._check_window(named)
         self._order.enter_region()
         self._order.begin_scale(named)
         before = [self._host.versions(slot.optimizer) for slot in unscaled]
@@ -122,6 +124,14 @@ class HostSteps:
         for slot, versions in zip(unscaled, before, strict=True):
             if self._host.versions(slot.optimizer) != versions:
                 raise self._late(slot)
+
+    def _check_window(self, slots: Sequence[Slot]) -> None:
+        """Refuse to accumulate in master weights, where DistributedDataParallel cannot reduce what they hold."""
+        if self.amp.backend.spec.master_weights and _processes() > 1 and any(slot.scaled for slot in slots):
+            raise UnsupportedError(
+                f"{self._backward}: {_processes()} processes cannot accumulate gradients with master_weights: "
+                "leave out the trainer's accumulation, or train under a mixed policy"
+            )
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the scaled loss, which the caller differentiates; see :meth:`backward`."""
@@ -222,6 +232,11 @@ class HostSteps:
                 "step; gradients of loss.backward() carry no loss scale, and cannot be used"
             )
         slot.scaled = True
+
+
+def _processes() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _params(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UnsupportedError
 from . import state
 from .host_steps import HostSteps
 
@@ -61,6 +62,18 @@ class SessionScaler(torch.amp.GradScaler):
         """Return after how many finite steps in a row the scale grows."""
         return self._loss_scale.growth_interval
 
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Refuse: the settings are the session's."""
+        raise _refused("growth_factor", new_factor)
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Refuse: the settings are the session's."""
+        raise _refused("backoff_factor", new_factor)
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Refuse: the settings are the session's."""
+        raise _refused("growth_interval", new_interval)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the session's state, in a layout that any ``GradScaler`` loads too."""
         return state.dump(self._steps.amp, self._steps.models)
@@ -68,3 +81,10 @@ class SessionScaler(torch.amp.GradScaler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the session's state, or that of a ``GradScaler``."""
         state.load(self._steps.amp, self._steps.models, state_dict)
+
+
+def _refused(name: str, value: float) -> UnsupportedError:
+    return UnsupportedError(
+        f"scaler.set_{name}: the settings of a session cannot change; pass "
+        f"loss_scale=ua.DynamicLossScale({name}={value!r}) to it"
+    )

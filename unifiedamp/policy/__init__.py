@@ -1,7 +1,7 @@
 """Precision policies: the value, its presets and text form, and globs over layer names."""
 
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
-from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, FrozenDict, Policy
+from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, AnyPolicy, FrozenDict, Policy
 
 __all__ = [
     "COMPUTE_DTYPES",
@@ -9,6 +9,7 @@ __all__ = [
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
+    "AnyPolicy",
     "FrozenDict",
     "Policy",
     "canonical_dtype",

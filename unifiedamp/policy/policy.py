@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import PolicyError, nearest
 from ..loss_scale import DynamicLossScale, LossScale, NoLossScale, parse_loss_scale
+from ..names import PolicyName
 from ..notebook import table_html
 from ..plain_values import plain
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
@@ -173,3 +174,6 @@ def _checked_layers(overrides: Mapping[str, str]) -> FrozenDict:
 
 PRESETS: dict[str, Policy] = {name: Policy(**settings) for name, settings in PRESET_FIELDS.items()}
 """The named policies."""
+
+AnyPolicy: TypeAlias = PolicyName | str | Policy | None
+"""What stands for a policy where it is an argument; None for the session's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from ..errors import StepOrderError
 
@@ -13,6 +13,19 @@ REFUSED = (
     "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "ema",
 )  # fmt: skip
 """The methods of ``Amp`` that a closed session refuses."""
+
+
+class Closable(Protocol):
+    """Compiled steps: they refuse to run once they are closed."""
+
+    closed: bool
+
+
+class Recording(Protocol):
+    """A recorder."""
+
+    def stop(self) -> None:
+        """End the recording. Idempotent."""
 
 
 def refuse(call: str, *_: Any, **__: Any) -> NoReturn:
@@ -32,6 +45,13 @@ def is_closed(session: object) -> bool:
     return REFUSED[0] in vars(session)
 
 
-def refuse_calls(session: object) -> None:
-    """Put refusals in the place of the session's methods, so that an open session pays for no check."""
+def close_session(session: Any, compiled: Closable, recorder: Recording | None) -> None:
+    """See ``Amp.close``; refusals take the place of methods, so that an open session pays for no check."""
+    if compiled.closed:
+        return
+    if recorder is not None:
+        recorder.stop()
+    session.averages.close()
+    compiled.closed = True
     vars(session).update({call: functools.partial(refuse, call) for call in REFUSED})
+    session.backend.close()

@@ -48,6 +48,8 @@ class CompiledSteps:
             ConfigError: an unknown ``mode``.
         """
         check_compile_mode(mode, "amp.compile: mode")
+        if self._loop.measure is not None:
+            mode = self._loop.measure.mode(mode)
         if fn is None:
             return functools.partial(self._decorated, mode=mode, tuning=tuning)
         return self._decorated(fn, mode, tuning)
@@ -63,7 +65,10 @@ class CompiledSteps:
 
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
-        compiled: Any = self._backend.compiler.compile(fn, self._loop.order, mode)
+        measure, step = self._loop.measure, fn
+        if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
+            step = measure.traced(fn)
+        compiled: Any = self._backend.compiler.compile(step, self._loop.order, mode)
         replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
         result: F = self.follow(compiled) if replays else compiled
         return result
@@ -71,7 +76,7 @@ class CompiledSteps:
     def follow(self, compiled: Any) -> Any:
         """Return ``compiled``; after each call that replays a trace, the scale is polled and the recorder notified."""
         loop, name = self._loop, getattr(compiled, "__name__", "the step")
-        order, monitor = loop.order, loop.monitor
+        order, monitor, measure = loop.order, loop.monitor, loop.measure
         ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
@@ -81,6 +86,8 @@ class CompiledSteps:
             if self.closed:
                 refuse(f"compile: {name}()")
             loop.interruptions.check()
+            if measure is not None:
+                measure.before_call()
             entered, ended = order.snapshot(), order.ended
             try:
                 output = compiled(*args, **kwargs)
@@ -96,6 +103,6 @@ class CompiledSteps:
                 listener.after_steps()
             if loop.scaling and monitor.steps == counted:
                 monitor.after_step()
-            return output
+            return output if measure is None else measure.after_call(output, entered in ends)
 
         return followed

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from ..backend import Backend
 from ..errors import UnsupportedError, WrongObjectError
-from .step_order import ReplicaStepOrders, StepOrder
+from .step_loop import StepLoop
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -14,9 +14,7 @@ Ts = TypeVarTuple("Ts")
 """What ``amp.prepare`` is given: one object, or two and further ones."""
 
 
-def prepare_objects(
-    backend: Backend, order: StepOrder | ReplicaStepOrders, objects: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], list[Any]]:
+def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
     """Return the prepared objects in the order given, and the models among them.
 
     Raises:
@@ -29,10 +27,12 @@ def prepare_objects(
     models = [obj for obj, yes in zip(objects, is_model, strict=True) if yes]
     optimizers = [obj for obj, yes in zip(objects, is_model, strict=True) if not yes]
     limit = backend.capabilities().feature("several_optimizers")
-    if len(order.slots) + len(optimizers) > 1 and not limit:
+    if len(loop.order.slots) + len(optimizers) > 1 and not limit:
         raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
     models, optimizers = map(list, backend.training.prepare(models, optimizers))
     for optimizer in optimizers:
-        order.bind(optimizer)
+        loop.order.bind(optimizer)
+    if loop.measure is not None:
+        loop.measure.prepared()
     left = {True: iter(models), False: iter(optimizers)}
     return tuple([next(left[yes]) for yes in is_model]), models

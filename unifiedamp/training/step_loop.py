@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..backend import Backend, result
 from ..backend.result import StepResult
+from ..config.values import check_positive
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
 from ..names import StepReason
@@ -39,6 +40,34 @@ class StepListener(Protocol):
     def discarded(self) -> None:
         """Note that the iteration in progress was dropped."""
 
+    def state_loaded(self, optimizers: int) -> None:
+        """Go on from a loaded state; ``optimizers`` are prepared."""
+
+
+class StepMeasure(Protocol):
+    """What follows the steps of a measured run."""
+
+    def prepared(self) -> None:
+        """Note that models and optimizers were prepared."""
+
+    def mode(self, asked: str) -> str:
+        """Return the mode of ``amp.compile`` in force."""
+
+    def before_call(self) -> None:
+        """Note that a compiled step is about to run."""
+
+    def traced(self, step: Any) -> Any:
+        """Return a step that also returns the losses that it scaled; for one that may run only while it is traced."""
+
+    def after_call(self, output: Any, ended: bool) -> Any:
+        """Note a call of a traced step, and return what the step itself returned."""
+
+    def loss(self, loss: Any, index: int) -> None:
+        """Note a loss that is differentiated for the optimizer ``index``."""
+
+    def after_step(self, outcome: StepResult | None = None) -> None:
+        """Note the end of an iteration."""
+
 
 class StepLoop:
     """Runs the calls of a session's steps.
@@ -53,6 +82,7 @@ class StepLoop:
         monitor: polls the loss scale after steps.
         interruptions: discards the windows of interrupted calls.
         listener: follows the steps; None for none.
+        measure: follows the steps of a measured run; None elsewhere.
         scaling: whether losses are scaled.
     """
 
@@ -70,6 +100,7 @@ class StepLoop:
         self.monitor = ScaleMonitor(backend, loss_scale)
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
+        self.measure: StepMeasure | None = None
         self._schedulers = SchedulerCheck(self.tracing)
         self._training.on_native_steps(
             self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
@@ -88,6 +119,8 @@ class StepLoop:
         slots = self._slots(named, "scale_loss")
         if self.order.begin_scale(slots):
             self._end_open_iteration()
+        if self.measure is not None:
+            self.measure.loss(loss, slots[0].index)
         return GuardedLoss(self._training.scale_loss(loss, named), slots, self.interruptions)
 
     def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
@@ -98,6 +131,8 @@ class StepLoop:
         if self.order.begin_scale(slots):
             self._end_open_iteration()
         loss: T = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
+        if self.measure is not None:
+            self.measure.loss(loss, slots[0].index)
         return loss
 
     def unscale(self, optimizer: Any, call: str = "unscale") -> Slot | None:
@@ -111,8 +146,9 @@ class StepLoop:
             self.interruptions.run([slot], call, self._unscale, slot, refusals=REFUSALS)
         return slot
 
-    def clip(self, call: str, optimizer: Any, limit: float) -> Any:
-        """Unscale, then run the clipping method ``call`` of the backend; None inside a window."""
+    def clip(self, call: str, argument: str, optimizer: Any, limit: float) -> Any:
+        """Unscale, then run the clipping method ``call`` of the backend with ``argument``; None inside a window."""
+        check_positive(limit, f"{call}: {argument}")
         slot = self.unscale(optimizer, call)
         if slot is None:
             return None
@@ -147,6 +183,8 @@ class StepLoop:
             scheduler.step()
         if (listener is not None or (ends and self.scaling)) and order.leads and not self.tracing():
             self._after_step(outcome, ends)
+        if self.measure is not None and ends and order.leads:
+            self.measure.after_step(outcome)
         return outcome
 
     def discard(self, optimizer: Any) -> StepResult:
@@ -159,6 +197,7 @@ class StepLoop:
         self._report_discarded()
         if ends:
             self._training.update_scale()
+            self._measure_end()
         return self._not_applied(result.DISCARDED)
 
     def restart(self, state: ScaleState) -> None:
@@ -172,6 +211,8 @@ class StepLoop:
         self.order.reset()
         self._training.write_state(state)
         self.monitor.expect(self._training.read_state())
+        if self.listener is not None:
+            self.listener.state_loaded(len(self.order.slots))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -187,6 +228,11 @@ class StepLoop:
         self._training.update_scale()
         if self.listener is not None and not self.tracing():
             self.listener.after_steps()
+        self._measure_end()
+
+    def _measure_end(self) -> None:
+        if self.measure is not None and self.order.leads:
+            self.measure.after_step()
 
     def _unscale(self, slot: Slot) -> None:
         if self.listener is not None:

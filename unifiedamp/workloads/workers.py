@@ -138,7 +138,7 @@ class Worker:
             self._process.wait(ENDING_SECONDS)
         self._end()
         code = self._process.returncode
-        return WorkerError(f"its process {_ending(code)}{self._said()}", "crash", _signal(code))
+        return WorkerError(f"its process {describe_ending(code)}{self._said()}", "crash", signal_name(code))
 
     def _said(self) -> str:
         said = self.stderr_tail()
@@ -218,15 +218,17 @@ def _deadline(timeout: float | None) -> float:
     return math.inf if timeout is None else time.monotonic() + timeout
 
 
-def _signal(code: int) -> str:
+def signal_name(code: int) -> str:
+    """Return the signal that ended a process; empty where none did."""
     try:
         return signal.Signals(-code).name if code < 0 else ""
     except ValueError:
         return ""
 
 
-def _ending(code: int) -> str:
+def describe_ending(code: int) -> str:
+    """Return how a process ended, in words."""
     if code >= 0:
         return f"ended with exit code {code}"
-    name = _signal(code) or f"signal {-code}"
+    name = signal_name(code) or f"signal {-code}"
     return f"was killed by {name}{' (which the system sends when memory runs out)' if name == 'SIGKILL' else ''}"

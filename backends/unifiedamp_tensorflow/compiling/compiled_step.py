@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import SessionSpec, StepOrderState, Switches, errors
+from unifiedamp.backend import SessionSpec, StepOrderState, Switches, WrappedStep, errors
 
 from .. import patches
 from ..distributed.distributed import TensorFlowDistributed
@@ -119,7 +119,8 @@ class CompiledStep:
             strategy = tf.distribute.get_strategy()
 
             def whole(*args: Any, **kwargs: Any) -> Any:
-                return strategy.run(self._fn, args, kwargs)
+                step = _converted(self._fn) if isinstance(self._fn, WrappedStep) else self._fn
+                return strategy.run(step, args, kwargs)
 
             whole.__name__ = _name(self._fn)
             whole.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
@@ -141,7 +142,7 @@ class CompiledStep:
         if self._xla:
             self._settle_xla()
         reduce_retracing = not (self._xla or self._needs_sizes)
-        converted = tf.__internal__.autograph.tf_convert(self._fn, tf.__internal__.autograph.control_status_ctx())
+        converted = _converted(self._fn)
 
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             arguments = self._arguments(args, kwargs)
@@ -222,6 +223,16 @@ def _around(mode: Callable[[], Any] | None, switches: Switches) -> Callable[[], 
             yield
 
     return both
+
+
+def _converted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step as AutoGraph rewrites it; of one that core has wrapped, the user's part alone."""
+    if isinstance(fn, WrappedStep):
+        return fn.around(_converted(fn.step))
+    converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(
+        fn, tf.__internal__.autograph.control_status_ctx()
+    )
+    return converted
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:

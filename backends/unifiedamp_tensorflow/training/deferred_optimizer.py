@@ -42,6 +42,7 @@ class DeferredSteps:
         self.prepared: PreparedOptimizer | None = None
         self.loss_scaled = self.unscaled = False
         self.fitting = False
+        self.losses: list[Tensor] = []
         self._finite: Tensor | None = None
         self._home: Graph | None = None
 
@@ -66,6 +67,7 @@ class DeferredSteps:
         self.loss_scaled = True
         if callable(loss):
             return lambda: optimizers.scaled(loss(), self.scaler.scale)
+        self.losses.append(loss)
         return optimizers.scaled(loss, self.scaler.scale)
 
     def unscale(self, gradients: Iterable[Gradient | None]) -> list[Gradient | None]:
@@ -96,6 +98,8 @@ class DeferredSteps:
         self.loss_scaled = self.unscaled = self.fitting = False
         self._finite = self._home = None
         self.steps.end_fit(self.prepared, pairs if finite is None else _marked(pairs, finite), scaled)
+        losses, self.losses = self.losses, []
+        self.steps.note_deferred(losses)
         if tf.executing_eagerly():
             self.after_step()
 
@@ -143,6 +147,7 @@ class _DeferredCalls(NativeBase):
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the scaled loss; Keras 3's ``fit`` then applies scaled gradients."""
         self._amp_steps.fitting = True
+        self._amp_steps.losses.append(loss)
         return optimizers.scaled(loss, self._amp_scaler.scale)
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Any:

@@ -19,13 +19,14 @@ from .. import patches
 from .._types import Model
 from ..distributed.replicas import Replicas
 from ..internals import epoch_logs_method, steps_per_execution
+from .fit_losses import FitLosses
 from .fit_run import FitRun
 from .native_steps import NativeSteps
 from .optimizers import SCALES_LOSS
 from .prepared_objects import PreparedObjects
 from .scaler import DeviceScaler
 
-MAKER, FIT = "make_train_function", "fit"
+MAKER, FIT, RESET = "make_train_function", "fit", "reset_metrics"
 ENDS_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
@@ -54,6 +55,7 @@ class Fitting:
     ) -> None:
         self._native_steps, self._prepared, self._scaler, self._recorder = native_steps, prepared, scaler, recorder
         self._runs: dict[int, list[FitRun]] = {}
+        self._losses: dict[int, FitLosses] = {}
         self._due = False
 
     def attach(self, model: Model, replicas: Replicas) -> Callable[[], None]:
@@ -61,6 +63,8 @@ class Fitting:
         if not hasattr(model, MAKER):
             return lambda: None
         methods: dict[str, Callable[..., Any]] = {MAKER: self._make, FIT: self._fit}
+        if self._native_steps.follower is not None:
+            methods[RESET] = self._reset
         if SCALES_LOSS and replicas.over_workers():
             methods[FIT] = _refuse_workers
         epoch_logs = epoch_logs_method(model)
@@ -98,6 +102,11 @@ class Fitting:
         run = self.run_of(model)
         return make(logs) if run is None else run.epoch_logs(make, logs)
 
+    def _reset(self, model: Model, reset: Callable[[], None]) -> None:
+        """Reset the metrics as Keras does: the mean of the losses begins anew."""
+        self._losses.setdefault(id(model), FitLosses()).restart()
+        reset()
+
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
         function: Any = make(force) or model.train_function
@@ -114,12 +123,14 @@ class Fitting:
         def follow(*args: object) -> Any:
             for prepared in self._prepared.optimizers:
                 prepared.check_fit("model.fit")
+            if self._native_steps.follower is not None:
+                self._native_steps.follower.before_step()
             if self._due or self._recorder.armed():
                 logs = self._one_by_one(model, single_steps(), *args)
             else:
                 logs = self._called(function, *args)
                 steps = steps_per_execution(model)
-                self._count(model, steps, ahead=steps)
+                self._count(model, steps, logs, ahead=steps)
             run = self.run_of(model)
             return logs if run is None else run.with_numbers(logs)
 
@@ -136,7 +147,7 @@ class Fitting:
                 if not number:
                     raise
                 break
-            self._count(model, 1, ahead=steps)
+            self._count(model, 1, logs, ahead=steps)
         return logs
 
     def _called(self, function: Callable[..., Any], *args: object) -> Any:
@@ -150,18 +161,23 @@ class Fitting:
                 prepared.restart_fit()
             raise
 
-    def _count(self, model: Model, steps: int, ahead: int) -> None:
+    def _count(self, model: Model, steps: int, logs: Any, ahead: int) -> None:
         """Report steps that have run; of micro-batches, also how many windows ended with them.
 
         Args:
             model: whose steps.
             steps: how many.
+            logs: what Keras returned of them.
             ahead: how many the next call will run.
         """
         windows = [each.fit_window for each in self._prepared.optimizers if each.outer is model.optimizer]
         window = windows[0] if windows else None
         ended = steps if window is None else window.count(steps)
         self._due = bool(self._native_steps.after_step(steps, ended, ahead))
+        if self._native_steps.follower is not None:
+            loss = self._losses.setdefault(id(model), FitLosses()).add(logs, steps)
+            for _ in range(ended):
+                self._native_steps.follower.native_step(loss)
 
 
 def _bound(method: Callable[..., Any], model: Model, name: str) -> Callable[..., Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from unifiedamp.backend import StepFollower
 
 from .._types import Tensor
 from ..distributed.replicas import Replicas
@@ -25,10 +27,12 @@ class NativeSteps:
         poll: core's: polls the scale now.
         observed: core's: whether the scale has observers.
         followed: how many calls, nested, report their steps from outside now.
+        follower: follows each step; None for none.
     """
 
     def __init__(self) -> None:
         self.followed = 0
+        self.follower: StepFollower | None = None
         self.stop()
 
     def start(self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
@@ -38,6 +42,7 @@ class NativeSteps:
     def stop(self) -> None:
         """Report nothing from here on, also from earlier traces."""
         self.start(lambda *_: False, lambda: None, lambda: False)
+        self.follower = None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -52,6 +57,33 @@ class NativeSteps:
         """Report a step of a prepared optimizer in a loop of Keras's form, unless it is traced or followed."""
         if tf.executing_eagerly() and not self.followed and replicas.here() == 0:
             self.after_step()
+            if self.follower is not None:
+                self.follower.native_step()
+
+    def deferred_step(self, losses: Sequence[Tensor]) -> None:
+        """Report the losses of a step in Keras 2's form; a traced one calls the follower each time it runs."""
+        follower = self.follower
+        if follower is None:
+            return
+        if tf.executing_eagerly():
+            for loss in losses:
+                follower.native_loss(loss)
+            return
+
+        def note(*values: Tensor) -> None:
+            for value in values:
+                follower.native_loss(value)
+            follower.native_step()
+
+        self.call_from_trace(note, losses)
+
+    def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """Have the trace of a step in a ``tf.function`` of the user's call ``fn`` with values, each time it runs."""
+        graph = tf.compat.v1.get_default_graph()
+        if self.followed or tf.executing_eagerly() or tf.distribute.has_strategy() or under_xla(graph):
+            return
+        with _after_all():
+            tf.py_function(fn, list(tensors), [])
 
     def after_nonfinite(self) -> None:
         """End the branch of a non-finite iteration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -90,6 +91,10 @@ class Steps:
         """Call :meth:`end_fit`; report the step to core where an eager loop in Keras's form made it."""
         self.end_fit(prepared, pairs, scaled, loss, flags)
         self._native_steps.after_eager_step(prepared.replicas)
+
+    def note_deferred(self, losses: Sequence[Tensor]) -> None:
+        """Report the step of an optimizer that was given to the session without a model."""
+        self._native_steps.deferred_step(losses)
 
     def _check_followed(self, prepared: PreparedOptimizer) -> None:
         if prepared.replicas.count > 1:

@@ -13,6 +13,7 @@ from unifiedamp.backend import (
     ScaledLoss,
     ScaleState,
     SessionSpec,
+    StepFollower,
     StepResult,
     Training,
     backward_in_context,
@@ -20,6 +21,7 @@ from unifiedamp.backend import (
     result,
 )
 
+from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
 from .checks import not_in_trace, scalar_loss
 from .native_steps import NativeSteps
@@ -159,6 +161,15 @@ class TensorFlowTraining(Training):
         self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]
     ) -> None:
         self._native_steps.start(after_step, poll, observed)
+
+    def follow_native_steps(self, follower: StepFollower) -> None:
+        self._native_steps.follower = follower
+
+    def run_uncompiled(self, enabled: bool) -> None:
+        patches.run_functions_eagerly(enabled)
+
+    def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        self._native_steps.call_from_trace(fn, tensors)
 
 
 def _steps_of(prepared: PreparedOptimizer) -> int:

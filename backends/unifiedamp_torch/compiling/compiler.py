@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, Switches, errors
+from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, Switches, WrappedStep, errors
 
 from ..device.kinds import traits
 from ..distributed.distributed import why_shared
@@ -67,13 +67,15 @@ class TorchCompiler(Compiler):
             return self.captured(fn, order)
         exclude_from_compilation(self._untraced)
         compiled = compile_step(
-            fn,
+            fn.step if isinstance(fn, WrappedStep) else fn,
             self._spec.policy.op_overrides,
             lambda: self._recording()[1],
             static=captures,
             switches=self._switches,
             begin=self.steps.flags.save_with_regions,
         )
+        if isinstance(fn, WrappedStep):
+            compiled = fn.around(compiled)
         return self.captured(compiled, order, Updates()) if captures else compiled
 
     def captured(self, fn: Callable[..., Any], order: StepOrderState, updates: Updates | None = None) -> CapturedStep:

@@ -9,6 +9,7 @@ import torch
 
 import unifiedamp as ua
 from unifiedamp.backend import LossScale
+from unifiedamp.measured import making
 
 from . import lists
 from .forward import AutocastForward
@@ -102,7 +103,9 @@ def _attach(
     """Prepare everything in a session, and make a scaler per loss; return the scalers."""
     device = next((param.device for model in models for param in model.parameters()), torch.device("cpu"))
     masters = bool(options.master_weights) and policy.param_dtype != "float32"
-    session = ua.Amp("torch", policy=policy, loss_scale="none", device=str(device), master_weights=masters)
+    with making("casts"):
+        session = ua.Amp("torch", policy=policy, loss_scale="none", device=str(device), master_weights=masters)
+    policy, masters = session.policy, masters and session.policy.param_dtype != "float32"
     own = [params_of(optimizer) for optimizer in optimizers]
     session.prepare(*models, *unowned_params(models, own, options), *optimizers)
     if policy.is_mixed:

@@ -9,6 +9,7 @@ import torch
 
 import unifiedamp as ua
 from unifiedamp.backend import LossScale
+from unifiedamp.measured import making
 
 
 class PassGradients(torch.optim.Optimizer):
@@ -46,7 +47,8 @@ class LossScaler:
     def __init__(self, loss_id: int, loss_scale: LossScale, params: Mapping[str, Any], device: Any) -> None:
         self.loss_id = loss_id
         self.moves = 0
-        self.session = ua.Amp("torch", policy="float32", loss_scale=loss_scale, device=str(device))
+        with making("scaler"):
+            self.session = ua.Amp("torch", policy="float32", loss_scale=loss_scale, device=str(device))
         # Where all parameters have 16 bits, something must stand for them while the session is made ready.
         self._bag = Named(params or {"none": torch.nn.Parameter(torch.zeros((), device=device))})
         self._gradients = PassGradients(self._bag.parameters(), {})

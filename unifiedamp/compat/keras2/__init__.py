@@ -4,15 +4,23 @@ from unifiedamp.compat.keras2 import LossScaleOptimizer, enable_mixed_precision_
 from unifiedamp.compat.keras2 import experimental as mixed_precision
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from . import experimental
-from .optimizer import LossScaleOptimizer
+from .optimizer import LossScaleOptimizer, keras_policy
 from .rewrite import disable_mixed_precision_graph_rewrite, enable_mixed_precision_graph_rewrite, session_config
 
 Policy = tf.keras.mixed_precision.Policy
 global_policy = tf.keras.mixed_precision.global_policy
-set_global_policy = tf.keras.mixed_precision.set_global_policy
+
+
+def set_global_policy(policy: Any) -> None:
+    """Set Keras's global policy, a name or a policy of Keras's."""
+    name = getattr(policy, "name", policy)
+    tf.keras.mixed_precision.set_global_policy(policy if keras_policy(name) == name else keras_policy(name))
+
 
 __all__ = [
     "LossScaleOptimizer",

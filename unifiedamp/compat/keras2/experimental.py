@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import unifiedamp as ua
 
-from .optimizer import dynamic_scale, session, wrapped
+from .optimizer import dynamic_scale, keras_policy, session, wrapped
 
 __all__ = [
     "DynamicLossScale",
@@ -84,7 +84,7 @@ def set_policy(policy: Any) -> None:
     """
     chosen = policy if isinstance(policy, Policy) else Policy(getattr(policy, "name", policy))
     # Not the policy itself: Keras writes what is set into the configurations of layers, and should find its own class.
-    _native.set_global_policy(chosen.name)
+    _native.set_global_policy(keras_policy(chosen.name))
     _set[:] = [chosen]
     if chosen.loss_scale is None:
         _compile_natively()

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import unifiedamp as ua
+from unifiedamp.measured import making, policy_in_force
 
 from .. import after_step
 
@@ -58,7 +59,28 @@ def session(loss_scale: Any, policy: str | None = None, **options: Any) -> ua.Am
     """Return a session under ``policy``, or what Keras's global policy computes in."""
     name = policy or f"mixed_{tf.keras.mixed_precision.global_policy().compute_dtype}"
     name = "float32" if name not in ("mixed_float16", "mixed_bfloat16") else name
-    return ua.Amp("tensorflow", name, loss_scale=loss_scale, backend_options={"tensorflow": options})
+    _check_in_force(name)
+    with making("scaler"):
+        return ua.Amp("tensorflow", name, loss_scale=loss_scale, backend_options={"tensorflow": options})
+
+
+def keras_policy(name: str) -> str:
+    """Return the Keras policy in force for one that a script names: another one in a measured run."""
+    wanted = policy_in_force(name)
+    if wanted == name:
+        return name
+    dtype = ua.Policy.parse(wanted).compute_dtype
+    return dtype if dtype == "float32" else f"mixed_{dtype}"
+
+
+def _check_in_force(name: str) -> None:
+    """Refuse to measure a policy that is not in force: the script sets Keras's own, past this module."""
+    wanted = policy_in_force("") or name
+    if ua.Policy.parse(wanted).compute_dtype != ua.Policy.parse(name).compute_dtype:
+        raise ua.ConfigError(
+            f"this run is to measure {wanted!r}, and Keras's global policy computes in {name!r}: set it by "
+            "unifiedamp.compat.keras2.set_global_policy, not by tf.keras.mixed_precision"
+        )
 
 
 def wrapped(amp: ua.Amp, optimizer: Any) -> Any:

@@ -15,6 +15,8 @@ WORTH_IT = 1.05
 """A ratio of speed from which a change is worth making."""
 ROUNDS, CLEAR = 5, 1.2
 """Fewer rounds may be all alike by chance; they count when the smallest ratio is at least this."""
+LOSS = 0.05
+"""How much higher than float32's the loss of a script may be, as a share of it."""
 SAVES = 0.8
 """A share of float32's memory below which a policy is worth having for that alone."""
 
@@ -102,7 +104,7 @@ def _as_good_otherwise(row: Row, baseline: Row) -> bool:
     if before is None or after is None or row.loss is None:
         return False
     worse = after - before if name == "loss" else before - after
-    return worse <= LOST * abs(before)
+    return worse <= (LOST if row.unit != "steps" else LOSS) * abs(before)
 
 
 def _faster(row: Row) -> bool:

@@ -37,8 +37,8 @@ class Trained(Answer):
     recall: float | None
     f1: float | None
     test_images: Count
-    compile_seconds: Seconds | None = None
     scores: dict[str, float | None] = {}
+    compile_seconds: Seconds | None = None
     losses: list[float | None]
     scales: list[tuple[float, float, float] | list[float]]
     scale: float

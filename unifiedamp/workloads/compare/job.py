@@ -107,7 +107,7 @@ class Job:
             "test_images": int(scores.pop("samples", None) or 0),
             "scores": scores,
             "loss": watcher.row["loss"],
-            "compile_seconds": sum(row["compile_seconds"] for row in run.history.epochs),
+            "compile_seconds": watcher.compile_seconds,
             "losses": [loss if math.isfinite(loss) else None for loss in run.history.losses],
             "scales": [list(row) for row in run.history.scales],
             **{key: state[key] for key in ("scale", "applied_steps", "skipped_steps")},
@@ -244,15 +244,18 @@ class _Reporting:
 
     Attributes:
         row: that of the last epoch.
+        compile_seconds: of all epochs.
     """
 
     def __init__(self, report_progress: ReportProgress, train: TrainTable) -> None:
         self._report_progress, self._train, self._last = report_progress, train, 0.0
         self.row: dict[str, Any] = {}
+        self.compile_seconds = 0.0
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Keep an epoch's row."""
         self.row = row
+        self.compile_seconds += row["compile_seconds"]
 
     def follow(self, windows: Iterable[list[Any]], run: Run, count: int | None) -> Iterator[list[Any]]:
         """Yield ``windows``; report the progress at most ten times a second."""

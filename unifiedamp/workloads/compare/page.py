@@ -9,7 +9,7 @@ from ...output.charts.drawing import Drawing
 from ...output.pages import drawn_or_why, render
 from . import plots
 from .rows import Row
-from .write import COLUMNS, NAMES, NUMBERS, cells, notes, tone
+from .write import NAMES, Cells, notes, table_of, tone
 
 MUTED = ("failed", "refused", "waiting")
 """States of a row whose cells say little."""
@@ -25,14 +25,18 @@ def html(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str], *
         final: False while runs are still to come; said on the page.
     """
     drawn, why = drawings(rows)
+    shown = table_of(rows)
     return render(
         "comparison",
         about=about,
         final=final,
         advice=advice,
-        columns=[{"name": name, "kind": _kind(name)} for name in COLUMNS],
-        rows=[{"state": "muted" if row.state in MUTED else "", "cells": _cells(row)} for row in rows],
-        heads=sum(name in NAMES for name in COLUMNS),
+        columns=[{"name": name, "kind": _kind(name, shown)} for name in shown.columns],
+        rows=[
+            {"state": "muted" if row.state in MUTED else "", "cells": _cells(row, line, shown)}
+            for row, line in zip(rows, shown.rows, strict=True)
+        ],
+        heads=sum(name in NAMES for name in shown.columns),
         notes=notes(rows),
         drawings=drawn,
         not_drawn=why,
@@ -44,9 +48,9 @@ def drawings(rows: Sequence[Row]) -> tuple[list[Drawing], str]:
     return drawn_or_why(lambda: plots.drawings(rows))
 
 
-def _kind(column: str) -> str:
-    return "number" if column in NUMBERS else "text long" if column == "policy" else "text"
+def _kind(column: str, shown: Cells) -> str:
+    return "number" if column in shown.numbers else "text long" if column == "policy" else "text"
 
 
-def _cells(row: Row) -> list[dict[str, str]]:
-    return [{"text": text, "tone": tone(row, name)} for name, text in zip(COLUMNS, cells(row), strict=True)]
+def _cells(row: Row, line: Sequence[str], shown: Cells) -> list[dict[str, str]]:
+    return [{"text": text, "tone": tone(row, name)} for name, text in zip(shown.columns, line, strict=True)]

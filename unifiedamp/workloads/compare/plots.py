@@ -52,11 +52,14 @@ def _speeds(timed: Sequence[Row], rows: Sequence[Row], look: Styles) -> Drawing:
             min(row.rates, default=None), max(row.rates, default=None))
         for row in timed
     ]  # fmt: skip
+    unit = timed[0].unit
     axis = linear(
-        [0.0, *(bar.value for bar in drawn), *(bar.high or 0.0 for bar in drawn)], "samples per second", pad=0
+        [0.0, *(bar.value for bar in drawn), *(bar.high or 0.0 for bar in drawn)], f"{unit} per second", pad=0
     )
     said = "; ".join(f"{bar.label} {bar.said}" for bar in drawn)
-    return bars("Samples per second", said, axis, drawn, note="Whiskers: the slowest and the fastest round.")
+    return bars(
+        f"{unit.capitalize()} per second", said, axis, drawn, note="Whiskers: the slowest and the fastest round."
+    )
 
 
 def _speed(row: Row) -> str:

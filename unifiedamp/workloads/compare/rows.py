@@ -9,6 +9,8 @@ from typing import Any
 from ..interleaved import ratio
 
 BASELINE = "float32"
+SCRIPT = -1
+"""The batch size of a task that runs a script: the script's, which is not known."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,15 @@ class Task:
     @property
     def circumstances(self) -> str:
         """Compile mode and batch size, in words."""
-        size = "" if self.batch_size is None else f", batch size {self.batch_size or 'the largest that fits'}"
-        return f"compile {self.compile}{size}"
+        mode = f"compile {self.compile or 'as in the script'}"
+        return mode if self.batch_size is None else f"{mode}, {self.size}"
+
+    @property
+    def size(self) -> str:
+        """The batch size in words."""
+        if self.batch_size == SCRIPT:
+            return "the script's batch size"
+        return f"batch size {self.batch_size or 'the largest that fits'}"
 
     @property
     def group(self) -> tuple[str, str, int | None]:
@@ -51,7 +60,8 @@ class Row:
         reason: why it was refused or failed.
         notes: warnings of the session.
         batch_size: what was run; that of the task, the largest that fits, or None.
-        samples_per_second: of training, the median over the rounds; compiling is not in it.
+        unit: what is counted per second; "steps" for a script, whose batch size is not known.
+        samples_per_second: of training, in ``unit``, the median over the rounds; compiling is not in it.
         compile_seconds: what the step's first calls took beyond usual ones: tracing, compiling, first allocations.
         rates: of each round.
         ratio, ratio_low, ratio_high: how many times faster than ``baseline``: the median, smallest and largest over the
@@ -71,6 +81,7 @@ class Row:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     batch_size: int | None = 0
+    unit: str = "samples"
     samples_per_second: float | None = None
     compile_seconds: float | None = None
     rates: list[float] = field(default_factory=list)
@@ -98,8 +109,8 @@ class Row:
     def label(self) -> str:
         """What identifies this row, in few words."""
         size = self.batch_size or self.task.batch_size
-        named = "" if size is None else f" {size or 'largest'}"
-        return f"{self.task.backend} {self.task.policy} {self.task.compile}{named}"
+        known = () if size is None or size == SCRIPT else (str(size or "largest"),)
+        return " ".join(filter(None, [self.task.backend, self.task.policy, self.task.compile, *known]))
 
     @property
     def is_baseline(self) -> bool:
@@ -111,7 +122,8 @@ class Row:
         own = {key: value for key, value in vars(self).items() if key not in ("task", "batch_size")}
         task = self.task
         head = {"backend": task.backend, "policy": task.policy, "compile": task.compile}
-        size = {"batch_size": self.batch_size or task.batch_size, "largest_batch_size": task.batch_size == 0}
+        known = None if task.batch_size == SCRIPT else self.batch_size or task.batch_size
+        size = {"batch_size": known, "largest_batch_size": task.batch_size == 0}
         return {**head, **size, **own}
 
 
@@ -136,5 +148,5 @@ def set_ratios(group: Sequence[Row]) -> None:
         if row.rates and len(row.rates) == len(baseline.rates):
             found = ratio(row.rates, baseline.rates)
             row.ratio, row.ratio_low, row.ratio_high = found.value, found.low, found.high
-            size = f", batch size {baseline.batch_size}" if baseline.batch_size else ""
-            row.baseline = BASELINE + size
+            known = row.task.batch_size != SCRIPT and baseline.batch_size
+            row.baseline = f"{BASELINE}, batch size {baseline.batch_size}" if known else BASELINE

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...output.pages import markdown_text
 from ...output.terminal import visible
-from .rows import Row
+from .rows import SCRIPT, Row
 
 COLUMNS = (
     "backend", "policy", "compile", "batch", "samples/s", "x float32", "compile s", "peak memory", "loss", "accuracy",
@@ -17,6 +17,26 @@ COLUMNS = (
 NUMBERS = COLUMNS[3:-1]
 NAMES = COLUMNS[:4]
 """Columns that say which run a row is."""
+OF_DATA = frozenset({"batch", "accuracy", "precision", "recall", "F1", "score"})
+"""Columns that a script has nothing for: its data is its own."""
+
+
+class Cells(NamedTuple):
+    """A table: its columns, those of numbers, and the cells of each row."""
+
+    columns: tuple[str, ...]
+    numbers: frozenset[str]
+    rows: list[list[str]]
+
+
+def table_of(rows: Sequence[Row]) -> Cells:
+    """Return rows as a table; without the columns that no row of a script has."""
+    scripts = bool(rows) and all(row.task.batch_size == SCRIPT for row in rows)
+    kept = [index for index, name in enumerate(COLUMNS) if not (scripts and name in OF_DATA)]
+    renamed = {"samples/s": "steps/s"} if scripts else {}
+    columns = tuple([renamed.get(COLUMNS[index], COLUMNS[index]) for index in kept])
+    numbers = frozenset(renamed.get(name, name) for name in NUMBERS)
+    return Cells(columns, numbers, [[every[index] for index in kept] for every in map(cells, rows)])
 
 
 def cells(row: Row) -> list[str]:
@@ -27,9 +47,9 @@ def cells(row: Row) -> list[str]:
     return [
         task.backend,
         task.policy,
-        task.compile,
+        task.compile or "-",
         size,
-        _number(row.samples_per_second, ".0f"),
+        _number(row.samples_per_second, ".0f" if row.unit == "samples" else ".4g"),
         _ratio(row),
         _number(row.compile_seconds, ".1f"),
         _memory(row),
@@ -77,15 +97,15 @@ def _tensor_cores(row: Row) -> str:
 
 def markdown(rows: Sequence[Row], about: Mapping[str, Any], advice: Sequence[str]) -> str:
     """Return the page for people who read Markdown."""
-    right = {name: name in NUMBERS for name in COLUMNS}
+    shown = table_of(rows)
     command = visible(about["command"]).replace("`", "'")
     lines = [
         f"# {markdown_text(about['title'])}\n",
         f"{markdown_text(about['machine'])}; {markdown_text(about['versions'])}. {markdown_text(about['date'])}: "
         f"`{command}`\n",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + "|".join(" ---: " if right[name] else " --- " for name in COLUMNS) + "|",
-        *("| " + " | ".join(map(markdown_text, cells(row))) + " |" for row in rows),
+        "| " + " | ".join(shown.columns) + " |",
+        "|" + "|".join(" ---: " if name in shown.numbers else " --- " for name in shown.columns) + "|",
+        *("| " + " | ".join(map(markdown_text, line)) + " |" for line in shown.rows),
         "",
         *(f"- {markdown_text(line)}" for line in notes(rows)),
         *(f"- **{markdown_text(line)}**" for line in advice),
@@ -97,15 +117,16 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Return what must be said below the table."""
     found = []
     baselines = sorted({row.baseline for row in rows if row.baseline})
+    unit = rows[0].unit if rows else "samples"
     if baselines:
         found.append(
-            "x float32: how many times the samples per second of float32, of the same backend and compile mode "
+            f"x float32: how many times the {unit} per second of float32, of the same backend and compile mode "
             f"({'; '.join(baselines)}); the median of the rounds, with the smallest and the largest"
         )
     if any(row.compile_seconds is not None for row in rows):
         found.append(
             "compile s: seconds that the first calls of the step took beyond usual ones (tracing, compiling, first "
-            "allocations); samples/s does not contain them"
+            f"allocations); {unit}/s does not contain them"
         )
     if any(row.memory_of == "process" for row in rows):
         found.append("RSS: the whole process, the framework itself included")
@@ -114,6 +135,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     named = sorted({name for row in rows for name in list(row.scores)[:1]})
     if named:
         found.append(f"score: {', '.join(named)} of the workload's evaluation; higher is better")
+    if unit == "steps":
+        found.append("loss is the mean of the last fifth of the steps")
     for row in rows:
         if row.reason:
             found.append(f"{row.label}: {row.state}: {row.reason}")

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import ConfigError
 from ...policy import Policy
 from ..configuration import Source
-from .run import Finding
+from .prober import Finding
 
 
 def base(source: Source, target: Path, given: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def base(source: Source, target: Path, given: Mapping[str, Any]) -> str:
     if source.workload.name is not None:
         reference += f":{source.workload.name}"
     parse, dump = _format(target.suffix)
-    table = parse("{}" if target.suffix.lower() == ".json" else "")
+    table = parse("")
     if source.config is not None:
         table = parse(source.config.read_text(encoding="utf-8"))
     table["workload"] = reference
@@ -47,11 +47,11 @@ def _names(source: Source, target: Path) -> bool:
     )
 
 
-def tuned(text: str, suffix: str, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
+def tuned_text(text: str, suffix: str, backend: str, chosen: Finding, scale: Any, evidence: Mapping[str, Any]) -> str:
     """Return the configuration's text with the choice in ``[amp]`` and the grounds in ``[evidence]``.
 
     Args:
-        text: the configuration as it is.
+        text: the configuration as it is; an empty one begins a new configuration.
         suffix: ".toml" or ".json".
         backend: what it was tuned for.
         chosen: the policy to use.
@@ -70,7 +70,7 @@ def tuned(text: str, suffix: str, backend: str, chosen: Finding, scale: Any, evi
 def _format(suffix: str) -> tuple[Callable[[str], Any], Callable[[Any], str]]:
     """Return what reads and writes a format."""
     if suffix.lower() == ".json":
-        return json.loads, lambda table: json.dumps(table, indent=2) + "\n"
+        return lambda text: json.loads(text or "{}"), lambda table: json.dumps(table, indent=2) + "\n"
     try:
         import tomlkit
     except ImportError as error:

@@ -1,0 +1,78 @@
+"""Which tests an environment runs: what another environment proves is left out, and costly forms are sampled.
+
+CONTRIBUTING.md says what each environment proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import effort
+import pytest
+
+from unifiedamp.conformance.plugin import backend_of, declared
+
+FRAMEWORKS = ("torch", "tensorflow", "mxnet")
+NAMED_BY = ("harness", "backend", "peer", "other")
+"""Parameters of tests that hold a backend's name."""
+
+
+def parameters_of(item: pytest.Item) -> dict[str, object]:
+    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def own_folder(item: pytest.Item) -> str:
+    """Return the framework whose own tests these are; "" for none."""
+    return next((name for name in FRAMEWORKS if f"/on_{name}/" in item.path.as_posix()), "")
+
+
+def place(item: pytest.Item) -> tuple[int, bool]:
+    """Return what tests are sorted by: one framework after the other, and the longest of each first.
+
+    pytest-xdist's ``worksteal`` gives each of two processes one half of the tests, in order: so few tests of TensorFlow
+    run in the process that has imported torch, and the other way round; and neither waits for a long last test.
+    """
+    return ["torch", "", "mxnet", "tensorflow"].index(framework_of(item)), "test_random_trajectories" not in item.name
+
+
+def framework_of(item: pytest.Item) -> str:
+    """Return the framework that a test runs on; "" for none or several."""
+    named = backend_of(item) or parameters_of(item).get("backend")
+    return str(named) if named in FRAMEWORKS else own_folder(item)
+
+
+def is_proved_elsewhere(item: pytest.Item, backends: Iterable[str]) -> bool:
+    """Tell whether the main environment proves it: the toy backend, undeclared features, and these ``backends``, which
+    are there in the same version; what differs here is in their own folders, which stay.
+    """
+    named = {parameters_of(item).get(name) for name in NAMED_BY}
+    if named & {"toy", *backends} and not own_folder(item):
+        return True
+    backend = backend_of(item)
+    wanted = [feature for marker in item.iter_markers("needs") for feature in marker.args]
+    return backend is not None and not all(declared(backend).feature(feature) for feature in wanted)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Tell whether a test compiles nothing: the toy does not, whatever its forms are called."""
+    form = str(parameters_of(item).get("form", "eager"))
+    return form.startswith("eager") or backend_of(item) == "toy"
+
+
+def sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Leave out cases of a form that costs three times a trace: of each test the first and the last one stay."""
+    first: dict[str, pytest.Item] = {}
+    last: dict[str, pytest.Item] = {}
+    for item in filter(is_costly, items):
+        first.setdefault(name_of(item), item)
+        last[name_of(item)] = item
+    kept = {id(item) for item in (*first.values(), *last.values())}
+    return [item for item in items if not is_costly(item) or id(item) in kept]
+
+
+def is_costly(item: pytest.Item) -> bool:
+    return not effort.FULL and parameters_of(item).get("form") == "xla"
+
+
+def name_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]

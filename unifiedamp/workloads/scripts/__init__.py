@@ -1,0 +1,1 @@
+"""Runs of a user's own script, as it is: ``unifiedamp compare -- python train.py``."""
