@@ -46,7 +46,7 @@ fi
 log=$(mktemp)
 job=
 finish() {
-  [ -z "$job" ] || kill "$job" 2>/dev/null || true
+  [ -z "$job" ] || { kill "$job" && wait "$job"; } 2>/dev/null || true  # a training saves its checkpoint first
   rm -f "$log"
 }
 trap finish EXIT

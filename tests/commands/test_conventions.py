@@ -13,11 +13,13 @@ from typing import get_args
 
 import pytest
 import typer
+from command_runs import MLP, installed
 from typer.testing import CliRunner
 
 import unifiedamp as ua
 from unifiedamp.cli import app
 from unifiedamp.cli.completion import COMPLETED
+from unifiedamp.cli.time_left import TimeLeft
 
 GROUP = typer.main.get_command(app)
 COMMANDS = dict(GROUP.commands)
@@ -191,6 +193,47 @@ def test_what_others_print_goes_to_standard_error_beside_json(tmp_path):
     assert json.loads(value) == {"one": 1}
     assert rest == ""
     assert all(text in done.stderr for text in ("printed", "written", "from a child", "a sentence"))
+
+
+KEYS = {"schema", "version", "workload", "backend", "policy", "steps", "finished", "epochs", "out", "files", "warnings"}
+
+
+def test_a_workload_of_a_users_own_by_three_commands_in_json(command):
+    """init, train and report; what the file prints, even past Python, does not get between."""
+    backend = installed()[0]
+    written = json.loads(command("init", "my_model.py", "--backend", backend, "--json").out)
+    assert (written["file"], written["backend"]) == ("my_model.py", backend)
+    file = Path("my_model.py")
+    file.write_text(file.read_text() + "\nimport os\nprint('by Python')\nos.write(1, b'by the library\\n')\n")
+    done = command.apart("train", "my_model.py", "--steps", 3, "--json")
+    assert done.code == 0, done.err
+    assert set(done.json) >= KEYS
+    assert done.json["steps"] == 3
+    assert all(Path(each).exists() for each in done.json["files"])
+    assert "by Python" in done.err
+    assert "by the library" in done.err
+    done = command.apart("train", "my_model.py", "--steps", 3, "--quiet", "--out", "again")
+    assert len([line for line in done.out.splitlines() if not line.startswith("by ")]) == 1
+    assert "again" in done.out
+
+
+def test_quiet_leaves_the_table_and_no_progress(command, fake):
+    arguments = ("compare", MLP, "--policies", "float32,mixed_bfloat16", "--rounds", 1)
+    loud, quiet = command(*arguments), command(*arguments, "--quiet")
+    assert "float32" in loud.err
+    assert quiet.err == ""
+    assert [line.split()[:2] for line in quiet.out.splitlines() if "toy" in line] == [
+        line.split()[:2] for line in loud.out.splitlines() if "toy" in line
+    ]
+
+
+def test_time_left_follows_the_rate():
+    clock = iter([0.0, 30.0, 30.0, 600.0])
+    left = TimeLeft(10, lambda: next(clock))
+    assert left(0) == ""
+    assert left(1) == ", 4 min left"  # nine more at 30 s: four and a half
+    assert left(5) == ", 30 s left"
+    assert left(10) == ""
 
 
 def test_listed_names_are_taken():

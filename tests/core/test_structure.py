@@ -19,7 +19,7 @@ LAYERS = (
     {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"policy"}, {"backend"},
     {"output", "machine"},
     {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"measured"}, {"session"},
-    {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"},
+    {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"}, {"__main__"},
 )  # fmt: skip
 """First-level parts of core, lower layers first: a part imports none of a higher layer."""
 

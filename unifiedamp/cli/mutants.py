@@ -13,6 +13,7 @@ from ..conformance.mutants import KILLED, LEFT_OUT, Outcome, Report, chosen, run
 from ..output.files import write_whole
 from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
+from .time_left import TimeLeft
 
 SCHEMA, VERSION = "unifiedamp-mutants", 1
 EXAMPLES = 3
@@ -40,11 +41,12 @@ def run(backend: str, forms: Sequence[str], faults: Sequence[str], written: Path
 
 def _progress(total: int) -> Callable[[Outcome], None]:
     """Return what shows each outcome as it comes, on a terminal; without a thread, since processes are forked."""
-    err, numbers = console(stderr=True), itertools.count(1)
+    err, numbers, left = console(stderr=True), itertools.count(1), TimeLeft(total)
 
     def show(outcome: Outcome) -> None:
         if err.is_terminal:
-            say(err, f"{next(numbers)} of {total}: {outcome.name}: {outcome.state}", "dim")
+            number = next(numbers)
+            say(err, f"{number} of {total}: {outcome.name}: {outcome.state}{left(number)}", "dim")
 
     return show
 

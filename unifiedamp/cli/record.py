@@ -20,6 +20,7 @@ from . import choices
 from .errors import NOT_ALL_WELL
 from .script_command import EXAMPLE, backend_options, script_of
 from .show import complain, console, print_json, say
+from .time_left import TimeLeft
 
 
 def record(
@@ -55,7 +56,8 @@ def record(
     remove_folders()
     options = ScriptOptions(script, steps=steps, timeout=timeout, backend_options=backend_options(backend_option))
     with console(stderr=True).status(plain("starting the script")) as status:
-        found = record_script(options, named, every, lambda done: status.update(f"step {done} of {steps}"))
+        left = TimeLeft(steps)
+        found = record_script(options, named, every, lambda at: status.update(f"step {at} of {steps}{left(at)}"))
     if not found.content:
         raise ConfigError(f"nothing was recorded: {found.reason or 'the script ended first'}")
     _write(found, out, html, json)
