@@ -15,7 +15,8 @@ COMMANDS = ["init", "train", "doctor", "explain", "compare", "tune", "parity", "
     [
         (["doctr"], "no such command 'doctr'; did you mean 'doctor'?"),
         (["doctor", "--mesure"], "no such option: --mesure; did you mean '--measure'?"),
-        (["explain"], "missing argument"),
+        (["explain"], "name what to explain, or your own script"),
+        (["train"], "missing argument"),
         (["explain", "digits_con"], "write it as .toml or .json"),
         (["compare", "digits_con"], "is neither a Python file (FILE.py or FILE.py:NAME) nor a .toml or .json file"),
         (["compare", CLASSIFIER.with_name("image_classifer.py")], "did you mean 'image_classifier.py'?"),

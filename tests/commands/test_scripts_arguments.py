@@ -45,7 +45,10 @@ def test_neither(command, name):
     assert f"unifiedamp {name} -- python train.py" in done.err
 
 
-@pytest.mark.parametrize("option", [["--epochs", 3], ["--backends", "torch"], ["--batch-sizes", "32"], ["--parity"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--epochs", 3], ["--backends", "torch"], ["--batch-sizes", "32"], ["--set", "a=b"], ["--config", "a.toml"]],
+)
 def test_options_of_a_workload_are_refused(command, option):
     done = command("compare", *option, "--", sys.executable, "-c", "pass")
     assert done.code == 2

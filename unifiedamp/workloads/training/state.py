@@ -23,7 +23,7 @@ class State:
     """
 
     def __init__(self, amp: Amp, workload: Loaded, model: Any, optimizers: list[Any]) -> None:
-        self._amp, self._workload, self._model, self._optimizers = amp, workload, model, optimizers
+        self._amp, self._workload, self._model, self._trained = amp, workload, model, optimizers
 
     @property
     def held(self) -> dict[str, str]:
@@ -42,15 +42,13 @@ class State:
         if self._workload.has("export_optimizer"):
             found = self._workload.call("export_optimizer", self._amp, self._model, self._passed())
             return _arrays(found, "export_optimizer")
-        states = [self._native(each) or {} for each in self._optimizers]
+        states = [self._native(each) or {} for each in self._trained]
         return {f"{place}/{name}": value for place, state in enumerate(states) for name, value in state.items()}
 
     @property
     def keeps_optimizer(self) -> bool:
         """Whether :meth:`optimizer` returns everything that the optimizers hold."""
-        return self._workload.has("export_optimizer") or all(
-            self._native(each) is not None for each in self._optimizers
-        )
+        return self._workload.has("export_optimizer") or all(self._native(each) is not None for each in self._trained)
 
     def _native(self, optimizer: Any) -> Arrays | None:
         backend = self._amp.backend
@@ -67,7 +65,7 @@ class State:
         if self._workload.has("import_optimizer"):
             self._workload.call("import_optimizer", self._amp, self._model, self._passed(), dict(optimizer))
             return
-        for place, each in enumerate(self._optimizers if self.keeps_optimizer else ()):
+        for place, each in enumerate(self._trained if self.keeps_optimizer else ()):
             self._amp.backend.weights.write_optimizer(each, [self._model], _of(optimizer, place))
 
     def check(self, held: Mapping[str, str], weights: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
@@ -83,15 +81,15 @@ class State:
         if self._workload.has("export_optimizer"):
             check_fits(optimizer, {name: value.shape for name, value in self.optimizer().items()})
             return
-        for place, each in enumerate(self._optimizers if self.keeps_optimizer else ()):
+        for place, each in enumerate(self._trained if self.keeps_optimizer else ()):
             self._amp.backend.weights.check_optimizer(each, [self._model], _of(optimizer, place))
-        known = {str(place) for place in range(len(self._optimizers))}
+        known = {str(place) for place in range(len(self._trained))}
         beyond = [name for name in optimizer if name.partition("/")[0] not in known]
         if beyond:
             raise CheckpointError(f"the checkpoint is of another model: it holds optimizer {beyond[0]!r}")
 
     def _passed(self) -> Any:
-        return self._optimizers if len(self._optimizers) > 1 else self._optimizers[0]
+        return self._trained if len(self._trained) > 1 else self._trained[0]
 
 
 def _of(state: Mapping[str, Any], place: int) -> Arrays:
