@@ -87,7 +87,7 @@ def test_all_killed_is_exit_code_0(monkeypatch):
 
     killed = mutants.Outcome("no_floor", "x", mutants.KILLED, "test_x")
     monkeypatch.setattr(command, "run_faults", lambda *_: mutants.Report("toy", ["eager"], 1, outcomes=[killed]))
-    assert command.run("toy", ["eager"], [], None, False) == 0
+    assert command.run("toy", ["eager"], [], None) == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))

@@ -22,7 +22,7 @@ LONGEST = 90
 """Characters shown of such a reason; the JSON report has all."""
 
 
-def run(backend: str, forms: Sequence[str], faults: Sequence[str], written: Path | None, json: bool) -> int:
+def run(backend: str, forms: Sequence[str], faults: Sequence[str], written: Path | None, json: bool = False) -> int:
     """Run, show and write the report; return the exit code."""
     out = console()
     wanted = chosen(faults)
