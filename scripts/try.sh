@@ -84,7 +84,7 @@ follow() {
 
 # Of what installers print: what they download, build and install, not each name.
 tidy() {
-  grep -vE '^( [-+~] |Collecting |  Using cached |Requirement already|Obtaining |Using Python |Looking in )' | sed 's/^ */      /' || true
+  grep -vE '^( [-+~] |Collecting |  Using cached |Requirement already|Obtaining |Using Python |Looking in |WARNING: Location )' | sed 's/^ */      /' || true
 }
 
 install_uv() {
