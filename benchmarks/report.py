@@ -70,8 +70,8 @@ SECTIONS = {
     "trainers": (
         "Inside trainers",
         "One model in Lightning's Trainer, Fabric, Accelerate and Hugging Face's Trainer, by unifiedamp and by the "
-        "trainer's own mixed precision. Launching kernels limits these steps, and the host is shared: the intervals are "
-        "as wide as they are.",
+        "trainer's own mixed precision. Launching kernels limits these steps, on a host that others use: hence the "
+        "wide intervals.",
     ),
     "frameworks": (
         "Speedup",
