@@ -67,6 +67,12 @@ SECTIONS = {
         "Accelerate and Fabric train to nan (see [Speedup](#speedup)), and nan steps took 0.5 % less time than "
         "unifiedamp's finite steps. In the other run the initial loss scale is 256, with which all of them train.",
     ),
+    "trainers": (
+        "Inside trainers",
+        "One model in Lightning's Trainer, Fabric, Accelerate and Hugging Face's Trainer, by unifiedamp and by the "
+        "trainer's own mixed precision. Launching kernels limits these steps, on a host that others use: hence the "
+        "wide intervals.",
+    ),
     "frameworks": (
         "Speedup",
         "Each framework alone, and unifiedamp by configuration only, compared with the framework's float32 and with "
