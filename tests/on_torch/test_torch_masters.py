@@ -266,3 +266,19 @@ def test_the_plan_tells():
     assert (row.value, row.effect) == ("float32", "native")
     with pytest.raises(KeyError):
         session("float16").explain().row("master_weights")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sparse_gradients_add_up_in_float32(dtype):
+    amp = ua.Amp("torch", dtype, master_weights=True, accumulate_steps=2, device="cpu")
+    with amp.scope():
+        model = torch.nn.Embedding(6, 2, sparse=True)
+        torch.nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model, optimizer = amp.prepare(model, optimizer)
+    for rows in ([1, 1, 4, 0], [2, 1, 0, 0]):
+        amp.backward(lambda rows=rows: model(torch.tensor(rows)).sum(), optimizer)
+        amp.step(optimizer)
+    (found,) = amp.master_weights(model).values()
+    picked = torch.tensor([3.0, 3, 1, 0, 1, 0]).unsqueeze(1) / 2
+    assert found == pytest.approx((1 - 0.5 * picked.expand(6, 2)).numpy())
