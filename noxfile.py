@@ -197,7 +197,7 @@ def tests_jax(session: nox.Session) -> None:
 def tests_integrations(session: nox.Session) -> None:
     """Inside other people's trainers and tools: Lightning, Hugging Face, Accelerate, W&B, MLflow, Hydra."""
     install(session, "--group", "integrations", "-e", ".[examples,test]")
-    pytest(session, "integrations", 100, "tests/integrations")
+    pytest(session, "integrations", 100, "tests/integrations", "tests/test_doc_code.py")
 
 
 @nox.session(python=False)

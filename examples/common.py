@@ -94,7 +94,7 @@ class Log:
 
     def draw(self, path: Path) -> None:
         """Plot loss and loss scale to a PNG."""
-        lacking = draw(self.history, 1, path)
+        lacking = draw(f"policy {self.amp.policy}", self.history, 1, path)
         print(f"no picture: {lacking}" if lacking else f"loss and scale: {path}")
 
 

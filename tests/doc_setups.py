@@ -51,6 +51,19 @@ def session() -> dict[str, Any]:
     return names | {"amp": amp, "train_step": train_step}
 
 
+def sinks() -> dict[str, Any]:
+    """The same with sinks of other libraries, without a network."""
+    import os
+
+    import pytest
+
+    pytest.importorskip("wandb")
+    from unifiedamp.integrations.wandb import WandbSink
+
+    os.environ["WANDB_MODE"] = "offline"
+    return session() | {"WandbSink": WandbSink}
+
+
 def process_group() -> dict[str, Any]:
     """One process as a group of its own."""
     import tempfile
@@ -109,10 +122,10 @@ def mxnet() -> dict[str, Any]:
 
 
 SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
-    "torch": torch, "session": session, "process group": process_group, "strategy": strategy,
+    "torch": torch, "session": session, "sinks": sinks, "process group": process_group, "strategy": strategy,
     "keras": keras, "mxnet": mxnet,
 }  # fmt: skip
 FRAMEWORKS = {
-    "torch": "torch", "session": "torch", "process group": "torch", "strategy": "tensorflow",
+    "torch": "torch", "session": "torch", "sinks": "torch", "process group": "torch", "strategy": "tensorflow",
     "keras": "tensorflow", "mxnet": "mxnet",
 }  # fmt: skip

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import probes
 import pytest
 
 pytest.importorskip("torch")
+
+import probes
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trainers.py"
 NAMES = {

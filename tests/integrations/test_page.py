@@ -3,8 +3,11 @@
 import re
 from pathlib import Path
 
-import probes
 import pytest
+
+pytest.importorskip("torch")
+
+import probes
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
