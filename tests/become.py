@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import runpy
 import signal
-import stat
 import sys
 import types
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+
+STDOUT = "UNIFIEDAMP_TEST_STDOUT"
+"""Holds the inode of a process's standard output: beside it stand the server's pipes."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ def become(wanted: Wanted, *streams: Connection) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
-    _close_pipes()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has closed it)
     if wanted.session:
         os.setsid()
     os.chdir(wanted.folder)
     os.environ.clear()
     os.environ.update(wanted.environment)
+    os.environ[STDOUT] = str(os.fstat(1).st_ino)
     import preloaded  # imported in the server
 
     if preloaded.HAS_THREADS:
@@ -42,16 +43,6 @@ def become(wanted: Wanted, *streams: Connection) -> None:
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = ["", *own, *(path for path in sys.path if path and path not in own)]
     _run(*wanted.command[1:])
-
-
-def _close_pipes() -> None:
-    """Close the server's pipes, which a program that is started anew would not have: one that writes to every pipe that
-    it finds would end the server.
-    """
-    for number in range(3, 256):
-        with contextlib.suppress(OSError):
-            if stat.S_ISFIFO(os.fstat(number).st_mode):
-                os.close(number)
 
 
 def _run(how: str, *arguments: str) -> None:

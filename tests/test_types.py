@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,8 +59,8 @@ def mypy(revealing):
 
 @pytest.fixture(scope="module")
 def pyright(revealing):
-    """Return the same of pyright."""
-    files = map(str, [*QUICKSTARTS, CALLS, revealing])
+    """Return the same of pyright, of copies: beside examples/, it takes the folder mxnet there for the framework."""
+    files = [str(revealing), *(shutil.copy(path, revealing.parent) for path in (*QUICKSTARTS, CALLS))]
     said = json.loads(run("pyright", "--outputjson", "--pythonpath", sys.executable, *files))
     kinds = {"error": "error", "warning": "error", "information": "note"}
     return [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import stat
 import sys
 import time
+
+from become import STDOUT
 
 from unifiedamp.errors import LossScaleExhausted, PolicyNotSupportedError
 from unifiedamp.policy import Policy
@@ -39,18 +41,16 @@ def tell_nonsense(tell, answer):
 
 
 def write(what):
-    """Write to the pipe itself, which no handler should."""
+    """Write to the pipe itself, which no handler should: what was standard output once."""
 
-    def to_pipes(tell, answer):
-        for file in range(3, 32):
-            try:
-                if stat.S_ISFIFO(os.fstat(file).st_mode):
+    def to_pipe(tell, answer):
+        for file in range(3, 64):
+            with contextlib.suppress(OSError):
+                if os.fstat(file).st_ino == int(os.environ[STDOUT]):
                     os.write(file, what)
-            except OSError:
-                continue
         time.sleep(600)
 
-    return to_pipes
+    return to_pipe
 
 
 MISBEHAVE = {
