@@ -19,8 +19,8 @@ from .named import Assignments, Config
 from .show import complain, console, print_json, say
 
 EPILOG = (
-    "Example: unifiedamp train my_model.py --record run.jsonl && unifiedamp report run.jsonl --html run.html. "
-    "Or, in one: unifiedamp report my_model.py --policy mixed_float16 --steps 200"
+    "Example: unifiedamp report my_model.py --policy mixed_float16 --steps 200. "
+    "Example: unifiedamp train my_model.py --record run.jsonl && unifiedamp report run.jsonl --html run.html"
 )
 STEPS, EVERY = 100, 10
 
