@@ -43,8 +43,6 @@ def check_losses(row, steps):
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_have_the_losses_of_the_script(command, backend, form):
     """Whether the step is eager or compiled; the script's own policy is the second row."""
-    if backend == "torch" and form != "eager":
-        pytest.skip("torch.compile takes a minute to start; test_torch_measured.py has captured steps")
     mixed = a_mixed_policy(backend) or "float32"
     write_script("train.py", *loop_of(backend, repr(mixed), FORMS[form]))
     done = command("compare", "--steps", 15, "--rounds", 2, "--json", *RUN)
