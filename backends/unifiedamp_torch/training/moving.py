@@ -87,7 +87,7 @@ class DeviceMover:
         weight, inf = self._weight(), self._nothing if found is None else found.inf
         for averages, params in groups:
             device = averages[0].device
-            move = _in_kernel if traits(device).fused_sgd else _by_arithmetic
+            move = _in_kernel if traits(device).fused_sgd else _by_selection
             move(averages, params, weight.to(device, non_blocking=True), inf.to(device, non_blocking=True))
 
     def _weight(self) -> torch.Tensor:
@@ -116,9 +116,12 @@ def _in_kernel(
     )  # fmt: skip
 
 
-def _by_arithmetic(
+def _by_selection(
     averages: list[torch.Tensor], params: list[torch.Tensor], weight: torch.Tensor, found_inf: torch.Tensor
 ) -> None:
-    differences = torch._foreach_sub(params, averages)
-    torch._foreach_mul_(differences, weight * (1.0 - found_inf))
-    torch._foreach_add_(averages, differences)
+    """Select between old and new, element by element: a factor of 0 would make nan of a weight that is not finite."""
+    moved = torch._foreach_sub(params, averages)
+    torch._foreach_mul_(moved, weight)
+    torch._foreach_add_(moved, averages)
+    skipped = found_inf.bool()
+    torch._foreach_copy_(averages, [torch.where(skipped, *pair) for pair in zip(averages, moved, strict=True)])
