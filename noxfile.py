@@ -153,7 +153,7 @@ def pytest(session: nox.Session, environment: str, trajectories: int, *options: 
     effort = ("--amp-trajectories", str(10_000 if FULL else trajectories), "--amp-soak", "100000" if FULL else "0")
     report = ("--amp-json", str(REPORTS / f"{environment}.json"))
     command = ("python", "-m", "pytest", *SHARED, *effort, *report, *options, *session.posargs)
-    session.run(*command, env=ALONE)
+    session.run(*command, env={**ALONE, "UNIFIEDAMP_TEST_ENVIRONMENT": environment})
 
 
 @nox.session(python=PYTHON)

@@ -244,6 +244,9 @@ class Outputs(torch.nn.Module):
     def forward(self, x):
         return {"loss": self.inner(x)}
 
+    def zero_grad(self, *args, **kwargs):
+        self.inner.zero_grad(*args, **kwargs)
+
 
 def trainer_arguments(**options):
     from transformers import TrainingArguments
