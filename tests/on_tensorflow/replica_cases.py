@@ -8,55 +8,17 @@ from __future__ import annotations
 import json
 import math
 import sys
-import tempfile
 import warnings
 
 import numpy as np
+import replica_fit_cases
 import tensorflow as tf
+from replica_sessions import FORMS, GOOD, INF, NAN, SCALE, STRATEGY, batch, copies, keras, session, spread
 
 import unifiedamp as ua
 from unifiedamp.compat import keras2
-from unifiedamp.integrations.keras import AmpCallback
 from unifiedamp_tensorflow.conformance.harness import Probe
-from unifiedamp_tensorflow.conformance.replicas import two_devices
 from unifiedamp_tensorflow.internals import native
-
-keras = tf.keras
-STRATEGY = two_devices()
-SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
-GOOD, INF, NAN = (0.5, 0.5), (0.5, math.inf), (math.nan, 0.5)
-FORMS = ("eager", "compiled", "inside")
-WEIGHTS = "model.weights.h5" if hasattr(keras.optimizers.SGD, "scale_loss") else "checkpoint"
-
-
-def session(optimizers=1, policy="float32", **options):
-    options.setdefault("loss_scale", SCALE)
-    amp = ua.Amp("tensorflow", policy, **options)
-    with STRATEGY.scope(), amp.scope():
-        models = [Probe([1.0]) for _ in range(optimizers)]
-        natives = [keras.optimizers.SGD(0.1) for _ in models]
-    prepared = amp.prepare(*models, *natives)
-    return amp, prepared[:optimizers], prepared[optimizers:]
-
-
-def spread(step, amp, form):
-    """Run ``step`` on both replicas: strategy.run eagerly, all of it compiled, or a compiled step inside."""
-    if form == "inside":
-        step = amp.compile(step)
-    run = lambda *args: STRATEGY.run(step, args)  # noqa: E731
-    return amp.compile(run) if form == "compiled" else run
-
-
-def batch(values):
-    return STRATEGY.experimental_distribute_values_from_function(
-        lambda replica: tf.constant([values[replica.replica_id_in_sync_group]])
-    )
-
-
-def copies(variable):
-    return [
-        round(float(copy.numpy().reshape(-1)[0]), 6) for copy in STRATEGY.experimental_local_results(native(variable))
-    ]
 
 
 def fed(form, pairs, clip=None, **options):
@@ -82,51 +44,6 @@ def fed(form, pairs, clip=None, **options):
 
 def case_trace(form):
     return fed(form, [GOOD, GOOD, GOOD, INF, GOOD, GOOD, NAN])
-
-
-def averaged(form, pairs, **options):
-    """Feed one pair of gradients a step; return what the model and its average are on both replicas after each."""
-    amp, (model,), (optimizer,) = session(**options)
-    ema, rows = amp.ema(model, 0.5), []
-
-    def step(x):
-        amp.backward(lambda: model(x), optimizer)
-        amp.step(optimizer)
-
-    run = spread(step, amp, form)
-    for pair in pairs:
-        run(batch(pair))
-        own = copies(model.ws[0])
-        with ema.swapped():
-            inside = copies(model.ws[0])
-        rows.append([own, inside, copies(model.ws[0]), ema.updates])
-    return rows
-
-
-def case_ema(form):
-    return averaged(form, [GOOD, GOOD, INF, (2.0, 0.5), NAN, GOOD])
-
-
-def case_ema_without_a_scale(form):
-    return averaged(form, [GOOD, (2.0, 0.5), GOOD], loss_scale="none")
-
-
-def case_ema_in_fit(form):
-    """With the session's loss scale, and without, where Keras calls the optimizer itself."""
-    rows = []
-    for scale in (SCALE, "none"):
-        amp, (model,), (optimizer,) = session(loss_scale=scale)
-        ema = amp.ema(model, 0.5)
-        with STRATEGY.scope():
-            model.compile(optimizer=optimizer, loss=lambda target, output: output, run_eagerly=False)
-        for _ in range(3):
-            x = np.float32([1.0, 1.0])
-            model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
-            own = copies(model.ws[0])
-            with ema.swapped():
-                inside = copies(model.ws[0])
-            rows.append([own, inside, copies(model.ws[0]), ema.updates])
-    return rows
 
 
 def case_accumulation(form):
@@ -278,58 +195,6 @@ def case_traces(form):
     return len(calls)
 
 
-def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32", callback=False):
-    amp = ua.Amp("tensorflow", policy, loss_scale=loss_scale)
-    with STRATEGY.scope(), amp.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
-        model.set_weights([np.linspace(-1, 1, w.size, dtype=np.float32).reshape(w.shape) for w in model.get_weights()])
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-        if make:
-            model, optimizer = amp.prepare(model, optimizer)
-        model.compile(optimizer, "mse", run_eagerly=form == "eager")
-    x = np.random.default_rng(0).normal(size=(32, 2)).astype(np.float32)
-    y = x[:, :1] - x[:, 1:]
-    for row in bad:
-        x[row] = np.inf
-    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[AmpCallback(amp)] if callback else [])
-    both = [
-        [np.asarray(copy).tolist() for copy in STRATEGY.experimental_local_results(native(w))] for w in model.weights
-    ]
-    told = {name: [float(value) for value in values] for name, values in history.history.items()}
-    return [both, amp.applied_steps, amp.skipped_steps, amp.loss_scale, *([told] if callback else [])]
-
-
-def case_fit(form):
-    return [fitted(form, True), fitted(form, False)]
-
-
-def case_fit_skips(form):
-    """The second batch's last row is bad: on one replica only."""
-    return fitted(form, True, bad=[15])
-
-
-def case_fit_logs(form):
-    return [fitted(form, True, bad=[15], callback=True), fitted(form, True, callback=True)]
-
-
-def case_fit_saved(form):
-    """Weights of a mirrored model hold the session."""
-    states = []
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(2):
-            amp, (model,), (optimizer,) = session()
-            with STRATEGY.scope():
-                model.compile(optimizer, lambda target, output: output)
-            x = np.float32([1.0, 1.0, 1.0, math.inf])
-            if not states:
-                model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
-                model.save_weights(f"{folder}/{WEIGHTS}")
-            else:
-                model.load_weights(f"{folder}/{WEIGHTS}")
-            states.append(amp.state_dict()["state"])
-    return states
-
-
 def case_refusals(form):
     messages = []
 
@@ -368,6 +233,10 @@ def case_refusals(form):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ua.AmpWarning)
-    cases = {name[5:]: case for name, case in list(globals().items()) if name.startswith("case_")}
+    cases = {
+        name[5:]: case
+        for name, case in [*globals().items(), *vars(replica_fit_cases).items()]
+        if name.startswith("case_")
+    }
     results = {name: {form: case(form) for form in FORMS} for name, case in cases.items()}
     print(json.dumps(results), file=open(sys.argv[1], "w"))  # noqa: SIM115

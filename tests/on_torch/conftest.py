@@ -1,6 +1,23 @@
-"""Makes ``loops`` importable from the tests beside it."""
+"""Makes ``loops`` importable from the tests beside it; how averages move."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(params=["host", "selection", "kernel"])
+def mover(request, monkeypatch):
+    """How averages move: on the host's decision, by selection on the device, or by the fused kernel."""
+    if request.param != "host":
+        from loops import pretend_reads_sync
+
+        from unifiedamp_torch.device import kinds
+
+        pretend_reads_sync(monkeypatch)
+        fused = request.param == "kernel"
+        monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], fused_sgd=fused))
+    return request.param
