@@ -19,17 +19,4 @@ __all__ = ["AmpPrecision"]
 
 
 class AmpPrecision(TrainerPrecision, Precision):
-    """A precision plugin that trains by a session.
-
-    Fused optimizers are clipped, clipping in manual optimization sees true gradients, and schedulers are held on
-    skipped steps. Several optimizers share one scale, which each optimizer step updates. In manual optimization
-    ``opt.step()`` returns the ``StepResult``.
-
-    Args:
-        session: a ``ua.Amp`` on torch; or the policy of one that is made on the trainer's device.
-        **settings: further arguments of ``ua.Amp``, such as ``loss_scale``, unless it is given.
-
-    Raises:
-        WrongObjectError: a session of another backend.
-        ConfigError: settings beside a session, or ones that are the trainer's own.
-    """
+    """The plugin of :mod:`unifiedamp.integrations.lightning` for ``pytorch_lightning``; the arguments are the same."""

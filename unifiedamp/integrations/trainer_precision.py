@@ -24,16 +24,7 @@ NATIVE_KEYS = ("MixedPrecision", "native_amp_scaling_state")
 
 
 class TrainerPrecision:
-    """The part of the plugin that is ours; ``AmpPrecision`` puts it before Lightning's ``Precision``.
-
-    Args:
-        session: a ``ua.Amp`` on torch; or the policy of one that is made on the trainer's device.
-        **settings: further arguments of ``ua.Amp``, such as ``loss_scale``, unless it is given.
-
-    Raises:
-        WrongObjectError: a session of another backend.
-        ConfigError: settings beside a session, or ones that are the trainer's own.
-    """
+    """The plugin without Lightning's ``Precision``, which ``AmpPrecision`` adds; its arguments are documented there."""
 
     def __init__(self, session: Amp | Policy | str | None = None, **settings: Any) -> None:
         super().__init__()

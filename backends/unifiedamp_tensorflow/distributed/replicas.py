@@ -194,3 +194,20 @@ class MirroredReplicas:
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Update each copy where it is."""
         self.strategy.extended.update(variable, change, args)
+
+
+def replica_counter(name: str) -> Variable:
+    """Return a variable that counts what happens once for all replicas, from 0.
+
+    Args:
+        name: after ``unifiedamp/``.
+    """
+    return tf.Variable(
+        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )  # fmt: skip
+
+
+def first_copy(variable: Variable) -> Variable:
+    """Return the copy of the first replica; a variable that is not mirrored unchanged."""
+    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable

@@ -13,7 +13,7 @@ from unifiedamp.backend.ema import WARMUP_OFFSET
 
 from .. import patches
 from .._types import Model, Tensor, Variable
-from ..distributed.replicas import Replicas
+from ..distributed.replicas import Replicas, first_copy, replica_counter
 from ..internals import under_xla
 from ..precision import layers
 from .prepared_optimizer import PreparedOptimizer
@@ -62,7 +62,7 @@ class Share:
         self.pairs, self._replicas = pairs, prepared.replicas
         self._decay, self._warmup, self._swapped = decay, warmup, swapped
         self.swapped_in = False
-        self._count = _counter("averaged_steps")
+        self._count = replica_counter("averaged_steps")
         self._started = False
 
     def check(self) -> None:
@@ -79,13 +79,13 @@ class Share:
         self.check()
         if tf.executing_eagerly() or under_xla(tf.compat.v1.get_default_graph()):
             return nullcontext()
-        free = tf.equal(_first(self._swapped).read_value(), 0)
+        free = tf.equal(first_copy(self._swapped).read_value(), 0)
         return tf.control_dependencies([tf.debugging.Assert(free, [SWAPPED_IN])])
 
     def begin(self) -> None:
         """Before an applied step: the first one starts from the weights that it finds."""
         if not tf.executing_eagerly():
-            first = tf.equal(_first(self._count).read_value(), 0)
+            first = tf.equal(first_copy(self._count).read_value(), 0)
             tf.cond(first, branch(self._start), branch(lambda: None))
         elif not self._started:
             self._started = True
@@ -107,7 +107,7 @@ class Share:
         constant = tf.constant(ema_weight(self._decay, False, 0), tf.float32)
         if not self._warmup:
             return constant
-        n = tf.cast(_first(self._count).read_value(), tf.float32)
+        n = tf.cast(first_copy(self._count).read_value(), tf.float32)
         return tf.maximum((WARMUP_OFFSET - 1.0) / (WARMUP_OFFSET + n), constant)
 
     def updates(self) -> int:
@@ -143,18 +143,6 @@ def _move(average: Variable, trained: Variable, weight: Tensor) -> Any:
     )
 
 
-def _counter(name: str) -> Variable:
-    return tf.Variable(
-        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )  # fmt: skip
-
-
-def _first(variable: Variable) -> Variable:
-    """Return the copy of the first replica."""
-    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable
-
-
 class ModelAverage(WeightAverage):
     """The average of one model.
 
@@ -184,7 +172,7 @@ class ModelAverage(WeightAverage):
                 "its steps updates weights; give Amp(accumulate_steps=...) instead"
             )
         with prepared.replicas.scope(), tf.init_scope():
-            self._swapped = _counter("swapped_in") if self._swapped is None else self._swapped
+            self._swapped = replica_counter("swapped_in") if self._swapped is None else self._swapped
             pairs = [Pair(names[id(params.named[name])], params.named[name], each) for name, each in trained.items()]
             share = Share(prepared, pairs, self._decay, self._warmup, self._swapped)
         self.shares.append(share)

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._types import Graph, Variable
+from .._types import Graph
+from ..distributed.replicas import first_copy, replica_counter
 
 
 class UpdateProgress:
@@ -19,7 +20,7 @@ class UpdateProgress:
     """
 
     def __init__(self) -> None:
-        self._begun, self._ended = (_counter(f"updates_{what}") for what in ("begun", "ended"))
+        self._begun, self._ended = (replica_counter(f"updates_{what}") for what in ("begun", "ended"))
         self._now = False
         self._inside: list[tuple[Graph, AbstractContextManager[Any], int]] = []
 
@@ -28,7 +29,7 @@ class UpdateProgress:
             self._now = True
             return
         graph = tf.compat.v1.get_default_graph()
-        after = tf.control_dependencies([_first(self._begun).assign_add(1, read_value=False)])
+        after = tf.control_dependencies([first_copy(self._begun).assign_add(1, read_value=False)])
         after.__enter__()
         self._inside.append((graph, after, len(graph.get_operations())))
 
@@ -43,29 +44,17 @@ class UpdateProgress:
         if error is None:
             made = [op for op in graph.get_operations()[count:] if op.op_def.is_stateful]
             with tf.control_dependencies(made):
-                _first(self._ended).assign_add(1, read_value=False)
+                first_copy(self._ended).assign_add(1, read_value=False)
 
     def broken(self) -> bool:
         """Return whether an update began and did not end."""
         self._inside.clear()
         if self._now or tf.inside_function():
             return self._now
-        return int(_first(self._begun).numpy()) != int(_first(self._ended).numpy())
+        return int(first_copy(self._begun).numpy()) != int(first_copy(self._ended).numpy())
 
     def forgive(self) -> None:
         """Forget an update that did not end."""
         self._now = False
         with tf.init_scope():
-            _first(self._ended).assign(_first(self._begun))
-
-
-def _counter(name: str) -> Variable:
-    return tf.Variable(
-        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )  # fmt: skip
-
-
-def _first(variable: Variable) -> Variable:
-    """Return the copy of the first replica: an update is begun and ended once for all."""
-    return variable.values[0] if isinstance(variable, tf.distribute.DistributedValues) else variable
+            first_copy(self._ended).assign(first_copy(self._begun))
