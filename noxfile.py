@@ -213,7 +213,7 @@ def everything(session: nox.Session) -> None:
 
 
 def _apart(name: str, arguments: list[str], processes: int) -> bool:
-    """Run a session in a nox of its own; where several run at once, show the output of each when it has ended."""
+    """Run a session in a separate nox; if several run at once, show the output of each when it ends."""
     line = [sys.executable, "-m", "nox", "-s", name, "--", *arguments]
     environment = {**os.environ, "UNIFIEDAMP_TEST_PROCESSES": str(processes)}
     kept = {} if processes > 1 else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,1 +1,1 @@
-"""Examples: a workload for every framework (``image_classifier.py``), and scripts with loops of their own."""
+"""Examples: a workload for every framework (``image_classifier.py``), and scripts with their own loops."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up and runs all tests: lint, types, import contracts, the wheel, and the suite in seven environments, each in a
-# virtual environment of its own under .venv/. Needs Python 3.11 and pip.
+# separate virtual environment under .venv/. Needs Python 3.11 and pip.
 #   bash scripts/test.sh            what CI runs
 #   bash scripts/test.sh quick      lint, types, core, the toy backend and torch's eager form
 #   bash scripts/test.sh full       as CI, with 10,000 inputs per fuzz test, random kills, and 100,000-step soaks

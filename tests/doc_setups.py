@@ -65,7 +65,7 @@ def sinks() -> dict[str, Any]:
 
 
 def process_group() -> dict[str, Any]:
-    """One process as a group of its own."""
+    """A process group of one process."""
     import tempfile
 
     from torch import distributed

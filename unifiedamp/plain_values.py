@@ -31,7 +31,7 @@ def plain(value: Any, where: str = "configuration") -> Any:
 def table_of(source: Mapping[str, Any], name: str) -> Any:
     """Return ``source[name]`` where ``source`` has that key, else ``source``.
 
-    The rest of an OmegaConf configuration is not read: it may have missing values of its own.
+    The rest of an OmegaConf configuration is not read: it may have missing values too.
     """
     if name not in list(source):
         return source

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def quiet_and_alone(tmp_path, monkeypatch):
-    """Run in a folder of its own, without log lines; Accelerate's state is one per process."""
+    """Run in a separate folder, without log lines; Accelerate's state is one per process."""
     monkeypatch.chdir(tmp_path)
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)

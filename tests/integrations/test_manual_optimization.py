@@ -145,7 +145,7 @@ def test_each_master_weight_gets_its_gradients(train, policy):
 
 
 def test_one_accumulates_while_the_other_steps():
-    """The first steps each batch and moves the scale; the second's window spans two of them."""
+    """The first optimizer steps after each batch and updates the scale; the second's window spans two batches."""
 
     def train(self, x, batch_idx):
         one, two = self.optimizers()

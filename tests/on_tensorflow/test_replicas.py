@@ -23,7 +23,7 @@ GOOD, INF, NAN = (0.5, 0.5), (0.5, float("inf")), (float("nan"), 0.5)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """All cases, run once in a process of their own: logical devices must be made before TensorFlow starts."""
+    """All cases, run once in a separate process: logical devices must be made before TensorFlow starts."""
     path = tmp_path_factory.mktemp("replicas") / "results.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = forked.run([sys.executable, str(CASES), str(path)], env=environment, timeout=600)

@@ -1,6 +1,6 @@
 """Averages of weights in a session's state: float32 arrays as text, so that the state stays plain JSON.
 
-A checkpoint file holds the same arrays as members of their own, and the text is made again when it is read.
+A checkpoint file holds the same arrays as separate members, and the text is restored when it is read.
 """
 
 from __future__ import annotations

@@ -86,32 +86,39 @@ def compare(
     script = script_of(context)
     if script is not None:
         only_one(workload, script)
-        if steps is not None and steps < LEAST:
-            raise ConfigError(f"--steps {steps}: a script is measured over {LEAST} steps at least")
-        scale = None if loss_scale is None else parse_loss_scale(parse_setting(loss_scale)).to_dict()
-        of_script = ScriptOptions(
-            script, steps, rounds, timeout, serial, scale, backend_options(backend_option)
-        )  # fmt: skip
-        run_script(context, of_script, policies, compile, out, functools.partial(_run_rows, json=json))
+        scale = _checked_scale(steps, loss_scale)
+        run = ScriptOptions(script, steps, rounds, timeout, serial, scale, backend_options(backend_option))
+        run_script(context, run, policies, compile, out, functools.partial(_run_rows, json=json))
         return
     target = named(workload, context)
     refuse(context, OF_SCRIPTS, "belongs to a script: unifiedamp compare -- python train.py")
     what = Named(target, config, assignments, timeout, {"epochs": epochs, "steps": steps})
     chosen = choices.policies(policies) or _default_policies(what.settings.amp["policy"])
     modes = choices.compile_modes(compile) or [what.mode]
-    sizes: list[int | None] = [*choices.sizes(batch_sizes)]
     folder = check_folder(out or Path("runs") / f"compare-{what.source.file.stem}", "--out")
     names = what.backends(backends)
-    if sizes or find_batch_size:
-        what.check_batch_sizes("--batch-sizes" if sizes else "--find-batch-size")
-    if not sizes and not find_batch_size:
-        sizes = [what.batch_size()]
+    groups = tasks(names, chosen, modes, _batch_sizes(what, batch_sizes, find_batch_size))
     folder.mkdir(parents=True, exist_ok=True)
     remove_folders()
-    groups = tasks(names, chosen, modes, [*sizes, *([0] if find_batch_size else [])])
     options = Options(target, config, what.given, what.train, rounds, max_batch_size, profile, timeout)
     head = about(what.title, what.source.file)
     _run_rows(lambda bars, save: run_all(groups, options, bars, save), folder, head, sum(map(len, groups)), json)
+
+
+def _checked_scale(steps: int | None, loss_scale: str | None) -> dict[str, Any] | None:
+    """Return the loss scale for a script, None for the script's own; refuse too few steps."""
+    if steps is not None and steps < LEAST:
+        raise ConfigError(f"--steps {steps}: a script is measured over {LEAST} steps at least")
+    return None if loss_scale is None else parse_loss_scale(parse_setting(loss_scale)).to_dict()
+
+
+def _batch_sizes(what: Named, given: Words, find: bool) -> list[int | None]:
+    """Return the batch sizes to run: None for that of the workload, 0 for the largest that fits."""
+    sizes: list[int | None] = [*choices.sizes(given)]
+    if not sizes and not find:
+        return [what.batch_size()]
+    what.check_batch_sizes("--batch-sizes" if sizes else "--find-batch-size")
+    return [*sizes, *([0] if find else [])]
 
 
 def _run_rows(run: Any, folder: Path, head: dict[str, str], count: int, json: bool) -> None:

@@ -16,7 +16,7 @@ LOSS_SCALES = {
     "none": "no loss scaling",
     "dynamic": "grows while gradients are finite, shrinks and skips the step where they are not",
     "1024": "any positive number: that scale, always",
-    "dynamic(initial_scale=65536.0)": "dynamic, with settings of its own (docs: loss scaling)",
+    "dynamic(initial_scale=65536.0)": "dynamic, with these settings (docs: loss scaling)",
 }
 
 

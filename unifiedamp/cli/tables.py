@@ -104,7 +104,7 @@ class FoldingTable:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the fields of all records of a table stand: short ones side by side, then long ones, on lines of their own.
+    """Where the fields of all records of a table stand: short ones side by side, then long ones, one per line.
 
     Attributes:
         width: of the terminal.

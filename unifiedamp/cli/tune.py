@@ -77,19 +77,26 @@ def tune(
     what = Named(named(workload, context), config, assignments, timeout, amp={"backend": backend})
     target = _target(what.source, out, write)
     remove_folders()
-    name = what.one_backend()
-    goal = TuneGoal(name, what.mode, steps, tolerance, rounds, what.settings.amp["loss_scale"])
-    options = Options(what.target, config, what.given, rounds=rounds, timeout=timeout)
+    goal = TuneGoal(what.one_backend(), what.mode, steps, tolerance, rounds, what.settings.amp["loss_scale"])
+    _tune_workload(what, choices.policies(policies), goal, timeout, target, json)
+
+
+def _tune_workload(
+    what: Named, policies: list[str], goal: TuneGoal, timeout: float, target: Path, json: bool
+) -> None:  # fmt: skip
+    """Try the policies (none: those worth trying), write the configuration, and show what was found."""
+    options = Options(what.target, what.config, what.given, rounds=goal.rounds, timeout=timeout)
     with console(stderr=True).status("") as status:
         begun = functools.partial(_begun, status)
-        tried = choices.policies(policies) or _worth_trying(name, timeout)
+        tried = policies or _worth_trying(goal.backend, timeout)
         findings = tune_all(tried, goal, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", what.source.file).items() if key != "title"}
-    evidence = as_evidence(findings, chosen, why, {**head, "steps": steps, "tolerance": tolerance})
+    head |= {"steps": goal.steps, "tolerance": goal.tolerance}
+    evidence = as_evidence(findings, chosen, why, head)
     scale = scale_of(chosen, goal) if chosen.initial_scale is not None else None
     text = base(what.source, target, what.given)
-    write_whole(target, tuned_text(text, target.suffix, name, chosen, scale, evidence))
+    write_whole(target, tuned_text(text, target.suffix, goal.backend, chosen, scale, evidence))
     if json:
         print_json({"schema": "unifiedamp-tune", "version": 1, "file": str(target), **evidence})
     else:

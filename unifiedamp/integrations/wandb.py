@@ -25,7 +25,7 @@ class WandbSink:
     run alone, as failed where an exception ended the recording.
 
     Names begin with ``prefix``. Curves are drawn over ``amp/step``, so they need no place in the run's own steps. Each
-    record is a row of its own; in a run whose rows you number (``run.log(..., step=n)``), pass ``commit=False``: the
+    record is a separate row; in a run whose rows you number (``run.log(..., step=n)``), pass ``commit=False``: the
     numbers then join the row in progress, and of several the last counts.
 
     Args:

@@ -30,7 +30,7 @@ class Share:
         mover: counts its steps.
 
     Attributes:
-        started: the averages hold values of their own; before, they are the parameters.
+        started: the averages have begun to move; before, they equal the parameters.
         pairs: (average, parameter), in which the parameter may be a master.
     """
 
@@ -56,7 +56,7 @@ class Share:
         self._plain = None if special else self._groups()
 
     def start(self) -> None:
-        """Set the averages to the parameters, unless they hold values of their own."""
+        """Set the averages to the parameters, unless they have begun to move."""
         if not self.started:
             for average, param in self.pairs:
                 average.copy_(param)

@@ -1,4 +1,4 @@
-"""One run of a script, in a process group of its own, followed through what its session notes."""
+"""One run of a script, in a separate process group, followed through what its session writes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ScriptTrials:
 
     @contextmanager
     def open(self) -> Iterator[Trial]:
-        """Yield trials; each is a process of its own."""
+        """Yield trials; each is a separate process."""
         yield self
 
     def probe(self, policy: str, scale: Any, steps: int, clean: int | None) -> dict[str, Any]:
