@@ -92,8 +92,7 @@ def _tune_workload(
         findings = tune_all(tried, goal, options, begun)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", what.source.file).items() if key != "title"}
-    head |= {"steps": goal.steps, "tolerance": goal.tolerance}
-    evidence = as_evidence(findings, chosen, why, head)
+    evidence = as_evidence(findings, chosen, why, {**head, "steps": goal.steps, "tolerance": goal.tolerance})
     scale = scale_of(chosen, goal) if chosen.initial_scale is not None else None
     text = base(what.source, target, what.given)
     write_whole(target, tuned_text(text, target.suffix, goal.backend, chosen, scale, evidence))
