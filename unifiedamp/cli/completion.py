@@ -81,7 +81,6 @@ COMPLETED = {
     "kinds": one(lambda: {kind: about for kind, (about, _) in names.KINDS.items()}),
     "fault": one(names.faults),
     "workload": files(*WORKLOADS),
-    "recipe": files(*WORKLOADS),
     "config": files(*WORKLOADS),
     "file": files(*WORKLOADS, *RECORDINGS),
     "assignments": settings,

@@ -18,7 +18,6 @@ DEFAULTS = {
     "policies": "float32, and the configuration's or the script's",
     "policy": "the configuration's, or float32",
     "record": "not recorded",
-    "recipe": "required without '--'",
     "steps": "no limit",
     "tensorboard": "not recorded",
     "workload": "required without '--'",

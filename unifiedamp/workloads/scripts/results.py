@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from ..compare.rows import Row
-from .run import mean_of_last
 
 
 def begin_row(row: Row, session: Mapping[str, Any]) -> None:
@@ -44,3 +44,10 @@ def finish_row(row: Row) -> None:
     """Fill in what follows from all turns."""
     row.state = "done"
     row.samples_per_second = median(row.rates) if row.rates else None
+
+
+def mean_of_last(losses: Sequence[float | None], share: int = 5) -> float | None:
+    """Return the mean of the last fifth of the losses; None where one of them is not finite."""
+    last = losses[-max(1, len(losses) // share) :]
+    found = [loss for loss in last if loss is not None and math.isfinite(loss)]
+    return sum(found) / len(found) if found and len(found) == len(last) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import time
@@ -167,10 +166,3 @@ class ScriptRun:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def mean_of_last(losses: Sequence[float | None], share: int = 5) -> float | None:
-    """Return the mean of the last fifth of the losses; None where one of them is not finite."""
-    last = losses[-max(1, len(losses) // share) :]
-    found = [loss for loss in last if loss is not None and math.isfinite(loss)]
-    return sum(found) / len(found) if found and len(found) == len(last) else None

@@ -14,7 +14,8 @@ from ..compare.rows import BASELINE, Row
 from ..tune.prober import Finding, Prober, Trial, TuneGoal
 from ..workers import WorkerError
 from .compare import ScriptOptions, compare_script, others
-from .run import ScriptRun, mean_of_last
+from .results import mean_of_last
+from .run import ScriptRun
 from .schedule import LEAST
 
 READ_EVERY = 10
