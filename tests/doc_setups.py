@@ -115,6 +115,11 @@ def keras() -> dict[str, Any]:
     return names | {"x": ROWS[0], "y": (ROWS[0][:, 0] > 0).astype(np.int32)}
 
 
+def tensorflow() -> dict[str, Any]:
+    """Nothing: the page's blocks are whole programs."""
+    return {}
+
+
 def mxnet() -> dict[str, Any]:
     """The package alone."""
     ua.Amp("mxnet", "float32")
@@ -123,9 +128,9 @@ def mxnet() -> dict[str, Any]:
 
 SETUPS: dict[str, Callable[[], dict[str, Any]]] = {
     "torch": torch, "session": session, "sinks": sinks, "process group": process_group, "strategy": strategy,
-    "keras": keras, "mxnet": mxnet,
+    "keras": keras, "tensorflow": tensorflow, "mxnet": mxnet,
 }  # fmt: skip
 FRAMEWORKS = {
     "torch": "torch", "session": "torch", "sinks": "torch", "process group": "torch", "strategy": "tensorflow",
-    "keras": "tensorflow", "mxnet": "mxnet",
+    "keras": "tensorflow", "tensorflow": "tensorflow", "mxnet": "mxnet",
 }  # fmt: skip

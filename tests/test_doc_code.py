@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -18,6 +19,8 @@ TOKEN = re.compile(
 )
 ELSEWHERE = {"write-a-backend.md": "test_author_path.py", "trainers.md": "integrations/test_page.py"}
 """Pages whose code another test of this folder runs."""
+FRAMEWORK_OF = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow", "mxnet": "mxnet"}
+"""Module → the framework that it belongs to."""
 PAGES = [
     page
     for page in sorted(DOCS.rglob("*.md"))
@@ -64,6 +67,24 @@ def test_the_blocks_of_a_page_run(page, setup, tmp_path, monkeypatch):
             cleanup()
         if hasattr(names.get("amp"), "close"):
             names["amp"].close()
+
+
+@pytest.mark.parametrize(("page", "setup"), blocks())
+def test_a_setup_is_of_the_framework_that_its_blocks_import(page, setup):
+    for used, program, text in parts(page):
+        if used == setup and not program and "--8<--" not in text:
+            assert imported_frameworks(text) <= {FRAMEWORKS[setup]}, f"{page.name} names setup {setup!r}:\n{text}"
+
+
+def imported_frameworks(text: str) -> set[str]:
+    """Return the frameworks whose modules a program imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+    return {FRAMEWORK_OF[root] for name in names if (root := name.partition(".")[0]) in FRAMEWORK_OF}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(DOCS)) for page in PAGES])

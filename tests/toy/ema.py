@@ -29,7 +29,7 @@ class ToyAverage(WeightAverage):
     def begin(self, optimizer):
         """Before an optimizer's applied step."""
         for name, p in self.names(optimizer).items():
-            if not self.counts.get(id(optimizer)) or name not in self.arrays:
+            if id(optimizer) not in self.counts or name not in self.arrays:
                 self.arrays[name] = p.data.astype(np.float32)
 
     def end(self, optimizer):
@@ -46,7 +46,7 @@ class ToyAverage(WeightAverage):
         found = {}
         for optimizer in self.moved_by():
             for name, p in self.names(optimizer).items():
-                has = self.counts.get(id(optimizer)) and name in self.arrays
+                has = id(optimizer) in self.counts and name in self.arrays
                 found[name] = (self.arrays[name] if has else p.data).astype(np.float32)
         return found
 

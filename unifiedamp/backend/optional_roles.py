@@ -183,11 +183,13 @@ class WeightAverage(Protocol):
 
     def read(self) -> dict[str, Any]:
         """Return name → float32 numpy array, by the names of ``Weights.read``; the model's weights as long as no step
-        was applied. The averages also while they are swapped in.
+        was applied and nothing was written. The averages also while they are swapped in.
         """
 
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
-        """Set what :meth:`read` and :meth:`updates` returned; compiled steps move what was set."""
+        """Set what :meth:`read` and :meth:`updates` returned; compiled steps move what was set, also where
+        no step was applied before.
+        """
 
     def restart(self) -> None:
         """Start anew, from the model's weights before the next applied step."""

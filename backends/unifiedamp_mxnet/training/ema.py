@@ -69,13 +69,14 @@ class Share:
 
     Attributes:
         updates: applied steps that moved the averages.
+        begun: a step moved them, or they were set; else they begin with the weights before the next applied step.
         swapped_in: steps are refused.
     """
 
     def __init__(self, prepared: PreparedOptimizer, pairs: Sequence[Pair], decay: float, warmup: bool) -> None:
         self.prepared, self.pairs = prepared, pairs
         self._decay, self._warmup = decay, warmup
-        self.updates = 0
+        self.updates, self.begun = 0, False
         self.swapped_in = False
 
     def check(self) -> None:
@@ -91,9 +92,8 @@ class Share:
             )
 
     def begin(self) -> None:
-        """Before an applied step: the first one starts from the weights that it finds."""
-        for pair in self.pairs:
-            pair.refresh(start=not self.updates)
+        """Before an applied step: averages that have not begun begin with the weights."""
+        self.catch_up()
 
     def end(self) -> None:
         """After an applied step: move the averages."""
@@ -106,11 +106,12 @@ class Share:
             for start in range(0, len(moves), AT_ONCE):
                 _move(moves[start : start + AT_ONCE], weight)
         self.updates += 1
+        self.begun = True
 
     def catch_up(self) -> None:
-        """Set averages that no step has moved to the weights."""
+        """Set averages that have not begun to the weights."""
         for pair in self.pairs:
-            pair.refresh(start=not self.updates)
+            pair.refresh(start=not self.begun)
 
 
 def _move(moves: Sequence[tuple[Array, Array]], weight: float) -> None:
@@ -182,11 +183,11 @@ class ModelAverage(WeightAverage):
             for average in pair.averages:
                 average[:] = from_numpy(weights[pair.name], context_of(average)).as_nd_ndarray()
         for share, count in zip(self.shares, updates, strict=True):
-            share.updates = count
+            share.updates, share.begun = count, True
 
     def restart(self) -> None:
         for share in self.shares:
-            share.updates = 0
+            share.updates, share.begun = 0, False
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 

@@ -196,14 +196,15 @@ class MirroredReplicas:
         self.strategy.extended.update(variable, change, args)
 
 
-def replica_counter(name: str) -> Variable:
-    """Return a variable that counts what happens once for all replicas, from 0.
+def replica_counter(name: str, start: int = 0) -> Variable:
+    """Return a variable that counts what happens once for all replicas.
 
     Args:
         name: after ``unifiedamp/``.
+        start: its first value.
     """
     return tf.Variable(
-        0, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
+        start, trainable=False, dtype=tf.int64, name=f"unifiedamp/{name}",
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )  # fmt: skip
 

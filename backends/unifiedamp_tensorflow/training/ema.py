@@ -19,6 +19,9 @@ from ..precision import layers
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import branch
 
+NOT_BEGUN = -1
+"""The count of averages that begin with the weights before the next applied step."""
+
 SWAPPED_IN = (
     "a step was called while the averages of amp.ema are swapped in, and would change them instead of the model's "
     "weights; leave 'with ema.swapped():' first"
@@ -62,8 +65,8 @@ class Share:
         self.pairs, self._replicas = pairs, prepared.replicas
         self._decay, self._warmup, self._swapped = decay, warmup, swapped
         self.swapped_in = False
-        self._count = replica_counter("averaged_steps")
-        self._started = False
+        self._count = replica_counter("averaged_steps", NOT_BEGUN)
+        self._begun = False
 
     def check(self) -> None:
         """Refuse a step while averages are swapped in.
@@ -83,14 +86,14 @@ class Share:
         return tf.control_dependencies([tf.debugging.Assert(free, [SWAPPED_IN])])
 
     def begin(self) -> None:
-        """Before an applied step: the first one starts from the weights that it finds."""
+        """Before an applied step: averages that have not begun begin with the weights."""
         if not tf.executing_eagerly():
-            first = tf.equal(first_copy(self._count).read_value(), 0)
-            tf.cond(first, branch(self._start), branch(lambda: None))
-        elif not self._started:
-            self._started = True
-            if not self.updates():
+            begun = tf.greater(first_copy(self._count).read_value(), NOT_BEGUN)
+            tf.cond(begun, branch(lambda: None), branch(self._start))
+        elif not self._begun:
+            if not self.begun():
                 self._start()
+            self._begun = True
 
     def _start(self) -> None:
         for pair in self.pairs:
@@ -98,7 +101,7 @@ class Share:
 
     def end(self) -> None:
         """After an applied step: move the averages."""
-        self._count.assign_add(1)
+        self._count.assign(tf.maximum(first_copy(self._count).read_value(), 0) + 1)
         weight = self._weight()
         for pair in self.pairs:
             _update(self._replicas, pair.average, _move, pair.trained, weight)
@@ -112,16 +115,20 @@ class Share:
 
     def updates(self) -> int:
         """Return how many steps moved the averages; may wait for the device."""
-        return int(self._count.value())
+        return max(int(self._count.value()), 0)
+
+    def begun(self) -> bool:
+        """Return whether there are averages: a step moved them, or they were set; may wait for the device."""
+        return int(self._count.value()) > NOT_BEGUN
 
     def set_updates(self, count: int) -> None:
-        """Set what :meth:`updates` returns; with 0 the next step starts anew."""
+        """Set what :meth:`updates` returns, or ``NOT_BEGUN``."""
         self._count.assign(count)
-        self._started = count > 0
+        self._begun = count > NOT_BEGUN
 
     def catch_up(self) -> None:
-        """Set averages that no step has moved to the weights."""
-        if not self.updates():
+        """Set averages that have not begun to the weights."""
+        if not self.begun():
             for pair in self.pairs:
                 pair.average.assign(tf.cast(pair.trained, pair.average.dtype))
 
@@ -186,9 +193,9 @@ class ModelAverage(WeightAverage):
     def read(self) -> dict[str, Any]:
         found = {}
         for share in self.shares:
-            moved = share.updates()
+            begun = share.begun()
             for pair in share.pairs:
-                found[pair.name] = _numpy(pair.average if moved or self._kept else pair.trained, pair.average.dtype)
+                found[pair.name] = _numpy(pair.average if begun or self._kept else pair.trained, pair.average.dtype)
         return found
 
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -199,7 +206,7 @@ class ModelAverage(WeightAverage):
 
     def restart(self) -> None:
         for share in self.shares:
-            share.set_updates(0)
+            share.set_updates(NOT_BEGUN)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -241,7 +248,7 @@ class ModelAverage(WeightAverage):
         self._stopped(self)
 
     def _kept_from_here(self) -> None:
-        """Read averages, and not weights, from here on, also those that no step moved."""
+        """Read averages, and not weights, from here on, also where they have not begun."""
         for share in self.shares:
             for pair in share.pairs:
                 pair.trained = pair.average

@@ -17,6 +17,9 @@ from unifiedamp.backend.ema import WARMUP_OFFSET
 from .scaler import Averaged
 from .session import JaxSession
 
+NOT_BEGUN = -1
+"""The count of averages that begin with the weights before the next applied step."""
+
 
 class JaxAverage(WeightAverage):
     """The average of one module; its arrays are in ``session.carry``.
@@ -38,9 +41,9 @@ class JaxAverage(WeightAverage):
         self._kept: dict[str, Any] = {}
         self._arrays: Averaged | None = None
         if self._names:
-            zero = jnp.zeros((), jnp.int32)
+            count = jnp.asarray(NOT_BEGUN, jnp.int32)
             values = {name: _wide(value) for name, value in self._present().items()}
-            session.carry.averages[id(self)] = Averaged(values, dict.fromkeys(self._names, zero))
+            session.carry.averages[id(self)] = Averaged(values, dict.fromkeys(self._names, count))
 
     def _names_of(self, place: int) -> list[str]:
         trained = self._session.trained[place]
@@ -74,14 +77,14 @@ class JaxAverage(WeightAverage):
         return self._arrays or self._session.carry.averages[id(self)]
 
     def updates(self) -> list[int]:
-        return [int(count) for count in self._carried().counts.values()]
+        return [max(int(count), 0) for count in self._carried().counts.values()]
 
     def read(self) -> dict[str, Any]:
         carry, present = self._carried(), self._present()
         found = {}
         for place, names in self._names.items():
-            moved = int(carry.counts[place]) or self._arrays is not None
-            found |= {name: np.array(carry.values[name] if moved else _wide(present[name])) for name in names}
+            begun = int(carry.counts[place]) > NOT_BEGUN or self._arrays is not None
+            found |= {name: np.array(carry.values[name] if begun else _wide(present[name])) for name in names}
         return found
 
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -91,7 +94,7 @@ class JaxAverage(WeightAverage):
         self._session.carry.averages[id(self)] = Averaged(values, dict(zip(old.counts, counts, strict=True)))
 
     def restart(self) -> None:
-        self.write(self.read(), [0] * len(self._names))
+        self.write(self.read(), [NOT_BEGUN] * len(self._names))
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -134,11 +137,11 @@ def _moved(
     averages: Any, before: Any, after: Any, count: Any, skipped: Any, constant: float, warmup: bool
 ) -> tuple[Any, Any]:
     """Return the averages and the count after a step."""
-    n = count + 1
+    n = jnp.maximum(count, 0) + 1
     weight = jnp.maximum(constant, (WARMUP_OFFSET - 1.0) / (WARMUP_OFFSET + n)) if warmup else jnp.float32(constant)
 
     def move(average: Any, old: Any, new: Any) -> Any:
-        start = jnp.where(count == 0, _wide(old), average)
+        start = jnp.where(count > NOT_BEGUN, average, _wide(old))
         return jnp.where(skipped, average, start + weight.astype(average.dtype) * (_wide(new) - start))
 
     return jax.tree.map(move, averages, before, after), jnp.where(skipped, count, n)

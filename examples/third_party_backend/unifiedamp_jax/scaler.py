@@ -22,7 +22,8 @@ class Averaged:
 
     Attributes:
         values: name → float32 array.
-        counts: place of an optimizer → how many of its steps moved it.
+        counts: place of an optimizer → how many of its steps moved it; -1 where it begins with the weights before
+            the next applied step.
     """
 
     values: dict[str, jax.Array]

@@ -128,6 +128,19 @@ class LoadedUpdatesLost(_Faulty):
             self.inner.write(weights, [max(count, 1) for count in self.inner.updates()])
 
 
+@fault("test_an_average_set_before_any_step", needs="ema")
+class AverageSetTooEarlyIsLost(_Faulty):
+    """An average that is set before the first applied step begins with the weights all the same."""
+
+    class average(_Average):
+        """Starts anew where no step was applied."""
+
+        def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
+            self.inner.write(weights, updates)
+            if not any(updates):
+                self.inner.restart()
+
+
 @fault("test_a_state_without_an_average_starts_anew", needs="ema")
 class RestartForgotten(_Faulty):
     """A state without an average leaves the old one in place."""

@@ -165,3 +165,29 @@ def test_an_average_set_by_name(harness, form):
     with pytest.raises(ua.CheckpointError, match="averaged weights of the model are missing"):
         averaged.ema.load_weights({names[0]: averaged.ema.weights()[names[0]]})
     averaged.check()
+
+
+def set_before_any_step(harness, form):
+    """Return a run whose average was set to other values than the weights, and that applied no step."""
+    averaged = Averaged(harness, form)
+    averaged.ema.load_weights({name: array + 1 for name, array in averaged.ema.weights().items()})
+    averaged.oracle.values = {name: np.float64(value) + 1 for name, value in averaged.weights().items()}
+    return averaged
+
+
+def test_an_average_set_before_any_step(harness, form):
+    averaged = set_before_any_step(harness, form)
+    for feed in (INF, *FEEDS):
+        averaged.check()
+        averaged.feed(feed)
+    averaged.check()
+
+
+def test_a_saved_average_that_no_step_has_moved(harness, form):
+    first = set_before_any_step(harness, form)
+    second = resumed(harness, form, first.amp.state_dict(), first.weights(), decay=0.75)
+    second.oracle = first.oracle
+    for feed in FEEDS:
+        second.check()
+        second.feed(feed)
+    second.check()
