@@ -10,7 +10,6 @@ import typer
 
 from ..errors import ConfigError
 from ..output.files import check_folder, remove_folders, write_whole
-from ..output.terminal import plain
 from ..workloads.compare.parity import Place
 from ..workloads.compare.parity import parity as run_all
 from ..workloads.compare.rows import BASELINE
@@ -20,6 +19,7 @@ from . import choices
 from .errors import NOT_ALL_WELL
 from .named import Assignments, Config, Named, Target
 from .show import console, finite, print_json, say
+from .time_left import shown_tries
 
 
 def parity(
@@ -60,8 +60,8 @@ def parity(
 def _parity(
     names: Sequence[str], policies: Sequence[str], mode: str, steps: int, options: Options, folder: Path, json: bool
 ) -> None:
-    with console(stderr=True).status("") as status:
-        rows = run_all(names, policies, mode, None, steps, options, lambda what: status.update(plain(what)))
+    with shown_tries() as show:
+        rows = run_all(names, policies, mode, None, steps, options, show)
     write_whole(folder / "parity.json", dump(finite(rows)))
     if json:
         print_json(rows)

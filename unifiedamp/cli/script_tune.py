@@ -9,13 +9,13 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
-from ..output.terminal import plain
 from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.tune import Tuned, tune_script
 from ..workloads.tune.prober import TuneGoal, choose, scale_of
 from ..workloads.tune.write import as_evidence, tuned_text
 from .about import about
 from .show import console, print_json, say
+from .time_left import shown_tries
 from .tuned_table import show_findings
 
 OF_WORKLOADS = ("backend", "config", "assignments")
@@ -42,8 +42,8 @@ def tune_command(
     target = _target(out or DEFAULT, write)
     text = target.read_text(encoding="utf-8") if target.is_file() else ""
     remove_folders()
-    with console(stderr=True).status("") as status:
-        found = tune_script(policies, goal, options, lambda what: status.update(plain(what)))
+    with shown_tries() as show:
+        found = tune_script(policies, goal, options, show)
     chosen, why = choose(found.findings)
     evidence = as_evidence(found.findings, chosen, why, _head(options, found))
     for row in evidence["policies"].values():

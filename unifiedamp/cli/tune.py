@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from ..config import plugins
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
-from ..output.terminal import plain
 from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.configuration import Source
 from ..workloads.scripts.compare import ScriptOptions
@@ -26,7 +23,8 @@ from .about import about
 from .named import Assignments, Config, Named, OptionalTarget
 from .script_command import named, only_one, refuse, script_of
 from .script_tune import OF_WORKLOADS, tune_command
-from .show import console, print_json
+from .show import print_json
+from .time_left import shown_tries
 from .tuned_table import show_findings
 
 
@@ -86,10 +84,9 @@ def _tune_workload(
 ) -> None:  # fmt: skip
     """Try the policies (none: those worth trying), write the configuration, and show what was found."""
     options = Options(what.target, what.config, what.given, rounds=goal.rounds, timeout=timeout)
-    with console(stderr=True).status("") as status:
-        begun = functools.partial(_begun, status)
+    with shown_tries() as show:
         tried = policies or _worth_trying(goal.backend, timeout)
-        findings = tune_all(tried, goal, options, begun)
+        findings = tune_all(tried, goal, options, show)
     chosen, why = choose(findings)
     head = {key: value for key, value in about("", what.source.file).items() if key != "title"}
     evidence = as_evidence(findings, chosen, why, {**head, "steps": goal.steps, "tolerance": goal.tolerance})
@@ -119,7 +116,3 @@ def _worth_trying(backend: str, timeout: float) -> list[str]:
         answers = worker.ask({"backend": backend, "measure": False}, timeout=timeout)["policies"]
     mixed = [name for name in answers if name.startswith("mixed_")]
     return [name for name in mixed if answers[name]["ok"] and answers[name]["helps"] is not False]
-
-
-def _begun(status: Status, what: str) -> None:
-    status.update(plain(what))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 
 from ...output.files import temporary_folder
 from ...policy import Policy
+from ..tries import Shown, Tries
 from ..workers import WorkerError
 from .answers import Begun, ask
 from .rows import Task
@@ -140,7 +141,7 @@ def parity(
     size: int | None,
     steps: int,
     options: Options,
-    begun: Callable[[str], None],
+    show: Shown,
 ) -> list[dict[str, Any]]:
     """Trace the first steps on every backend under every policy, and judge each two backends.
 
@@ -150,20 +151,22 @@ def parity(
         size: samples per batch; None for the workload's own.
         steps: optimizer steps.
         options: the workload.
-        begun: called with what begins.
+        show: shows each trace as it begins.
 
     Returns:
         For each policy and pair ``{"policy", "dtype", "backends", "diverged", "closest"}``, where a trace was possible;
         else ``{"policy", "dtype", "backends": [name], "failed": why}``.
     """  # fmt: skip
     found: list[dict[str, Any]] = []
+    tries = Tries(show)
+    tries.expect(len(policies) * len(backends))
     with temporary_folder() as folder:
         for policy in policies:
             dtype = Policy.parse(policy).compute_dtype
             traces: dict[str, tuple[list[Entry], int]] = {}
             for name in backends:
                 task = Task(name, policy, mode, size)
-                begun(f"tracing {task}")
+                tries.begin(f"tracing {task}")
                 try:
                     traces[name] = _trace(task, steps, options, Path(folder) / "trace.npz")
                 except WorkerError as error:

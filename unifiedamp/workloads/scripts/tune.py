@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import AmpError, ConfigError
 from ...measured.request import RunRequest
 from ..compare.rows import BASELINE, Row
+from ..tries import Shown, Tries
 from ..tune.prober import Finding, Prober, Trial, TuneGoal
 from ..workers import WorkerError
 from .compare import ScriptOptions, compare_script, others
@@ -39,26 +40,32 @@ class Tuned:
     noise: float
 
 
-def tune_script(policies: Sequence[str], goal: TuneGoal, options: ScriptOptions, begun: Callable[[str], None]) -> Tuned:
+def tune_script(policies: Sequence[str], goal: TuneGoal, options: ScriptOptions, show: Shown) -> Tuned:
     """Try float32 and each policy.
 
     Args:
         policies: by name; empty for the script's own, or those that run and gain something on the device.
         goal: what to search for.
         options: how to run the script.
-        begun: called with what begins.
+        show: shows each try.
 
     Raises:
         ConfigError: it does not train in float32.
     """
-    trials = ScriptTrials(options, goal.compile, begun)
-    baseline = Prober(goal, trials, begun).find(BASELINE, None)
+    tries = Tries(show)
+    trials = ScriptTrials(options, goal.compile, tries)
+    prober = Prober(goal, trials, tries)
+    prober.expect([BASELINE, *(policy for policy in policies if policy != BASELINE)])
+    tries.expect(1)  # that of the noise
+    baseline = prober.find(BASELINE, None)
     if not baseline.usable or baseline.loss is None:
         raise ConfigError(f"the script does not train in float32: {baseline.reason}")
     noise = trials.noise(baseline.loss, goal.steps)
     goal = replace(goal, backend=trials.session["backend"], tolerance=max(goal.tolerance, noise))
-    prober = Prober(goal, trials, begun)
+    prober = Prober(goal, trials, tries)
     tried = [one for one in policies or others(trials.session) if one != BASELINE]
+    if not policies:
+        prober.expect(tried)
     findings = [baseline, *(prober.find(policy, baseline.loss) for policy in tried)]
     prober.time([one for one in findings if one.usable])
     return Tuned(findings, goal, trials.session, noise)
@@ -70,14 +77,14 @@ class ScriptTrials:
     Args:
         options: how to run it.
         mode: of ``amp.compile`` in which speed is measured; empty for the script's own.
-        begun: called with what begins.
+        tries: shows each.
 
     Attributes:
         session: what the first run's session said of itself.
     """
 
-    def __init__(self, options: ScriptOptions, mode: str, begun: Callable[[str], None]) -> None:
-        self._options, self._mode, self._begun = options, mode, begun
+    def __init__(self, options: ScriptOptions, mode: str, tries: Tries) -> None:
+        self._options, self._mode, self._tries = options, mode, tries
         self.session: Mapping[str, Any] = {}
 
     @contextmanager
@@ -118,7 +125,7 @@ class ScriptTrials:
 
     def noise(self, loss: float, steps: int) -> float:
         """Return how far another run in float32 is from a loss, as a share of it: a script may have no seed."""
-        self._begun(f"{BASELINE}, once more: how far its loss differs from run to run")
+        self._tries.begin(f"{BASELINE}, once more: how far its loss differs from run to run")
         again = mean_of_last(self.probe(BASELINE, None, steps, None)["losses"])
         return abs(again - loss) / max(abs(loss), 1e-12) if again is not None else 0.0
 
@@ -129,7 +136,7 @@ class ScriptTrials:
         scales = {policy: scale for policy, scale in runs if scale is not None}
         options = replace(self._options, steps=None, rounds=rounds, loss_scales=scales)
         modes = [self._mode] if self._mode else []
-        rows = compare_script([policy for policy, _ in runs], modes, options, _Said(self._begun), lambda *_: None)
+        rows = compare_script([policy for policy, _ in runs], modes, options, _Said(self._tries.begin), lambda *_: None)
         for index, row in enumerate(rows):
             if not row.rates:
                 lost(index, AmpError(row.reason))

@@ -14,6 +14,7 @@ from ...errors import AmpError
 from ...loss_scale import DynamicLossScale, parse_loss_scale
 from ...policy import Policy
 from ..interleaved import ratio
+from ..tries import Tries
 from ..workers import WorkerError
 from .search import largest_clean, minimize_subset
 
@@ -133,11 +134,19 @@ class Prober:
     Args:
         goal: what to search for.
         trials: what is trained.
-        begun: called with what begins.
+        tries: shows each.
     """
 
-    def __init__(self, goal: TuneGoal, trials: Trials, begun: Callable[[str], None]) -> None:
-        self._goal, self._trials, self._begun = goal, trials, begun
+    def __init__(self, goal: TuneGoal, trials: Trials, tries: Tries) -> None:
+        self._goal, self._trials, self._tries = goal, trials, tries
+
+    def expect(self, policies: Sequence[str]) -> None:
+        """Note which policies are to be tried and timed."""
+        self._tries.expect(sum(self._usual_probes(policy) + 1 for policy in policies))
+
+    def _usual_probes(self, policy: str) -> int:
+        """Return how many probes a policy takes that trains as well as float32."""
+        return 3 if isinstance(_scaler(policy, self._goal), DynamicLossScale) else 1
 
     def find(self, policy: str, baseline: float | None) -> Finding:
         """Return what can be found of one policy without a clock.
@@ -151,6 +160,8 @@ class Prober:
             self._find(found, baseline)
         except WorkerError as error:
             found.reason = str(error)
+        left_out = max(0, self._usual_probes(policy) - found.probes) + (not found.usable)
+        self._tries.expect(-left_out)
         return found
 
     def _find(self, found: Finding, baseline: float | None) -> None:
@@ -209,12 +220,14 @@ class Prober:
         self, trial: Trial, found: Finding, layers: list[str], scale: Any, steps: int, clean: int | None
     ) -> dict[str, Any]:
         found.probes += 1
-        self._begun(f"{self._goal.backend}, {found.policy}: probe {found.probes}")
+        if found.probes > self._usual_probes(found.policy):
+            self._tries.expect(1)
+        self._tries.begin(f"{self._goal.backend}, {found.policy}: probe {found.probes}")
         return trial.probe(self._text(found.policy, layers), scale, steps, clean)
 
     def time(self, findings: Sequence[Finding]) -> None:
         """Fill in the speeds, measured interleaved; the first one is float32's."""
-        self._begun(f"timing {len(findings)} interleaved")
+        self._tries.begin(f"timing {len(findings)} interleaved")
 
         def lost(index: int, error: AmpError) -> None:
             findings[index].reason = str(error)

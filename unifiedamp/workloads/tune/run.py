@@ -14,23 +14,25 @@ from ..compare.answers import Begun, Probe, Turn, ask
 from ..compare.rows import BASELINE, Task
 from ..compare.run import TURN_SECONDS, Options, begin, start_job
 from ..interleaved import interleave
+from ..tries import Shown, Tries
 from ..workers import Worker, WorkerError
 from .prober import Finding, Prober, Trial, TuneGoal
 
 
-def tune(policies: Sequence[str], goal: TuneGoal, options: Options, begun: Callable[[str], None]) -> list[Finding]:
+def tune(policies: Sequence[str], goal: TuneGoal, options: Options, show: Shown) -> list[Finding]:
     """Return what was found of float32, first, and of each policy.
 
     Args:
         policies: by name; float32 is added.
         goal: what to search for.
         options: the workload.
-        begun: called with what begins.
+        show: shows each try.
 
     Raises:
         ConfigError: float32 itself does not train here.
     """
-    prober = Prober(goal, WorkloadTrials(goal, options), begun)
+    prober = Prober(goal, WorkloadTrials(goal, options), Tries(show))
+    prober.expect(list(dict.fromkeys([BASELINE, *policies])))
     baseline = prober.find(BASELINE, None)
     if not baseline.usable:
         raise ConfigError(f"the workload does not train in float32 on {goal.backend}: {baseline.reason}")
