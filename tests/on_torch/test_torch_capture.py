@@ -328,3 +328,21 @@ def test_no_garbage_is_collected_while_a_step_is_captured(monkeypatch, fails):
     assert collects[: WARM_UP + 1] == [True] * WARM_UP + [False]
     assert gc.isenabled()
     assert collects[WARM_UP + 1 :] == ([True] * 2 if fails else [])
+
+
+def test_a_tensor_that_is_returned_twice_is_copied_once(monkeypatch):
+    """Outputs that are the same memory in an uncaptured step are so in a captured one, and later replays leave them."""
+
+    def body(run, x, y):
+        loss = plain(run, x, y)
+        return {"loss": loss, "again": [loss], "detached": loss.detach(), "double": 2 * loss.detach()}
+
+    _, given = both(monkeypatch, lambda run, i: run.feed(i), body=body)
+    for eager, captured in zip(*given, strict=True):
+        for out in (eager, captured):
+            assert out["loss"].data_ptr() == out["again"][0].data_ptr() == out["detached"].data_ptr()
+            assert out["double"].data_ptr() != out["loss"].data_ptr()
+            assert float(out["double"]) == 2 * float(out["loss"].detach())
+        assert float(eager["loss"].detach()) == pytest.approx(float(captured["loss"].detach()), rel=1e-6)
+    places = [captured["loss"].data_ptr() for captured in given[1]]
+    assert len(set(places)) == STEPS, "each call returns its own"

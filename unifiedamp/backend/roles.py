@@ -69,6 +69,10 @@ class Device:
     def to_numpy(self, tensor: Tensor) -> NumpyArray:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
 
+    def means(self, tensors: Sequence[Tensor]) -> list[float]:
+        """Return the mean of each tensor's values. The default reads one after another; a backend may wait once."""
+        return [float(self.to_numpy(tensor).astype("float64").mean()) for tensor in tensors]
+
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
         """Return the batches as native ones on the session's device, ``size`` of them prepared ahead.
 

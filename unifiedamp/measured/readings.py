@@ -32,7 +32,7 @@ class Readings:
     def wait(self) -> None:
         """Wait for the last loss: from one wait to the next lie whole steps, on devices that work ahead as well."""
         if self.losses:
-            self._number(self.losses[-1][2])
+            self._numbers([self.losses[-1][2]])
 
     def forget(self) -> None:
         """Drop what was noted."""
@@ -48,8 +48,8 @@ class Readings:
         losses, outcomes = self.losses, self.outcomes
         self.forget()
         steps: dict[int, dict[int, list[float]]] = {}
-        for step, index, loss in losses:
-            steps.setdefault(step, {}).setdefault(index, []).append(self._number(loss))
+        for (step, index, _), number in zip(losses, self._numbers([loss for *_, loss in losses]), strict=True):
+            steps.setdefault(step, {}).setdefault(index, []).append(number)
         rows = [[finite(sum(each) / len(each)) for each in named.values()] for named in steps.values()]
         state = self.scaler.read_state()
         self.clean = 0 if state.skipped_steps > self._state_skipped else self.clean + 1
@@ -72,11 +72,15 @@ class Readings:
             found[-1][2] = self._skipped
         return found
 
-    def _number(self, loss: Any) -> float:
-        import numpy as np
+    def _numbers(self, losses: list[Any]) -> list[float]:
+        """Return losses as numbers; what is on a device is read together."""
+        parts = [[] if callable(loss) else _parts(loss) for loss in losses]
+        means = iter(self._backend.device.means([one for each in parts for one in each]))
+        numbers = [[next(means) for _ in each] for each in parts]
+        return [sum(each) / len(each) if each else float(loss()) for each, loss in zip(numbers, losses, strict=True)]
 
-        if callable(loss):
-            return float(loss())
-        parts = loss if isinstance(loss, (list, tuple)) else getattr(loss, "values", None)
-        each = parts if isinstance(parts, (list, tuple)) else [loss]
-        return float(np.mean([np.mean(np.asarray(self._backend.device.to_numpy(one), np.float64)) for one in each]))
+
+def _parts(loss: Any) -> list[Any]:
+    """Return the tensors of a loss: one, or one for each device."""
+    parts = loss if isinstance(loss, (list, tuple)) else getattr(loss, "values", None)
+    return list(parts) if isinstance(parts, (list, tuple)) else [loss]

@@ -203,7 +203,7 @@ class CapturedStep:
         graph.replay()
         self._context.restore(graph.after, self._order)
         self._context.steps.steps.replayed(graph.counted)
-        return copied(graph.output)
+        return copied(graph.output, {})
 
     def _warn(self, message: str) -> None:
         self._context.spec.warn(message, errors.CompileWarning)
@@ -212,14 +212,29 @@ class CapturedStep:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
 
-def copied(value: Any) -> Any:
-    """Return an output with copies of its tensors and step results, which later replays do not change."""
+def copied(value: Any, copies: dict[Any, torch.Tensor]) -> Any:
+    """Return an output with copies of its tensors and step results, which later replays do not change.
+
+    Args:
+        value: the output.
+        copies: those made so far, by what they are copies of: a tensor that is returned twice is copied once.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        key = _alias(value)
+        if key not in copies:
+            copies[key] = value.detach().clone()
+        return copies[key]
     if isinstance(value, DeviceResult):
         return value.copied()
     if type(value) in (list, tuple):
-        return type(value)([copied(each) for each in value])
+        return type(value)([copied(each, copies) for each in value])
     if isinstance(value, dict):
-        return type(value)({key: copied(each) for key, each in value.items()})
+        return type(value)({key: copied(each, copies) for key, each in value.items()})
     return value
+
+
+def _alias(tensor: torch.Tensor) -> Any:
+    """Return what two tensors have in common that are the same memory, seen the same way."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,12 @@ class TorchDevice(Device):
 
     def to_numpy(self, tensor: Any) -> Any:
         return arrays.to_numpy(tensor)
+
+    def means(self, tensors: Sequence[Any]) -> list[float]:
+        scalars = all(isinstance(each, torch.Tensor) and not each.dim() for each in tensors)
+        if scalars and len({(each.dtype, each.device, type(each)) for each in tensors}) == 1:
+            return list(map(float, self.to_numpy(torch.stack(list(tensors)))))
+        return super().means(tensors)
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:
         return prefetch.ahead(batches, size, self.native)

@@ -122,3 +122,13 @@ def test_training_on_float64_batches(harness, form):
     for gradients in ([1.0, 2.0], [3.0, -1.0]):
         run.step(run.amp.to_native(np.array(gradients, np.float64)))
     assert run.weights() == pytest.approx([0.6, 0.9])
+
+
+def test_means_of_several_tensors_are_read_together(harness):
+    """As a measured run reads losses: scalars, and tensors of other shapes beside them."""
+    amp, arrays = session(harness), [np.float32(3.0), np.float32(np.inf), np.float32(-0.5)]
+    native = [amp.to_native(array) for array in arrays]
+    assert amp.backend.device.means(native) == [3.0, np.inf, -0.5]
+    more = [*native, amp.to_native(np.float32([[1.0, 2.0], [3.0, 6.0]]))]
+    assert amp.backend.device.means(more) == [3.0, np.inf, -0.5, 3.0]
+    assert amp.backend.device.means([]) == []
