@@ -19,11 +19,13 @@ the graph rewrite              :class:`GraphRewrite`                       leavi
 TF32                           :data:`TF32`                                leaving the context
 Keras's image layout           :func:`image_layout`                        leaving the context
 ``tf.function``                :func:`run_functions_eagerly`               calling it with False
+calls of every such function   :func:`after_functions`                     the function that it returns
 =============================  ==========================================  ==========================================
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -282,3 +284,44 @@ def image_layout(layout: str | None) -> Iterator[None]:
 def run_functions_eagerly(enabled: bool) -> None:
     """Have every ``tf.function`` of the process run as Python: ``unifiedamp record`` sees the values in it."""
     tf.config.run_functions_eagerly(enabled)
+
+
+def after_functions(then: Callable[[], None]) -> Callable[[], None]:
+    """Call ``then`` after each call of a ``tf.function``, or of a concrete one, from Python that is not traced.
+
+    Returns:
+        A function that undoes it; idempotent.
+    """
+    _after_functions.append(then)
+    if len(_after_functions) == 1:
+        function = tf.function(lambda: tf.constant(0))
+        for kind in (type(function), type(function.get_concrete_function())):
+            _unpatched[kind] = kind.__call__
+            kind.__call__ = _notifying(kind.__call__)
+
+    def undo() -> None:
+        if then in _after_functions:
+            _after_functions.remove(then)
+        if not _after_functions:
+            while _unpatched:
+                kind, original = _unpatched.popitem()
+                kind.__call__ = original
+
+    return undo
+
+
+_after_functions: list[Callable[[], None]] = []
+_unpatched: dict[Any, Callable[..., Any]] = {}
+"""Class of functions → its ``__call__``."""
+
+
+def _notifying(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        if tf.executing_eagerly():
+            for then in list(_after_functions):
+                then()
+        return output
+
+    return call

@@ -114,8 +114,13 @@ class StepFollower(Protocol):
     def native_loss(self, loss: Any) -> None:
         """A loss, native, is about to be differentiated."""
 
-    def native_step(self, loss: Any = None) -> None:
-        """A step has run; ``loss``: its loss, a native scalar or a function that returns a number."""
+    def native_step(self, loss: Any = None, more: bool = False) -> None:
+        """A step has run.
+
+        Args:
+            loss: its loss, a native scalar or a function that returns a number.
+            more: whether further steps ran in the same call, and are reported next.
+        """
 
 
 class Training:
@@ -264,9 +269,10 @@ class Training:
         """
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
-        """Have a trace of the user's call ``fn`` with the values of tensors, each time it runs; the default does not.
+        """Have ``fn`` called with the values of tensors each time that a trace of the user's has run.
 
-        Called while :meth:`Compiler.tracing` is true outside the steps of ``amp.compile``.
+        Where ``fn`` is called for several times together, it gets ``more=True`` but for the last. Called while
+        :meth:`Compiler.tracing` is true outside the steps of ``amp.compile``. The default does nothing.
         """
 
     # -- skipped steps -------------------------------------------------------------------------------------------

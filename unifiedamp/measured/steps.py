@@ -17,6 +17,8 @@ from .turns import wait_for_turn
 
 HEARTBEAT = 1.0
 """Seconds from one sign of life to the next, while a turn takes longer."""
+SETTLING = 3
+"""Calls in the first turn at least, where one call runs several steps: the first compiles."""
 
 
 class Task(Protocol):
@@ -64,12 +66,14 @@ class StepMeasure:
         self._tracing = loop.tracing
         self._turn, self.count, self._from = 0, 0, 0
         self._until = self._event = run.request.turns[0]
-        self._last = len(run.request.turns) == 1 and not run.request.waits
+        self._last = False
         self._start = self._begun = self._beat = time.perf_counter()
         self._times: list[float] = []
         self._settled = 0
         self._uncompiled = task is not None and task.records
         self._began, self._compiled = False, "off"
+        self._waiting = self._calls = 0
+        self._grouped = False
         self._traces: list[Trace] = []
         self._in_trace: Trace = []
 
@@ -110,8 +114,13 @@ class StepMeasure:
         detach = getattr(loss, "detach", None)
         self._readings.losses.append((self.count, index, loss if detach is None else detach()))
 
-    def after_step(self, outcome: StepResult | None = None) -> None:
-        """Note the end of an iteration; ``outcome`` is that of its last optimizer, None where it is not known."""
+    def after_step(self, outcome: StepResult | None = None, more: bool = False) -> None:
+        """Note the end of an iteration.
+
+        Args:
+            outcome: of its last optimizer; None where it is not known.
+            more: whether further ones ran in the same call: no turn ends, and no time is known, before the last.
+        """
         if self._traces:
             return
         if self._tracing():
@@ -126,10 +135,23 @@ class StepMeasure:
         self._times.append(now)
         if outcome is not None:
             self._readings.outcomes.append((self.count, outcome))
+        if more:
+            self._waiting += 1
+            return
+        if self._waiting:
+            self._share_time()
+        self._calls += 1
         if now > self._beat:
             self._sign_of_life(now)
-        if self.count == self._event:
+        if self.count >= self._event:
             self._pass()
+
+    def _share_time(self) -> None:
+        """Give the steps of one call an equal share of its time."""
+        steps, self._waiting, self._grouped = self._waiting + 1, 0, True
+        begun = self._times[-steps - 1] if len(self._times) > steps else self._begun
+        share = (self._times[-1] - begun) / steps
+        self._times[-steps:] = [begun + share * (number + 1) for number in range(steps)]
 
     def flush(self) -> None:
         """Note what was not noted yet: the script has ended within a turn."""
@@ -144,20 +166,20 @@ class StepMeasure:
         """Note a loss of such a step."""
         self.loss(loss, 0)
 
-    def native_step(self, loss: Any = None) -> None:
+    def native_step(self, loss: Any = None, more: bool = False) -> None:
         """Note a step of the framework's own loop."""
         if loss is not None:
             self.loss(loss, 0)
-        self.after_step()
+        self.after_step(more=more)
 
     def _trace_end(self) -> None:
         """Have a trace of the user's note its losses and the end of the step each time it runs."""
         losses, self._in_trace = self._in_trace, []
 
-        def note(*values: Any) -> None:
+        def note(*values: Any, more: bool = False) -> None:
             for (index, _), value in zip(losses, values, strict=True):
                 self.loss(value, index)
-            self.after_step()
+            self.after_step(more=more)
 
         self._backend.training.call_from_trace(note, [loss for _, loss in losses])
 
@@ -198,14 +220,20 @@ class StepMeasure:
             self._start, self._settled = time.perf_counter(), self.count
             self._event = self._until
             return
+        if self._grouped and self._calls < SETTLING and not self._is_last():
+            return
         self._readings.wait()
         seconds = time.perf_counter() - self._start
         self._write(seconds, self.count - self._settled)
-        if self._last or self._clean():
+        if self._is_last() or self._clean():
             if self._task is not None:
                 self._task.end()
             self._run.leave()
         self._next_turn()
+
+    def _is_last(self) -> bool:
+        request = self._run.request
+        return self._last if request.waits else self.count >= request.turns[-1]
 
     def _next_turn(self) -> None:
         self._turn += 1
@@ -213,7 +241,7 @@ class StepMeasure:
         if request.waits:
             self._until, self._last = wait_for_turn(self._run.folder, request, self._turn)
         else:
-            self._until, self._last = request.turns[self._turn], self._turn + 1 == len(request.turns)
+            self._until = next(end for end in request.turns if end > self.count)
         self._event, self._settled = min(self.count + 1, self._until), self.count
         self._start = time.perf_counter()
         self._beat = self._start + HEARTBEAT

@@ -176,8 +176,8 @@ class Fitting:
         self._due = bool(self._native_steps.after_step(steps, ended, ahead))
         if self._native_steps.follower is not None:
             loss = self._losses.setdefault(id(model), FitLosses()).add(logs, steps)
-            for _ in range(ended):
-                self._native_steps.follower.native_step(loss)
+            for left in reversed(range(ended)):
+                self._native_steps.follower.native_step(loss, more=left > 0)
 
 
 def _bound(method: Callable[..., Any], model: Model, name: str) -> Callable[..., Any]:

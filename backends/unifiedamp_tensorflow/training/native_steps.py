@@ -13,6 +13,7 @@ from unifiedamp.backend import StepFollower
 from .._types import Tensor
 from ..distributed.replicas import Replicas
 from ..internals import under_xla
+from .xla_steps import XlaSteps
 
 
 class NativeSteps:
@@ -33,6 +34,7 @@ class NativeSteps:
     def __init__(self) -> None:
         self.followed = 0
         self.follower: StepFollower | None = None
+        self._under_xla: XlaSteps | None = None
         self.stop()
 
     def start(self, after_step: Callable[..., bool], poll: Callable[[], None], observed: Callable[[], bool]) -> None:
@@ -43,6 +45,15 @@ class NativeSteps:
         """Report nothing from here on, also from earlier traces."""
         self.start(lambda *_: False, lambda: None, lambda: False)
         self.follower = None
+        if self._under_xla is not None:
+            self._under_xla.stop()
+            self._under_xla = None
+
+    def follow(self, follower: StepFollower) -> None:
+        """Report each step to a follower from here on."""
+        self.follower = follower
+        if tf.executing_eagerly():
+            self._under_xla = XlaSteps()
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -70,17 +81,21 @@ class NativeSteps:
                 follower.native_loss(loss)
             return
 
-        def note(*values: Tensor) -> None:
+        def note(*values: Tensor, more: bool = False) -> None:
             for value in values:
                 follower.native_loss(value)
-            follower.native_step()
+            follower.native_step(more=more)
 
         self.call_from_trace(note, losses)
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Have the trace of a step in a ``tf.function`` of the user's call ``fn`` with values, each time it runs."""
         graph = tf.compat.v1.get_default_graph()
-        if self.followed or tf.executing_eagerly() or tf.distribute.has_strategy() or under_xla(graph):
+        if self.followed or tf.executing_eagerly() or tf.distribute.has_strategy():
+            return
+        if under_xla(graph):
+            if self._under_xla is not None:
+                self._under_xla.note(fn, tensors)
             return
         with _after_all():
             tf.py_function(fn, list(tensors), [])

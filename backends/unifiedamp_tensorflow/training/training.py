@@ -163,7 +163,7 @@ class TensorFlowTraining(Training):
         self._native_steps.start(after_step, poll, observed)
 
     def follow_native_steps(self, follower: StepFollower) -> None:
-        self._native_steps.follower = follower
+        self._native_steps.follow(follower)
 
     def run_uncompiled(self, enabled: bool) -> None:
         patches.run_functions_eagerly(enabled)
