@@ -5,6 +5,7 @@ import pytest
 from products import PURE, SCALE, START, product, session, trainer_of
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import settled_state
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet.mxnet_api import autograd, from_numpy, mx
 from unifiedamp_mxnet.precision import autocast, casts
@@ -131,7 +132,7 @@ def test_a_loss_without_a_graph_spares_the_window(array):
 def test_a_region_that_is_interrupted_while_it_opens_or_closes(monkeypatch, region, turn):
     """The recording and training flags are set when it opens and when it closes."""
     harness, amp = load_harness("mxnet"), session("mixed_bfloat16", master_weights=False)
-    before, left = harness.global_state(), [turn]
+    before, left = settled_state(harness), [turn]
     native = {name: getattr(autograd, name) for name in ("set_recording", "set_training")}
 
     def interrupted(name):

@@ -5,6 +5,7 @@ import pytest
 from products import START, Product, product, session, trainer_of
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import settled_state
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet.mxnet_api import NUMPY_API, from_numpy, gluon, mx
 
@@ -98,7 +99,7 @@ def test_closing_leaves_nothing(compiled):
     model = product(contexts=CONTEXTS)
     trainer = trainer_of(model, "sgd", 0.125)
     trainer.optimizer.rescale_grad = 0.75
-    before = harness.global_state()
+    before = settled_state(harness)
     of_trainer, of_optimizer = dict(vars(trainer)), dict(vars(trainer.optimizer))
     of_model = set(vars(model))
     amp.prepare(model, trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,12 @@ def session(
     """Return a session in the form's ``backend_options``, and in ``settings`` of the backend besides."""
     extra = {**harness.forms[form], **(settings or {})}
     return ua.Amp(harness.backend, policy, backend_options={harness.backend: extra} if extra else None, **options)
+
+
+def settled_state(harness: Any) -> Any:
+    """Return ``harness.global_state()`` once nothing is left to collect: sessions of earlier tests, say."""
+    gc.collect()
+    return harness.global_state()
 
 
 def compiled(amp: ua.Amp, form: str, fn: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import session, settled_state
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 POLICIES = {
@@ -55,7 +55,7 @@ def trained(harness, amp, model, optimizer, steps=2):
 def test_the_process_is_as_before(harness, options):
     gc.collect()  # sessions that were not closed
     threads = {thread.name for thread in threading.enumerate()}
-    before = harness.global_state()
+    before = settled_state(harness)
     amp = session(harness, **options)
     with amp.scope():
         model = harness.mlp(layers())
@@ -103,7 +103,7 @@ def test_a_model_made_before_the_session_answers_as_before(harness):
 
 
 def test_closing_twice_is_harmless(harness):
-    before = harness.global_state()
+    before = settled_state(harness)
     amp = session(harness, policy=MIXED)
     with amp.scope():
         model = harness.mlp(layers())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.driver import compiled, session, settled_state
 from unifiedamp.conformance.float8 import BFLOAT16
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
@@ -84,7 +84,7 @@ def test_an_overridden_layer_in_a_low_dtype(harness, form):
 def test_a_layer_that_fails_leaves_nothing_behind(harness, kept):
     """The first layer raises in its forward pass, overridden or not; the next call is as the first one."""
     net = Net(harness, MIXED.replace(layer_overrides={kept: "float32"}))
-    first, before = net.evaluate(), harness.global_state()
+    first, before = net.evaluate(), settled_state(harness)
     wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
     with net.amp.inference(net.model):
         inside = harness.global_state()
@@ -137,7 +137,7 @@ def test_operations_after_an_exception(harness):
     """The override holds in its session's regions alone, before and after one was left by an exception."""
     amp = session(harness, policy=MIXED.replace(op_overrides={"linear": "float32"}))
     net, plain = Net(harness, MIXED), session(harness, policy=MIXED)
-    mixed, before = net.evaluate(), harness.global_state()
+    mixed, before = net.evaluate(), settled_state(harness)
     for _ in range(2):
         with pytest.raises(KeyError), amp.autocast(), plain.autocast():
             raise KeyError

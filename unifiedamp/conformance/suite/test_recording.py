@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import probe_run, session, settled_state
 from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
 
 pytestmark = pytest.mark.needs("recording")
@@ -51,7 +51,7 @@ def test_gradients_alone(harness, form):
 
 
 def test_nothing_is_left_behind(harness, form):
-    before = harness.global_state()
+    before = settled_state(harness)
     amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
     feed(batch())
     with amp.record(Kept()):

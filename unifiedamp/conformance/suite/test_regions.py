@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.driver import compiled, session, settled_state
 
 MIXED = "mixed_bfloat16"
 
@@ -31,7 +31,7 @@ def images(harness, amp, count=4, offset=3.0):
 def test_regions_of_one_kind_nest(harness):
     """Three deep, left one by one: each level is as it was, and in the end nothing is left."""
     amp = session(harness, policy=MIXED)
-    found = [harness.global_state()]
+    found = [settled_state(harness)]
     with amp.autocast():
         found.append(harness.global_state())
         with amp.autocast():
@@ -47,7 +47,7 @@ def test_regions_of_one_kind_nest(harness):
 
 def test_an_inner_region_left_by_an_exception(harness):
     amp = session(harness, policy=MIXED)
-    before = harness.global_state()
+    before = settled_state(harness)
     with amp.autocast():
         inside = harness.global_state()
         with pytest.raises(KeyError), amp.autocast():
@@ -74,7 +74,7 @@ def test_disabled_regions_nest(harness):
 @pytest.mark.parametrize("inner", ["autocast", "inference"])
 def test_regions_of_both_kinds_nest(harness, outer, inner):
     amp, model, _ = convnet(harness, MIXED)
-    before, attached = harness.global_state(), harness.attached(model)
+    before, attached = settled_state(harness), harness.attached(model)
     with getattr(amp, outer)():
         around, shape = harness.global_state(), harness.attached(model)
         with getattr(amp, inner)():
@@ -237,7 +237,7 @@ def test_settings_of_the_process_are_those_found(harness, region):
     """Not the framework's defaults: what the user had set before."""
     amp = session(harness, policy=MIXED)
     with harness.other_state():
-        before = harness.global_state()
+        before = settled_state(harness)
         with getattr(amp, region)():
             pass
         assert harness.global_state() == before
@@ -248,7 +248,7 @@ def test_settings_of_the_process_are_those_found(harness, region):
 
 def test_scopes_nest(harness):
     outer, inner = session(harness, policy=MIXED), session(harness, policy="float32")
-    before = harness.global_state()
+    before = settled_state(harness)
     with outer.scope():
         around = harness.global_state()
         with inner.scope():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import session, settled_state
 
 MIXED = "mixed_bfloat16"
 
@@ -13,7 +13,7 @@ MIXED = "mixed_bfloat16"
 @pytest.mark.parametrize("failing", [False, True])
 def test_state_is_as_found(harness, region, failing):
     amp = session(harness, policy=MIXED)
-    before = harness.global_state()
+    before = settled_state(harness)
     try:
         with getattr(amp, region)():
             if region != "scope":
@@ -53,7 +53,7 @@ def test_another_threads_region_is_not_ours(harness):
         seen["after"] = harness.run_op(harness.low_precision_op)
 
     thread = threading.Thread(target=other)
-    before = harness.global_state()
+    before = settled_state(harness)
     thread.start()
     assert inside.wait(30)
     seen["here"] = harness.run_op(harness.low_precision_op)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, settled_state
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
 STEPS = ((1.0, 0.5), (math.inf, 1.0), (2.0, 1.0), (1.0, -1.0), (0.5, 0.25))
@@ -51,7 +51,7 @@ def test_a_session_made_here_and_trained_there(harness, form, elsewhere):
 def test_a_thread_is_left_as_it_was_found(harness, elsewhere):
     def states():
         run = prepared(harness, "eager")
-        before = harness.global_state()
+        before = settled_state(harness)
         train(run)
         with run.amp.inference():
             pass
