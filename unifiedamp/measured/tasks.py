@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import AmpError
 from ..explain.layers import layer_rows
 from ..recording.recorder import Recorder
+from ..recording.sinks import JsonLines, Record
 from ..recording.start import start_recording
 from ..training.step_loop import StepLoop
 from .request import RECORDING
@@ -39,11 +40,9 @@ class Recording:
             return
         if not self._loop.order.slots:
             return
-        path = self._run.folder / RECORDING
+        every, sink = self._run.request.every, _OfCountedProcess(self._run)
         try:
-            self._recorder = start_recording(
-                self._backend, self._loop, None, [path], self._run.request.every, activations=True
-            )
+            self._recorder = start_recording(self._backend, self._loop, None, [sink], every, activations=True)
         except AmpError as error:
             self._run.fail(error)
 
@@ -69,6 +68,36 @@ class Recording:
     def _join(self, *_targets: Any, **_options: Any) -> Any:
         """Stand in for ``amp.record`` in the script: what it would record, the command does."""
         return _Joined(self._recorder)
+
+
+class _OfCountedProcess:
+    """A sink of the process that is counted; of the others, which may have to reduce values with it, nothing is kept.
+
+    Args:
+        run: the measured run.
+    """
+
+    def __init__(self, run: MeasuredRun) -> None:
+        self._run = run
+        self._headers: list[Record] = []
+        self._file: JsonLines | None = None
+
+    def write(self, record: Record) -> None:
+        """Write a record; a header comes before it is known which process is counted."""
+        if self._run.log is None:
+            if record["kind"] == "header":
+                self._headers.append(record)
+            return
+        if self._file is None:
+            self._file = JsonLines(self._run.folder / RECORDING)
+            for header in self._headers:
+                self._file.write(header)
+        self._file.write(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 class _Joined:
