@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DISTRIBUTIONS = (
     *("unifiedamp", "torch", "triton", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "numpy"),
-    *("accelerate", "lightning", "pytorch-lightning", "torchao"),
+    *("accelerate", "lightning", "pytorch-lightning", "torchao", "transformers"),
 )
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
 VARIABLES = ("OMP_NUM_THREADS", "XLA_FLAGS", "TF_FORCE_GPU_ALLOW_GROWTH", "CUDA_VISIBLE_DEVICES")
