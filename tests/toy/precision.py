@@ -53,13 +53,20 @@ class ToyPrecision(Precision):
 def custom_function(target, cast_inputs):
     """Return ``target`` for use inside autocast."""
 
-    def call(*args):
-        before, dtype = toy.state.autocast, cast_inputs
+    def cast(value):
+        if isinstance(value, list | tuple):
+            return type(value)(map(cast, value))
+        return toy.cast(value, dtype) if isinstance(value, toy.Tensor) and value.data.dtype.kind == "f" else value
+
+    dtype = cast_inputs
+
+    def call(*args, **kwargs):
+        before = toy.state.autocast
         if before is None or dtype is None:
-            return target(*args)
+            return target(*args, **kwargs)
         toy.state.autocast = None
         try:
-            return target(*[toy.cast(a, dtype) if isinstance(a, toy.Tensor) else a for a in args])
+            return target(*cast(args), **{name: cast(value) for name, value in kwargs.items()})
         finally:
             toy.state.autocast = before
 

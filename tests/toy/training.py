@@ -86,7 +86,8 @@ class ToyTraining(Training):
             raise errors.LossError(f"the loss must be a scalar, got shape {loss.shape}")
         if not loss.inputs:
             raise errors.LossError("the loss depends on nothing that was recorded")
-        self.loss_was_finite = bool(np.isfinite(loss.data))
+        earlier = self.loss_was_finite is not False if self.pending else True
+        self.loss_was_finite = bool(np.isfinite(loss.data)) and earlier
         before, toy.state.recording = toy.state.recording, True
         factor = np.float32(self.state.scale / self.spec.accumulate_steps)
         if not self.pending and any(self._grads(optimizer) for optimizer in optimizers):
@@ -153,6 +154,7 @@ class ToyTraining(Training):
         if not grads:
             names = errors.first_names(optimizer.parameters)
             self.spec.warn(f"no parameter of the optimizer has a gradient ({names})", errors.StepWarning)
+            self.zero_grad(optimizer)
             self._end(update_scale)
             return StepResult.of(False, False, result.NO_GRADIENTS, scale, self.state.scale)
         found = self._decide(optimizer)

@@ -196,7 +196,8 @@ class MXNetHarness(Harness):
         if not isinstance(obj, gluon.Block):
             names = [name for name in vars(obj) if "amp" in name]
             own = obj._optimizer
-            return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad
+            together = [own.aggregate_num, *[updater.aggregate_updates for updater in obj._updaters]]
+            return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad, together
         return [(path, type(block), sorted(vars(block)), _hooks(block)) for path, block in walk(obj)]
 
 

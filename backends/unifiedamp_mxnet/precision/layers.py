@@ -106,14 +106,16 @@ class BoundaryCasts:
             inner = policy.replace(compute_dtype=dtype, layer_overrides={}, loss_scale=None)
             inside = CastTable(inner, table.scaled, table.multicast)
             inside.layers = table.layers
-            table.layers[id(blocks[path])] = inside
-            self._wrap(blocks[path])
+            for block in blocks[path]:
+                table.layers[id(block)] = inside
+                self._wrap(block)
 
-    def _blocks(self) -> dict[str, Block]:
-        blocks: dict[str, Block] = {}
+    def _blocks(self) -> dict[str, list[Block]]:
+        """Return path → the blocks that have it, one for each model."""
+        blocks: dict[str, list[Block]] = {}
         for model in self.models:
             for path, block in walk(model):
-                blocks.setdefault(path, block)
+                blocks.setdefault(path, []).append(block)
         return blocks
 
     def cast_at(self, block: Block, inputs: str, outputs: str | None = None) -> None:

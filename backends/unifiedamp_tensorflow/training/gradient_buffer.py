@@ -33,7 +33,7 @@ class GradientBuffer:
     Attributes:
         present: name → gradient, where there is one.
         flags: bool vector over ``present``, set once they are unscaled (where there is a scaler).
-        loss: the last unscaled loss.
+        losses: the unscaled losses, as far as they were made in this call.
         lost: gradients were made in a compiled function that has ended.
     """
 
@@ -45,11 +45,16 @@ class GradientBuffer:
         self._owner, self._on_first = owner, on_first
         self.present: dict[str, Gradient] = {}
         self.flags: Tensor | None = None
-        self.loss: Tensor | None = None
+        self.losses: list[Tensor] = []
         self.lost = False
         self._complete = False
         self._home: Graph | None = None
         self._seen: tuple[str, ...] = ()
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The last unscaled loss."""
+        return self.losses[-1] if self.losses else None
 
     # -- filling -------------------------------------------------------------------------------------------------
 
@@ -59,7 +64,8 @@ class GradientBuffer:
         if self.present and self._home is not home:
             self.present.clear()
             self.lost = True
-        self._home, self.loss = home, loss
+        self.losses = [*(self.losses if self._home is home else ()), loss]
+        self._home = home
         if not self._seen:
             self._on_first()
         for name, gradient in gradients.items():
@@ -73,7 +79,8 @@ class GradientBuffer:
             PrepareError: a variable that the optimizer was not prepared for.
         """
         self.forget()
-        self._home, self.lost, self.loss = current_home(), False, loss
+        self._home, self.lost = current_home(), False
+        self.losses = [] if loss is None else [loss]
         for gradient, variable in pairs:
             name = self._params.name_of(variable)
             if name is None:
@@ -178,7 +185,8 @@ class GradientBuffer:
     def forget(self) -> None:
         """Drop what Python holds of the window; accumulators stay."""
         self.present = {}
-        self.flags = self.loss = self._home = None
+        self.flags = self._home = None
+        self.losses = []
         self._complete = False
 
     # -- compiled calls ------------------------------------------------------------------------------------------

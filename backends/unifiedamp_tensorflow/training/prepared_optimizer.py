@@ -196,8 +196,7 @@ class PreparedOptimizer:
 
     def loss_finite(self) -> Tensor | None:
         """Return whether the unscaled losses are finite, a bool scalar; None where no loss is known."""
-        losses = [buffer.loss for buffer in self._buffers.values() if buffer.loss is not None]
-        finite = [tf.math.is_finite(loss) for loss in losses]
+        finite = [tf.math.is_finite(loss) for buffer in self._buffers.values() for loss in buffer.losses]
         return (finite[0] if len(finite) == 1 else tf.reduce_all(finite)) if finite else None
 
     def note_nonfinite(self, flags: Tensor | None, present: Sequence[str]) -> None:

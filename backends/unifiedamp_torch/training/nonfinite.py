@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,15 +15,35 @@ from .steps import CaptureDeferred
 
 @dataclass
 class LastLoss:
-    """The unscaled loss of the step under way.
+    """The unscaled losses of the step under way.
 
     Attributes:
-        wanted: keep it.
-        value: the loss, detached; None where it is not known.
+        wanted: keep them.
+        value: the last one, detached; None where it is not known.
+        finite: a number that is finite where all of them are; None where none is known.
     """
 
     wanted: bool
     value: torch.Tensor | None = None
+    finite: torch.Tensor | None = None
+    _ended: bool = field(default=True, init=False)
+
+    def note(self, value: torch.Tensor, alone: bool) -> None:
+        """Note a loss.
+
+        Args:
+            value: the loss, detached.
+            alone: do without those before it, which a captured step may not read.
+        """
+        others = self.finite
+        first = alone or self._ended or others is None or others.device != value.device
+        self.value = value
+        self.finite = value if first or others is None else value + (others - others)
+        self._ended = False
+
+    def end(self) -> None:
+        """Note the end of a step: the next loss is the first one of another."""
+        self._ended = True
 
 
 class SkipReports:
@@ -31,7 +51,7 @@ class SkipReports:
 
     Args:
         gradients: returns the named gradients of an optimizer.
-        loss: the session's.
+        loss: the session's losses.
         reads_without_sync: skipped steps can be inspected at once, so that none are kept on the device.
 
     Attributes:
@@ -69,9 +89,9 @@ class SkipReports:
         if self.collect:
             if found.item():
                 self._skips.forget()
-                self._inspected = inspected(self._gradients(optimizer), self._loss.value)
+                self._inspected = inspected(self._gradients(optimizer), self._loss.finite)
         elif self.keep:
-            noted = (id(optimizer), self._gradients(optimizer), self._loss.value)
+            noted = (id(optimizer), self._gradients(optimizer), self._loss.finite)
             if capturing and not self._skips.ready(*noted):
                 raise CaptureDeferred  # each replay fills anew what a capture allocates
             self._skips.note(*noted, found)
@@ -86,7 +106,7 @@ def inspected(gradients: Mapping[str, torch.Tensor], loss: torch.Tensor | None) 
 
     Args:
         gradients: name → gradient of the skipped step, dense or sparse.
-        loss: the last unscaled loss, or None when it is not known.
+        loss: a number that is finite where the unscaled losses are, or None when they are not known.
     """
     bad = [name for name, grad in gradients.items() if not bool(torch.isfinite(dense(grad)).all())]
     return NonFiniteReport(tuple(bad), None if loss is None else bool(torch.isfinite(loss)))
@@ -129,7 +149,7 @@ class LastSkips:
         Args:
             optimizer: its ``id``.
             gradients: name → gradient, dense or sparse.
-            loss: the last unscaled loss, or None when it is not known.
+            loss: a number that is finite where the unscaled losses are, or None when they are not known.
             found: whether the step was skipped, on the device.
         """
         if not self.ready(optimizer, gradients, loss):

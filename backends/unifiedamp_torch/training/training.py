@@ -94,7 +94,7 @@ class TorchTraining(Training):
             self._masters.attach(optimizers)
         first = self._native.begin(loss, optimizers)
         if self._loss.wanted:
-            self._loss.value = value.detach()
+            self._loss.note(value.detach(), alone=self._steps.capturing)
         if self._scaler is not None:
             value = self._scaler.scaled(value)
         if self._spec.accumulate_steps > 1:
@@ -141,6 +141,7 @@ class TorchTraining(Training):
         torch.clear_autocast_cache()
         self._flags.regions = None
         self._native.end(optimizer)
+        self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
 
     def _no_gradients(self, optimizer: Optimizer) -> StepResult:
@@ -165,6 +166,7 @@ class TorchTraining(Training):
         self._masters.zero_model_grads(optimizer)
         self._steps.zero_grad(optimizer)
         self._native.end(optimizer)
+        self._loss.end()
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         self._flags.restore()

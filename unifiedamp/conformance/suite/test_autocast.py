@@ -67,3 +67,17 @@ def test_linear_layers_kept_in_float32(harness, form):
     kept = output(MIXED.replace(op_overrides={"linear": "float32"}))
     assert np.abs(mixed - plain).max() > 1e-3
     np.testing.assert_allclose(kept, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("op", ["relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "sum", "exp"])
+def test_an_override_is_of_one_operation(harness, op):
+    """The others run in the dtypes that they have without it."""
+    others = [other for other in OP_VOCABULARY if other != op]
+    try:
+        amp = session(harness, policy=MIXED.replace(op_overrides={op: "float32"}))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
+        pytest.skip(str(refusal))
+    plain = session(harness, policy=MIXED)
+    found = {other: dtype_inside(harness, amp, other) for other in others}
+    assert found == {other: dtype_inside(harness, plain, other) for other in others}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session, settled_state
+from unifiedamp.conformance.driver import compiled, session, settled_state
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 POLICIES = {
@@ -16,6 +16,7 @@ POLICIES = {
     "mixed": {"policy": MIXED, "loss_scale": 4.0},
     "accumulating": {"policy": MIXED, "loss_scale": "dynamic", "accumulate_steps": 2},
     "overridden": {"policy": MIXED.replace(op_overrides={"linear": "float32"})},
+    "tuned": {"policy": MIXED, "tuning": {"fused_optimizer": True, "channels_last": True, "best_effort": True}},
 }
 
 
@@ -153,11 +154,12 @@ def test_a_model_is_prepared_anew(harness):
 
 
 @pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("before", ["masters", "float32"])
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_momentum_of_masters_outlives_the_session(harness, policy):
+def test_momentum_of_masters_outlives_the_session(harness, form, policy, before):
     """Steps of 1, 1.5 and 1.75 times the learning rate, the last one under another session."""
     options = {"policy": harness.pure_policies[policy], "master_weights": True, "loss_scale": 4.0}
-    amp = session(harness, **options)
+    amp = session(harness, form, **options if before == "masters" else {"policy": "float32", "loss_scale": 4.0})
     with amp.scope():
         model = harness.probe([1.0])
         optimizer = harness.sgd([model], 0.125, 0.5)
@@ -168,10 +170,15 @@ def test_momentum_of_masters_outlives_the_session(harness, policy):
             if "belong to no prepared model" in str(refusal):
                 raise
             pytest.skip(f"refused: {refusal}")
-        x = amp.to_native(np.float32([1.0]))
+
+        def step(x, amp=amp, model=model, optimizer=optimizer):
+            amp.backward(lambda: model(x), optimizer)
+            amp.step(optimizer)
+
+        step = compiled(amp, form, step)
         for _ in range(count):
-            amp.backward(lambda model=model, x=x: model(x), optimizer)
-            assert amp.step(optimizer).applied
+            step(amp.to_native(np.float32([1.0])))
+        assert amp.applied_steps == count
         amp.close()
-        amp = session(harness, **options)
+        amp = session(harness, form, **options)
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]

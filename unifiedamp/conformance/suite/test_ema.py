@@ -154,3 +154,13 @@ def test_one_optimizer_of_two_models(harness, form):
             oracle.step(before, harness.parameters(second))
         found = ema.weights()
         oracle.check({name: found[name] for name in oracle.values})
+
+
+def test_every_weight_of_many_moves(harness, form):
+    """Whatever moves averages in bunches moves those of the last one, too."""
+    averaged = Averaged(harness, form, values=(1.0,) * 70)
+    for gradient in (1.0, 2.0):
+        before = averaged.weights()
+        averaged.run.feed(*[gradient * place for place in range(70)])
+        averaged.oracle.step(before, averaged.weights())
+        averaged.check()

@@ -7,7 +7,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 from unifiedamp.conformance.suite.averaged import FEEDS, INF, SCALE, Averaged, bits
 
 pytestmark = pytest.mark.needs("ema")
@@ -96,6 +96,32 @@ def test_a_state_loaded_before_the_average_is_made(harness, form):
     ema = run.amp.ema(run.model, 0.75)
     assert bits(ema.weights()) == bits(first.ema.weights())
     assert ema.updates == first.ema.updates
+
+
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_averages_of_several_models_are_taken_over(harness, tmp_path, made):
+    """In their order, by way of a checkpoint file, those of the session and those that are made later."""
+    from unifiedamp.checkpoint.sealed_file import load_checkpoint, save_checkpoint
+
+    def pair():
+        amp = session(harness, loss_scale=SCALE)
+        models = [harness.probe([1.0]) for _ in range(2)]
+        *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.5))
+        return amp, models, optimizer
+
+    amp, models, optimizer = pair()
+    emas = [amp.ema(model, 0.5) for model in models]
+    x, y = (amp.to_native(np.float32([value])) for value in (1.0, 3.0))
+    amp.backward(lambda: models[0](x) + models[1](y), optimizer)
+    assert amp.step(optimizer).applied
+    save_checkpoint(tmp_path / "c.npz", {}, {}, amp)
+    other, copies, _ = pair()
+    found = [other.ema(model, 0.5) for model in copies[:made]]
+    other.load_state_dict(load_checkpoint(tmp_path / "c.npz").meta["amp"])
+    found += [other.ema(model, 0.5) for model in copies[made:]]
+    averages = [[float(np.ravel(array)[0]) for array in ema.weights().values()] for ema in found]
+    assert averages == [[0.75], [0.25]]
+    assert [bits(ema.weights()) for ema in found] == [bits(ema.weights()) for ema in emas]
 
 
 def test_an_average_that_missed_steps_is_not_taken_over(harness):

@@ -1,14 +1,17 @@
 """What comes after ``prepare``: more models, more parameters, weights that change hands."""
 
+import contextlib
 import math
 
 import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import compiled, session
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=100)
+MIXED = ua.Policy.parse("mixed_bfloat16")
+LOW = MIXED.replace(loss_scale=None)
 TINY = 2.0**-13
 """A step from 1 that both 16-bit formats round away, and float32 does not."""
 
@@ -154,3 +157,52 @@ def test_masters_of_a_window_cut_short(harness, policy):
                 amp.step(optimizer)
     assert values(amp, model) == [1.0 - TINY]
     assert amp.gradients(optimizer) == {}
+
+
+@pytest.mark.parametrize("policy", [None, LOW], ids=["session", "region"])
+def test_answers_of_a_model_prepared_later(harness, form, policy):
+    """They have the policy's output dtype and come from products in its compute dtype, in regions used before, too."""
+    amp = session(harness, form, policy=MIXED if policy is None else "float32")
+    models, x = [], np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    for seed in range(1, 4):
+        layer = np.random.default_rng(seed).normal(size=(6, 6)).astype(np.float32)
+        with amp.scope():
+            model = harness.mlp([(layer, np.zeros(6, np.float32))])
+        model = amp.prepare(model)
+        models.append((compiled(amp, form, lambda x, model=model: model(x)), x.astype(np.float64) @ layer))
+        for call, exact in models:
+            with amp.inference(), amp.autocast(policy=policy):
+                answer = call(amp.to_native(x))
+            assert harness.dtype_of(answer) == "float32"
+            assert 1e-4 < np.abs(amp.to_numpy(answer) - exact).max() < 0.5
+
+
+def test_what_is_prepared_twice(harness, form):
+    """Inside a step, too: it is refused or prepared once, and closing leaves nothing."""
+    amp = session(harness, form, loss_scale=SCALE)
+    model, other = harness.probe([1.0]), harness.probe([1.0])
+    optimizer = harness.sgd([model], 0.1)
+    attached = harness.attached(model), harness.attached(optimizer)
+    given = model, optimizer
+    model, optimizer = amp.prepare(*given)
+    x = amp.to_native(np.float32([1.0]))
+
+    def train():
+        amp.backward(lambda: model(x), optimizer)
+        with contextlib.suppress(ua.PrepareError):
+            again = amp.prepare(model, optimizer, other)
+            assert (again[0] is model, again[1] is optimizer) == (True, True)
+        amp.step(optimizer)
+
+    def plain(x):
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+
+    train()
+    compiled(amp, form, plain)(x)
+    train()
+    assert harness.parameters(model).popitem()[1] == pytest.approx([0.7], abs=1e-6)
+    assert (amp.applied_steps, amp.skipped_steps) == (3, 0)
+    if form == "eager":
+        amp.close()
+        assert tuple(map(harness.attached, given)) == attached

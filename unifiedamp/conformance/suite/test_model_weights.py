@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import compiled, session
 
 LOW = ua.Policy.parse("mixed_bfloat16")
 
@@ -159,3 +159,59 @@ def test_what_cannot_be_converted_is_refused(harness):
         amp.convert_model(model, amp.to_native(batch()), policy="mixed_float8")
     with pytest.raises(ua.WrongObjectError, match=r"amp\.convert_model: expected a model"):
         amp.convert_model([], amp.to_native(batch()), policy=LOW)
+
+
+@pytest.mark.needs("convert_model")
+def test_a_copy_leaves_a_compiled_model_alone(harness, form):
+    """It answers as before, under its policy and without one."""
+    amp, model = mlp(harness, LOW)
+    call, x = compiled(amp, form, lambda x: model(x)), amp.to_native(batch())
+
+    def answers():
+        with amp.inference(model):
+            inside = np.asarray(amp.to_numpy(call(x)))
+            with amp.autocast(enabled=False):
+                off = np.asarray(amp.to_numpy(call(x)))
+        return inside, off, np.asarray(amp.to_numpy(call(x)))
+
+    before = answers()
+    amp.convert_model(model, x)
+    for found, expected in zip(answers(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("scale", [4.0, "none"])
+def test_an_optimizer_goes_on_from_its_state(harness, scale):
+    """Bit for bit: moments, and the counts that Adam corrects them by; in a new session, under the same weights."""
+
+    class Part:
+        def __init__(self):
+            self.amp = session(harness, loss_scale=scale)
+            with self.amp.scope():
+                model = harness.mlp(layers())
+                optimizer = harness.adam([model], 0.125)
+            self.model, self.optimizer = self.amp.prepare(model, optimizer)
+            self.weights = self.amp.backend.weights
+
+        def train(self, count):
+            amp, y = self.amp, self.amp.to_native(np.zeros((6, 4), np.float32))
+            for seed in range(count):
+                x = amp.to_native(batch(seed))
+                amp.backward(lambda x=x: harness.mean_square(self.model(x), y), self.optimizer)
+                assert amp.step(self.optimizer).applied
+
+    first, second = Part(), Part()
+    first.train(3)
+    state = first.weights.read_optimizer(first.optimizer, [first.model])
+    if state is None:
+        pytest.skip("the backend does not read states of optimizers")
+    state = {name: np.array(value) for name, value in state.items()}
+    second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
+    second.weights.check_optimizer(second.optimizer, [second.model], state)
+    second.weights.write_optimizer(second.optimizer, [second.model], state)
+    assert harness.optimizer_steps(second.optimizer) == 3
+    for part in (first, second):
+        part.train(2)
+    for name, array in first.amp.master_weights(first.model).items():
+        np.testing.assert_array_equal(second.amp.master_weights(second.model)[name], array)

@@ -3,6 +3,8 @@
 The probe's gradients are its input, so with SGD a step changes the weights by exactly what it was fed.
 """
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -260,3 +262,28 @@ def test_a_closed_session_leaves_native_calls_alone(harness):
     loop.native_backward(loss)
     loop.native_step()
     assert loop.weights() == [9.0, 8.0]
+
+
+@pytest.mark.needs("several_optimizers")
+def test_a_native_step_after_a_step_without_gradients(harness):
+    """Nothing is left of a loss that did not reach an optimizer: its own step does what it does after any other."""
+
+    def answer(reached):
+        amp = session(harness, loss_scale=SCALE)
+        models = [harness.probe(START) for _ in range(2)]
+        *models, one, two = amp.prepare(*models, *[harness.sgd([model], LR) for model in models])
+        x = amp.to_native(np.array(FEED, np.float32))
+        amp.backward(lambda: models[reached](x), [one, two])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ua.StepWarning)
+            assert [amp.step(each).applied for each in (one, two)][reached]
+        try:
+            with amp.autocast():
+                loss = models[1](x)
+            if not harness.native_backward(loss) or not harness.native_step(two):
+                pytest.skip("the framework has no calls that train beside the session")
+        except ua.StepOrderError:
+            return "refused"
+        return "trained"
+
+    assert answer(0) == answer(1)

@@ -30,14 +30,14 @@ class Net:
             model = harness.mlp(weights(count))
             optimizer = harness.sgd([model], 0.1)
         self.model, self.optimizer = self.amp.prepare(model, optimizer)
-        self._call = compiled(self.amp, form, lambda x: self.model(x))
+        self.call = compiled(self.amp, form, lambda x: self.model(x))
 
     def __call__(self, **region):
         with self.amp.inference(self.model), self.amp.autocast(**region):
             return self.answer()
 
     def answer(self):
-        return np.asarray(self.amp.to_numpy(self._call(self.amp.to_native(batch()))), np.float64)
+        return np.asarray(self.amp.to_numpy(self.call(self.amp.to_native(batch()))), np.float64)
 
     def evaluate(self):
         with self.amp.inference(self.model):
@@ -81,20 +81,23 @@ def test_an_overridden_layer_in_a_low_dtype(harness, form):
 
 @pytest.mark.needs("layer_overrides")
 @pytest.mark.parametrize("kept", ["layer0", "layer1"])
-def test_a_layer_that_fails_leaves_nothing_behind(harness, kept):
-    """The first layer raises in its forward pass, overridden or not; the next call is as the first one."""
-    net = Net(harness, MIXED.replace(layer_overrides={kept: "float32"}))
-    first, before = net.evaluate(), settled_state(harness)
+def test_a_layer_that_fails_leaves_nothing_behind(harness, form, kept):
+    """The first layer raises in its forward pass, overridden or not; the next call is as the first one, in the region
+    and outside.
+    """
+    net = Net(harness, MIXED.replace(layer_overrides={kept: "float32"}), form=form)
+    first, outside, before = net.evaluate(), net.answer(), settled_state(harness)
     wrong = net.amp.to_native(np.ones((4, SIZE + 1), np.float32))
     with net.amp.inference(net.model):
         inside = harness.global_state()
         with pytest.raises(Exception) as caught:
-            np.asarray(net.amp.to_numpy(net.model(wrong)))
+            np.asarray(net.amp.to_numpy(net.call(wrong)))
         assert caught.value is not None
         assert harness.global_state() == inside
         assert harness.run_op(harness.low_precision_op) == "bfloat16"
         np.testing.assert_array_equal(net.answer(), first)
     assert harness.global_state() == before
+    np.testing.assert_array_equal(net.answer(), outside)
     np.testing.assert_array_equal(net.evaluate(), first)
     assert harness.run_op(harness.low_precision_op) == "float32"
 
@@ -195,3 +198,20 @@ def test_a_region_of_another_policy(harness, form):
     np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-5)
     assert differ(mixed, plain)
     np.testing.assert_array_equal(net.evaluate(), mixed)
+
+
+@pytest.mark.needs("layer_overrides")
+@pytest.mark.parametrize("later", [False, True], ids=["together", "later"])
+def test_layers_of_two_models(harness, form, later):
+    """Models that have layers of the same names, as copies have: an override holds in each of them."""
+    amp = session(harness, form, MIXED.replace(layer_overrides={"layer*": "float32"}))
+    with amp.scope():
+        models = [harness.mlp(weights(2, seed)) for seed in range(2)]
+    models = [amp.prepare(model) for model in models] if later else list(amp.prepare(*models))
+    calls = [compiled(amp, form, lambda x, model=model: model(x)) for model in models]
+    for seed, call in enumerate(calls):
+        (w0, b0), (w1, b1) = weights(2, seed)
+        with amp.inference():
+            found = np.asarray(amp.to_numpy(call(amp.to_native(batch()))))
+        expected = np.maximum(batch().astype(np.float64) @ w0 + b0, 0) @ w1 + b1
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session, settled_state
+from unifiedamp.conformance.driver import compiled, probe_run, session, settled_state
 from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
 
 pytestmark = pytest.mark.needs("recording")
@@ -89,3 +89,25 @@ def test_mistakes_are_told(harness, tmp_path):
     recorder.stop()
     amp.record(tmp_path / "folder" / "run.jsonl").stop()
     assert (tmp_path / "folder" / "run.jsonl").read_text().count("\n") == 1
+
+
+def test_layers_of_two_models_are_told_apart(harness, form):
+    """Which have the same names: the second model's hold its number."""
+    amp = session(harness, form, loss_scale=8.0)
+    with amp.scope():
+        models = [harness.mlp(layers(4, 4, 4)) for _ in range(2)]
+        optimizer = harness.sgd(models, 0.01)
+    *models, optimizer = amp.prepare(*models, optimizer)
+
+    def step(x, y):
+        amp.backward(lambda: harness.mean_square(models[0](x), models[1](y)), optimizer)
+        amp.step(optimizer)
+
+    step, kept = compiled(amp, form, step), Kept()
+    with amp.record(kept):
+        step(amp.to_native(np.float32(batch())), amp.to_native(np.float32(2 * batch())))
+    (record,) = kept.of("step")
+    largest = {row["layer"]: row["largest"] for row in record["activations"] if row["place"] == "output"}
+    first, second = (largest[name] for name in ("layer0", "model1.layer0"))
+    assert second == pytest.approx(2 * first, rel=1e-5)
+    assert len(record["gradients"]) == 8

@@ -89,6 +89,20 @@ def test_an_epsilon_that_float16_loses_is_named(harness, policy):
         assert "would be 0 in float16" in found["ratio"]
 
 
+@pytest.mark.needs("layer_overrides")
+@pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
+def test_an_epsilon_of_a_layer_kept_in_float32_is_not_named(harness):
+    """It is added in float32, whatever the layers around it run in."""
+    amp = session(harness, policy=ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"ratio": "float32"}))
+    with amp.scope():
+        model = harness.ratio(1e-8)
+        optimizer = harness.sgd([model], 0.1)
+    amp.prepare(model, optimizer)
+    kept = Kept()
+    amp.record(kept).stop()
+    assert kept.found("epsilon") == {}
+
+
 def test_an_inf_in_one_gradient_at_a_step_nobody_recorded_is_named(harness, form):
     """Looking is free, or the backend keeps the last skip's names, or the next look tells that there was one."""
     run = probe_run(harness, form, values=(1.0, 1.0, 1.0), loss_scale=ua.DynamicLossScale(initial_scale=8.0))

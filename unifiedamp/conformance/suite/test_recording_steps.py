@@ -110,3 +110,21 @@ def test_two_optimizers_are_one_step(harness, form):
     assert len(records[1]["non_finite"]["gradients"]) == 1
     assert (records[1]["applied_steps"], records[1]["skipped_steps"]) == (3, 1)
     assert kept.of("skip") == []
+
+
+def test_the_loss_told_is_the_last_one(harness, form):
+    """Of two losses of a step, unscaled."""
+    amp = session(harness, form, loss_scale=8.0)
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.125))
+
+    def step(x, y):
+        amp.backward(lambda: model(x), optimizer)
+        amp.backward(lambda: model(y), optimizer)
+        amp.step(optimizer)
+
+    step, kept = compiled(amp, form, step), Kept()
+    with amp.record(kept, every=1):
+        for _ in range(2):
+            step(amp.to_native(np.float32([1.0])), amp.to_native(np.float32([3.0])))
+    assert [record["loss"] for record in kept.of("step")] == [3.0, 1.5]

@@ -259,3 +259,32 @@ def test_scopes_nest(harness):
         assert harness.global_state() == around
     assert harness.global_state() == before
     assert harness.parameters(plain).popitem()[1].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["defaults", "others"])
+def test_what_a_scope_makes_is_the_sessions(harness, elsewhere):
+    """Whatever the settings of the process are: it trains on the session's batches."""
+    amp = session(harness, policy=MIXED, loss_scale=4.0)
+    with harness.other_state() if elsewhere else contextlib.nullcontext(), amp.scope():
+        model = harness.probe([1.0])
+        optimizer = harness.sgd([model], 0.1)
+    model, optimizer = amp.prepare(model, optimizer)
+    x = amp.to_native(np.float32([1.0]))
+    amp.backward(lambda: model(x), optimizer)
+    assert amp.step(optimizer).applied
+    assert harness.parameters(model).popitem()[1] == pytest.approx([0.9], abs=1e-6)
+
+
+def test_inference_is_of_all_models(harness):
+    """Of those prepared before the last one, too."""
+    amp, first, _ = convnet(harness)
+    with amp.scope():
+        second = harness.convnet(1)
+    second, x = amp.prepare(second), images(harness, amp)
+    for model in (first, second):
+        with amp.inference():
+            found = [np.asarray(amp.to_numpy(model(x))) for _ in range(2)]
+        with amp.inference(model):
+            found.append(np.asarray(amp.to_numpy(model(x))))
+        for answer in found[1:]:
+            np.testing.assert_array_equal(answer, found[0])

@@ -279,3 +279,25 @@ def test_observers_hear_of_skips_and_scales(harness, form):
     for gradient in (1.0, INF, 1.0, 1.0):
         run.feed(gradient)
     assert heard == [("skipped", 1), ("scale", 4.0, 2.0), ("scale", 2.0, 4.0)]
+
+
+def test_a_loss_of_one_number_in_another_shape(harness, form):
+    """It is refused, or is as good as the number, also beside scalars."""
+    amp = session(harness, form, loss_scale=dynamic())
+    model = harness.mlp([(np.float32([[2.0]]), np.float32([0.0]))])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.125))
+    x, zero, expected = amp.to_native(np.float32([[1.0]])), amp.to_native(np.float32([[0.0]])), [2.0, 0.0]
+
+    def step(scalar):
+        amp.backward(lambda: harness.mean_square(model(x), zero) if scalar else model(x), optimizer)
+        amp.step(optimizer)
+
+    for scalar in (True, False, True):
+        slope = 2.0 * sum(expected) if scalar else 1.0
+        try:
+            step(scalar)
+            expected = [value - 0.125 * slope for value in expected]
+        except ua.LossError:
+            assert not scalar
+        found = [float(np.ravel(value)[0]) for value in harness.parameters(model).values()]
+        assert sorted(found) == pytest.approx(sorted(expected), abs=1e-6)

@@ -159,3 +159,26 @@ def test_an_observer_that_comes_late_delays_nothing(harness):
     assert caught.value.skips == 3
     assert observer.heard == (3,)
     assert caught.value.tensors == tuple(harness.parameters(model))
+
+
+def test_a_run_of_finite_steps_longer_than_the_interval(harness, form):
+    """Saved under a longer interval: it ends with the next finite step."""
+    saved = session(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0)).state_dict()
+    saved["state"] |= {"good_steps": 100}
+    run = probe_run(harness, form, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=3))
+    with pytest.warns(ua.StateWarning, match="growth_interval"):
+        run.amp.load_state_dict(saved)
+    assert run.amp.state_dict()["state"]["good_steps"] == 2
+    for expected in (8.0, 8.0, 8.0, 16.0):
+        run.feed(1.0)
+        assert run.amp.loss_scale == expected
+
+
+def test_a_static_scale_is_the_sessions_own(harness, form):
+    """Whatever scale a loaded state has."""
+    run = probe_run(harness, form, loss_scale=8.0)
+    state = run.amp.state_dict()
+    with pytest.warns(ua.StateWarning):
+        run.amp.load_state_dict(state | {"state": state["state"] | {"scale": 2.0}})
+    run.feed(1.0)
+    assert (run.amp.loss_scale, run.weights()) == (8.0, [pytest.approx(0.9, abs=1e-6)])

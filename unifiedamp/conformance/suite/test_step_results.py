@@ -252,3 +252,33 @@ def test_the_recorder_of_a_loaded_state(harness, form):
     assert kept.of("skip") == []
     assert [each["scale"] for each in kept.of("step")] == [4.0, 2.0]
     assert all(each["applied"] for each in kept.of("step"))
+
+
+@pytest.mark.parametrize("window", [1, 2], ids=["two losses", "two micro-batches"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_any_loss_of_the_step_is_told(harness, place, window):
+    """One of two losses is not finite, the first or the last."""
+    if window > 1 and not harness.capabilities().feature("accumulation"):
+        pytest.skip("the backend declares no accumulation")
+    scale = ua.StaticLossScale(4.0, max_consecutive_skips=1)
+    amp = session(harness, loss_scale=scale, accumulate_steps=window)
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            for index in range(2):
+                x = amp.to_native(np.float32([INF if index == place else 1.0]))
+                amp.backward(lambda x=x: model(x), optimizer)
+                if window == 2 or index == 1:
+                    amp.step(optimizer)
+    assert caught.value.loss_was_finite is False
+
+
+def test_every_observer_hears(harness):
+    """The first one too, after a second was added."""
+    run, observers = probe_run(harness, loss_scale=ua.DynamicLossScale(initial_scale=4.0)), [Observer(), Observer()]
+    for observer in observers:
+        run.amp.observe(observer)
+    run.feed(INF)
+    names = tuple(harness.parameters(run.model))
+    assert [observer.take() for observer in observers] == [[("skipped", 1, names), ("scale", 4.0, 2.0)]] * 2

@@ -89,3 +89,19 @@ def test_the_plan_holds_what_the_backend_does(harness, policy):
     plan = amp.explain()
     assert set(settings) <= {row.setting for row in plan}
     assert any(row.effect in NATIVE for row in plan if row.setting in settings)
+
+
+def test_custom_functions_with_named_inputs(harness):
+    """Those given by name, in lists and tuples too, have the dtype asked for; whole numbers keep theirs."""
+    amp, seen = session(harness, policy="mixed_bfloat16"), {}
+
+    def body(first, *, second, third, whole):
+        seen.update(first=first, second=second, third=third[0], whole=whole)
+        return first
+
+    function = type(amp.backend).custom_function(body, "bfloat16")
+    x, n = amp.to_native(np.float32([1.0])), amp.to_native(np.int32([1]))
+    with amp.autocast():
+        function(x, second=x, third=[x], whole=n)
+    assert [harness.dtype_of(seen[name]) for name in ("first", "second", "third")] == ["bfloat16"] * 3
+    assert amp.to_numpy(seen["whole"]).dtype.kind == "i"

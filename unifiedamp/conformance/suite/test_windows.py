@@ -1,6 +1,8 @@
 """Accumulation windows: the mean of whole windows, one scale inside each, and what becomes of a window not ended."""
 
+import contextlib
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -213,3 +215,20 @@ def test_what_a_second_loss_does_not_reach_stays(harness, policy, reached):
         backward(reaches, gradient)
     assert amp.step(optimizer).applied
     assert weights() == [1.0 - 2.0**-3 * total for total in moved(reached, (2.0, 1.0))]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_loss_that_depends_on_nothing(harness, steps):
+    """It is refused, or adds nothing; what was gathered before it is applied as it is."""
+    loop = Loop(harness, steps, 4.0)
+    x = loop.amp.to_native(np.float32([7.0]))
+    for gradient in (1.0, 2.0):
+        for index in range(steps):
+            loop.backward(gradient)
+            if index == steps - 1:
+                with contextlib.suppress(ua.LossError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ua.StepWarning)
+                    loop.amp.backward(lambda: harness.mean_square(x, x), loop.optimizer)
+            result = loop.amp.step(loop.optimizer)
+        assert result.applied
+    assert loop.weight() == pytest.approx(0.7, abs=1e-6)
