@@ -206,3 +206,22 @@ def test_one_context_needs_no_kvstore():
     amp.backward(lambda: model(amp.to_native(ONES)), trainer)
     assert amp.step(trainer).applied
     np.testing.assert_allclose(model.w.data().asnumpy(), np.array(START) - 0.125, rtol=1e-6)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_closed_session_gives_grad_req_add_back(late):
+    amp, model, trainer = two_copies(0.125, grad_req=None if late else "add")
+    if late:
+        model.w.grad_req = "add"
+    feed(amp, model, trainer, ONES, ONES)
+    amp.close()
+    assert model.w.grad_req == "add"
+
+
+def test_a_record_counts_the_gradients_of_all_contexts():
+    amp, model, trainer = two_copies(0.125)
+    records = []
+    with amp.record(records.append):
+        feed(amp, model, trainer, ONES, ONES * 2)
+    (counts,) = next(record for record in records if record["kind"] == "step")["gradients"].values()
+    assert counts["true"]["exponents"] == {"0": 4, "1": 4}

@@ -146,3 +146,16 @@ def test_what_is_declared(monkeypatch):
     on_gpu = capabilities.declare(mx.gpu(0)).policies
     assert on_gpu["float16"]
     assert not on_gpu["bfloat16"]
+
+
+@pytest.mark.filterwarnings("ignore:Parameter .* is already initialized")
+def test_a_model_without_a_trainer_keeps_its_float32_values(net):
+    """Until there is one, whose masters begin from them."""
+    model = norm_net(net)
+    before, amp = weights(model), session(PURE)
+    amp.prepare(model)
+    found = amp.master_weights(model)
+    assert all(np.array_equal(found[name], before[name]) for name in before)
+    amp.prepare(model, sgd(model, lr=2.0**-6))
+    found = amp.master_weights(model)
+    assert all(np.array_equal(found[name], before[name]) for name in before)

@@ -57,6 +57,26 @@ def test_each_layer_computes_where_it_was_told_to(net, array, hybrid, compute, o
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("inner", ["float32", "bfloat16"])
+def test_an_override_inside_an_overridden_block(net, array, hybrid, inner):
+    outer = "bfloat16" if inner == "float32" else "float32"
+    model = gluon.nn.HybridSequential()
+    model.add(net())
+    amp = ua.Amp("mxnet", MIXED.replace(layer_overrides={"0": outer, "0.1": inner}))
+    amp.prepare(model)
+    if hybrid:
+        amp.compile(model)
+    values, x = weights(model), batch()
+    with amp.inference():
+        output = model(array(x)).asnumpy()
+    hidden = np.maximum(dense(x, values["0.0.weight"], values["0.0.bias"], outer == "bfloat16"), 0).astype(np.float32)
+    expected, other = (
+        dense(hidden, values["0.1.weight"], values["0.1.bias"], cast) for cast in (inner != "float32", inner == "float32")
+    )
+    assert np.abs(output - expected).mean() < np.abs(output - other).mean()
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
 def test_gradients_pass_through_an_overridden_layer(net, array, hybrid):
     amp = ua.Amp("mxnet", ua.Policy(compute_dtype="bfloat16", layer_overrides={"1": "float32"}))
     model = net()
