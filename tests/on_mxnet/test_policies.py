@@ -71,7 +71,8 @@ def test_an_override_inside_an_overridden_block(net, array, hybrid, inner):
         output = model(array(x)).asnumpy()
     hidden = np.maximum(dense(x, values["0.0.weight"], values["0.0.bias"], outer == "bfloat16"), 0).astype(np.float32)
     expected, other = (
-        dense(hidden, values["0.1.weight"], values["0.1.bias"], cast) for cast in (inner != "float32", inner == "float32")
+        dense(hidden, values["0.1.weight"], values["0.1.bias"], cast)
+        for cast in (inner != "float32", inner == "float32")
     )
     assert np.abs(output - expected).mean() < np.abs(output - other).mean()
 
@@ -129,6 +130,26 @@ def test_their_gradients_are_those_of_float32(op, array):
         gradients.append(x.grad.asnumpy().copy())
     assert np.isfinite(gradients[0]).all()
     assert np.allclose(*gradients, rtol=0.06, atol=0.06)
+
+
+@pytest.mark.parametrize("word", ["relu", "sigmoid", "tanh", "softplus", "gelu"])
+def test_an_override_of_one_function_of_an_operator(word):
+    """``Activation`` and ``LeakyReLU`` are several functions each; the others run as without the override."""
+    calls = {("Activation", kind) for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign")}
+    calls |= {("LeakyReLU", kind) for kind in ("leaky", "elu", "gelu")}
+    own = {target[1:] for target in operations.VOCABULARY[word] if isinstance(target, tuple)}
+
+    def dtypes(policy):
+        found = {}
+        for given in ("float32", "bfloat16"):
+            x = mx.nd.ones((2, 8)).astype("float32")
+            with ua.Amp("mxnet", policy).autocast():
+                x = x if given == "float32" else mx.nd.FullyConnected(x, x, no_bias=True, num_hidden=2)
+                for name, kind in calls - {(name, kind) for name, _ in calls for _, kind in own}:
+                    found[given, name, kind] = dtype_name(getattr(mx.nd, name)(x, act_type=kind))
+        return found
+
+    assert dtypes(MIXED.replace(op_overrides={word: "float32"})) == dtypes(MIXED)
 
 
 def test_operators_without_a_kernel_are_refused_by_name():

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from unifiedamp.backend import NonFiniteReport, ScaleState, StepReason, StepResult, result
 
 from .registry import TrainingFault, fault
@@ -136,6 +138,25 @@ class ReportInvertsTheLoss(TrainingFault):
     def nonfinite_report(self) -> NonFiniteReport:
         found = self.inner.nonfinite_report()
         return NonFiniteReport(found.tensors, None if found.loss_was_finite is None else not found.loss_was_finite)
+
+
+@fault("test_any_loss_of_the_step_is_told")
+class ReportOfTheLastLoss(TrainingFault):
+    """The report tells of the last loss of a step alone."""
+
+    _last: Any = None
+
+    def backward(self, closure: Callable[[], Any], optimizers: Sequence[Any]) -> Any:
+        loss = self.inner.backward(closure, optimizers)
+        self._last = None if self.tracing() else loss
+        return loss
+
+    def nonfinite_report(self) -> NonFiniteReport:
+        found = self.inner.nonfinite_report()
+        if self._last is None:
+            return found
+        last = np.asarray(self.backend.device.to_numpy(self._last))
+        return NonFiniteReport(found.tensors, bool(np.isfinite(last).all()))
 
 
 @fault("test_exhaustion_names_tensors_and_the_loss")

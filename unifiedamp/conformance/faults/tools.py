@@ -107,6 +107,20 @@ class CustomFunctionsUncast(Backend):
         return super().custom_function(target, None)
 
 
+@fault("test_custom_functions_with_named_inputs")
+class NamedInputsUncast(Backend):
+    """A custom function's inputs that are given by name stay as they are."""
+
+    @classmethod
+    def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
+        wrap = super().custom_function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return wrap(lambda *cast: target(*cast, **kwargs), cast_inputs)(*args)
+
+        return call
+
+
 @fault("test_the_plan_holds_what_the_backend_does")
 class PlanIsEmpty(Backend):
     """``explain`` has nothing to say."""
@@ -137,6 +151,41 @@ class OneWeightLeftOut(WeightsFault):
 
     def read(self, model: Any) -> dict[str, Any]:
         return dict(list(self.inner.read(model).items())[:-1])
+
+
+class _OptimizerState(WeightsFault):
+    """A backend that reads no states of optimizers (None) is left alone."""
+
+    def read_optimizer(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any] | None:
+        state = self.inner.read_optimizer(optimizer, models)
+        return None if state is None else {name: value for name, value in state.items() if self._keeps(value)}
+
+    def _keeps(self, value: Any) -> bool:
+        return True
+
+
+@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+class OptimizerStateNotWritten(_OptimizerState):
+    """``Weights.write_optimizer`` does nothing."""
+
+    def write_optimizer(self, optimizer: Any, models: Sequence[Any], state: Mapping[str, Any]) -> None:
+        """Forgotten."""
+
+
+@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+class OptimizerCountsLost(_OptimizerState):
+    """``Weights.read_optimizer`` leaves out what is a single number: counts of updates."""
+
+    def _keeps(self, value: Any) -> bool:
+        return np.ndim(value) > 0
+
+
+@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+class OptimizerMomentsLost(_OptimizerState):
+    """``Weights.read_optimizer`` leaves out the arrays: moments."""
+
+    def _keeps(self, value: Any) -> bool:
+        return np.ndim(value) == 0
 
 
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
