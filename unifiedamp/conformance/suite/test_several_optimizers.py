@@ -95,3 +95,22 @@ def test_an_optimizer_without_gradients_is_left_alone(harness):
     assert (result.applied, result.found_inf, result.reason) == (False, False, "no_gradients")
     assert pair.weights() == pytest.approx([0.9, 1.0])
     assert pair.amp.state_dict()["state"]["good_steps"] == 1
+
+
+def test_an_interrupted_step_ends_the_iteration_of_the_others(harness):
+    """What they found is counted then, once, and not with the next iteration."""
+    pair = Pair(harness, "eager")
+
+    def failing():
+        raise KeyError
+
+    pair.train(0, pair.native(INF))
+    with pytest.raises(KeyError):
+        pair.amp.backward(failing, pair.optimizers[1])
+    seen = [pair.amp.loss_scale]
+    for _ in range(2):
+        for index in range(2):
+            pair.train(index, pair.native(1.0))
+        seen.append(pair.amp.loss_scale)
+    assert seen == [2.0, 2.0, 4.0]
+    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
