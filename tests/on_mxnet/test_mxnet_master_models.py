@@ -87,10 +87,14 @@ def test_closing_leaves_a_trainer_that_goes_on_natively():
     assert any(np.allclose(part, 1.0 - 2.9 * 2.0**-13, rtol=0, atol=1e-7) for part in held)
 
 
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_copy_for_inference_has_the_masters_in_float32(net, array, compiled):
+def test_a_copy_for_inference_has_the_masters_in_float32(net, array, compiled, traced):
     amp = session(PURE.replace(output_dtype="float32"))
     model = net()
+    if traced:  # in float32
+        model.hybridize()
+        model(array(batch()))
     trainer = sgd(model, lr=2.0**-6)
     amp.prepare(model, trainer)
     if compiled:

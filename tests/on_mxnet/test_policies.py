@@ -365,3 +365,25 @@ def test_custom_functions():
     assert x.grad.asnumpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
     scaled(cast(x, "bfloat16"), 3.0)
     assert seen[-1] == "bfloat16"
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_grad_req_add_that_is_set_after_prepare(net, array, hybrid):
+    """Trains as "write" does, in bfloat16 too, whose casts lose the gradients that MXNet would add."""
+    trained = []
+    for adds in (False, True):
+        amp, model = ua.Amp("mxnet", MIXED, accumulate_steps=2), net()
+        model, trainer = amp.prepare(model, sgd(model))
+        if hybrid:
+            amp.compile(model)
+        if adds:
+            model.collect_params().setattr("grad_req", "add")
+        for seed in range(4):
+            x = array(batch(seed))
+            amp.backward(lambda model=model, x=x: ((model(x) - 1) ** 2).mean(), trainer)
+            amp.step(trainer)
+        assert amp.applied_steps == 2
+        trained.append(weights(model))
+    for name, value in trained[0].items():
+        np.testing.assert_allclose(trained[1][name], value, rtol=1e-6, atol=1e-7)
+        assert np.abs(value - weights(net())[name]).max() > 1e-4
