@@ -139,6 +139,22 @@ class OneWeightLeftOut(WeightsFault):
         return dict(list(self.inner.read(model).items())[:-1])
 
 
+@fault("test_training_goes_on_bit_for_bit", needs="float32_weights")
+class OptimizerStateNotWritten(WeightsFault):
+    """``Weights.write_optimizer`` does nothing."""
+
+    def write_optimizer(self, optimizer: Any, models: Sequence[Any], state: Mapping[str, Any]) -> None:
+        """Forgotten."""
+
+
+@fault("test_that_of_another_model_is_refused", needs="float32_weights")
+class OptimizerStateNotChecked(WeightsFault):
+    """``Weights.check_optimizer`` takes everything."""
+
+    def check_optimizer(self, optimizer: Any, models: Sequence[Any], state: Mapping[str, Any]) -> None:
+        """Forgotten."""
+
+
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")
 class ConvertedInPlace(ConverterFault):
     """``Converter.convert`` returns the model itself."""
