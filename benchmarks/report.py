@@ -70,8 +70,8 @@ SECTIONS = {
     "trainers": (
         "Inside trainers",
         "One model in Lightning's Trainer, Fabric, Accelerate and Hugging Face's Trainer, by unifiedamp and by the "
-        "trainer's own mixed precision. Launching kernels limits these steps, on a host that others use: hence the "
-        "wide intervals.",
+        "trainer's own mixed precision. On the GPU, launching kernels limits these steps, on a host that others use: "
+        "hence the wide intervals.",
     ),
     "frameworks": (
         "Speedup",

@@ -38,8 +38,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def quiet_and_alone(tmp_path, monkeypatch):
-    """Run in a separate folder, without log lines; Accelerate's state is one per process."""
+    """Run in a separate folder, without log lines; Accelerate's state, and its variables, are one per process."""
     monkeypatch.chdir(tmp_path)
+    for name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
+        monkeypatch.setenv(name, "")  # so that what an older transformers leaves there is taken back
+        monkeypatch.delenv(name)
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     yield

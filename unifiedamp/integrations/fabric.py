@@ -18,7 +18,7 @@ from ..policy import Policy
 from ..session import Amp
 from .versions import require
 
-require("lightning", "2.4", "unifiedamp.integrations.fabric")
+require("lightning", "2.5.3", "unifiedamp.integrations.fabric")
 
 from lightning.fabric.plugins.precision import Precision
 

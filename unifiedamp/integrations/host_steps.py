@@ -43,6 +43,7 @@ class HostSteps:
         self._order.end_with_each_step()
         self._host.begin()
         self._ran = self._complete = False
+        self._window_loss: torch.Tensor | None = None
         self._trackers: dict[int, list[AppliedSteps]] = {}
 
     # -- models, optimizers, schedulers --------------------------------------------------------------------------
@@ -120,6 +121,10 @@ class HostSteps:
         optimizers = [slot.optimizer for slot in named]
         self._loop.interruptions.run(slots, "backward", self._differentiate, loss, optimizers, by_hand, retain_graph)
         self._ran = True
+        if self._loop.measure is not None:
+            # Trainers divide each loss by the number of micro-batches, so that the window's loss is their sum.
+            before_it = 0.0 if self._window_loss is None else self._window_loss
+            self._window_loss = loss.detach() + before_it
         self._host.collect([slot.optimizer for slot in slots])
         for slot, versions in zip(unscaled, before, strict=True):
             if self._host.versions(slot.optimizer) != versions:
@@ -191,6 +196,9 @@ class HostSteps:
     def step(self, optimizer: Optimizer) -> StepResult:
         """Apply or skip a step, and update the scale."""
         self._expect(optimizer, "step")
+        if self._loop.measure is not None and self._window_loss is not None:
+            self._loop.measure.loss(self._window_loss, self._order.slot(optimizer, "step").index)
+            self._window_loss = None
         alone = self._complete and len(self._order.slots) == 1
         before = None if alone else self._host.mark()
         outcome = self._loop.step(optimizer)
@@ -205,6 +213,7 @@ class HostSteps:
 
     def discard(self, optimizer: Optimizer) -> None:
         """Drop the gradients of a step that is not to be."""
+        self._window_loss = None
         self.amp.discard_step(optimizer)
 
     def found_inf(self, optimizer: Optimizer) -> bool:

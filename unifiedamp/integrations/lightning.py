@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .versions import require
 
-require("lightning", "2.4", "unifiedamp.integrations.lightning")
+require("lightning", "2.5.3", "unifiedamp.integrations.lightning")
 
 from lightning.pytorch.plugins.precision import Precision
 

@@ -1,4 +1,4 @@
-"""A sink for MLflow: ``amp.record(MlflowSink())``. Needs MLflow 2.9 or newer, also as mlflow-skinny."""
+"""A sink for MLflow: ``amp.record(MlflowSink())``. Needs MLflow 2.16.2 or newer, also as mlflow-skinny."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..recording.sinks import Record
 from .versions import require
 
 if find_spec("mlflow") is None:
-    require("mlflow", "2.9", "unifiedamp.integrations.mlflow")
+    require("mlflow", "2.16.2", "unifiedamp.integrations.mlflow")
 
 import mlflow
 from mlflow.entities import Metric

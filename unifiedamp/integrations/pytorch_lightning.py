@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .versions import require
 
-require("pytorch-lightning", "2.4", "unifiedamp.integrations.pytorch_lightning")
+require("pytorch-lightning", "2.5.3", "unifiedamp.integrations.pytorch_lightning")
 
 from pytorch_lightning.plugins.precision import Precision
 

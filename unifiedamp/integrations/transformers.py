@@ -15,7 +15,7 @@ from ..policy import Policy
 from ..session import Amp
 from .versions import require
 
-require("transformers", "4.46", "unifiedamp.integrations.transformers")
+require("transformers", "4.49", "unifiedamp.integrations.transformers")
 
 from transformers import Trainer
 

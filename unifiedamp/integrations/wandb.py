@@ -1,4 +1,4 @@
-"""A sink for Weights & Biases: ``amp.record(WandbSink())``. Needs wandb 0.16 or newer."""
+"""A sink for Weights & Biases: ``amp.record(WandbSink())``. Needs wandb 0.18.7 or newer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..recording.scalars import gradients, scalars
 from ..recording.sinks import Record
 from .versions import require
 
-require("wandb", "0.16", "unifiedamp.integrations.wandb")
+require("wandb", "0.18.7", "unifiedamp.integrations.wandb")
 
 import wandb
 

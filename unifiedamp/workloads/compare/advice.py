@@ -84,6 +84,8 @@ def _figures(row: Row, baseline: Row) -> str:
 
 def _quality(row: Row, baseline: Row) -> str:
     name, before, after = _judged(row, baseline)
+    if name == "loss" and not (row.losses and baseline.losses):
+        return "loss unknown"
     return f"{name} {_number(before)} -> {_number(after)}"
 
 
