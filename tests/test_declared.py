@@ -53,7 +53,7 @@ LACKING = {
 WITHOUT = {
     "torch": {"device_steps", "rescaled_sgd"},
     "tensorflow": {"device_steps", "extend", "grouped_sgd", "rescaled_sgd", "rest", "native_backward", "native_step"},
-    "mxnet": {"extend", "rest"},
+    "mxnet": {"complex_probe", "extend", "rest", "wide_dense"},
 }
 """Native objects and calls that a framework lacks; tests that need one are skipped on it."""
 

@@ -104,6 +104,21 @@ def test_step_compiled_apart_from_backward():
         amp.compile(lambda: amp.step(optimizer) and None)()
 
 
+def test_a_mistake_is_told_in_the_words_of_an_eager_step():
+    """AutoGraph puts the user's code into messages of errors that pass it."""
+    told = []
+    for compiled in (False, True):
+        amp, _, optimizer = prepared(loss_scale=8.0)
+
+        def step(amp=amp, optimizer=optimizer):
+            amp.step(optimizer)
+
+        with pytest.raises(ua.StepOrderError) as caught:
+            (amp.compile(step) if compiled else step)()
+        told.append((type(caught.value), str(caught.value)))
+    assert told[0] == told[1]
+
+
 def test_results_cannot_be_read_while_tracing():
     amp, model, optimizer = prepared("float32", loss_scale=SCALE)
 

@@ -77,6 +77,14 @@ def test_a_clone_answers_as_inference_does(make):
 
 
 @pytest.mark.parametrize("make", [sequential, functional, Subclassed])
+def test_nothing_of_a_clone_is_trainable(make):
+    amp, model = prepared(make)
+    trainable = len(model.trainable_variables)
+    assert amp.convert_model(model, tf.constant(X)).trainable_variables == []
+    assert len(model.trainable_variables) == trainable > 0
+
+
+@pytest.mark.parametrize("make", [sequential, functional, Subclassed])
 def test_layers_that_are_named_keep_float32(make):
     amp, model = prepared(make, "float32")
     policy = ua.Policy("bfloat16", "bfloat16", "bfloat16", keep_norm_float32=False, layer_overrides={"out": "float32"})

@@ -35,6 +35,22 @@ def test_a_nested_model_freezes_as_a_whole(compiled):
         assert moved == [not frozen] * 2 + [True] * 2
 
 
+@pytest.mark.parametrize("accumulate_steps", [1, 2])
+def test_a_layer_frozen_after_its_gradient_came_stays(accumulate_steps):
+    """Between the backward pass and the step, or within a window."""
+    amp, model, optimizer = prepared(loss_scale=8.0, accumulate_steps=accumulate_steps)
+    before, (x, y) = [value.copy() for value in model.get_weights()], batch()
+    for micro in range(accumulate_steps):
+        amp.backward(lambda: mean_square(model(x), y), optimizer)
+        if micro == 0:
+            model.get_layer("hidden").trainable = False
+        result = amp.step(optimizer)
+    assert result.applied
+    model.get_layer("hidden").trainable = True
+    moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert moved == [False, False, True, True]
+
+
 @pytest.mark.parametrize("compiled", FORMS)
 def test_frozen_while_preparing_cannot_train_later(compiled):
     amp = ua.Amp("tensorflow", "mixed_bfloat16")

@@ -20,6 +20,16 @@ def test_arrays():
     np.testing.assert_array_equal(amp.to_numpy(tf.Variable([2.0])), [2.0])
 
 
+def test_memory_that_ran_out_under_xla():
+    """XLA has an error class of its own, which TensorFlow does not show; its text begins with the status."""
+    amp, _, _ = prepared()
+    told = [
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),
+        RuntimeError("INVALID_ARGUMENT"),
+    ]
+    assert [amp.backend.device.out_of_memory(error) for error in told] == [True, False]
+
+
 def test_dlpack_from_another_framework():
     pytest.importorskip("torch.nn", exc_type=ImportError)
     import torch

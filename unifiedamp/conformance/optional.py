@@ -45,9 +45,30 @@ class OptionalHarness:
         """Return a model like ``probe``'s whose parameters ``w1``, ``w3``, … are float64."""
         self._lacks("parameters of two dtypes under one optimizer")
 
+    def complex_probe(self, values: Sequence[complex]) -> Any:
+        """Return a model with complex64 parameters ``w0``, ``w1``, … of shape (1,) and these values, all trainable.
+
+        Called with a native float32 vector ``x`` of twice the length it returns the float32 scalar
+        ``sum(real(w_i) * x_2i + imag(w_i) * x_2i+1)``, so that plain SGD with learning rate 1 takes
+        ``x_2i + 1j * x_2i+1`` from ``w_i``.
+        """
+        self._lacks("complex parameters")
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Return a native tensor in the dtype named, by an operation that gradients go through."""
         self._lacks("casts")
+
+    def structured(self, weight: Array, bias: Array) -> Any:
+        """Return a model of a dense layer with this (inputs, outputs) weight and bias.
+
+        It returns a tuple: the layer's output, and a list of twice the output and of the place of each row's largest
+        number, whole numbers.
+        """
+        self._lacks("models that return structures")
+
+    def wide_dense(self, weight: Array, bias: Array) -> Any:
+        """Return a model of a float64 dense layer, whatever the policy, with this (inputs, outputs) weight and bias."""
+        self._lacks("layers in float64")
 
     def layer_norm(self, size: int) -> Any:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""

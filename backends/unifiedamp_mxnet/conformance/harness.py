@@ -18,7 +18,7 @@ from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.policies import PRODUCTS
 from . import contexts
-from .models import Picked, Probe, Ratio, dense, initialized, named, native
+from .models import Picked, Probe, Ratio, Structured, dense, initialized, named, native
 from .operations import OPERATIONS, sample
 
 nn = gluon.nn
@@ -167,6 +167,9 @@ class MXNetHarness(Harness):
     def cast(self, tensor: NativeArray, dtype: str) -> Any:
         # MXNet 2's bfloat16 has no arrays without dimensions (oneDNN).
         return cast(tensor if tensor.shape else tensor.reshape((1,)), dtype)
+
+    def structured(self, weight: Array, bias: Array) -> Any:
+        return Structured(dense(weight, bias, hidden=False))
 
     def layer_norm(self, size: int) -> Any:
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}

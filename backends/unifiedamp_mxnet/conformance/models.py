@@ -67,6 +67,26 @@ class Picked(gluon.HybridBlock):
         return F.sum(self.table(rows))
 
 
+class Structured(gluon.HybridBlock):
+    """A dense layer's output, and a list of twice that and the place of each row's largest."""
+
+    def __init__(self, layer: Block) -> None:
+        super().__init__()
+        self.dense = layer
+
+    if NUMPY_API:
+
+        def forward(self, x: Array) -> Any:
+            output: Any = self.dense(x)
+            return output, [2 * output, output.astype("float32").argmax(-1).astype("int32")]
+
+    else:
+
+        def hybrid_forward(self, F: Any, x: Symbol) -> Any:
+            output = self.dense(x)
+            return output, [2 * output, F.argmax(output.astype("float32"), axis=-1).astype("int32")]
+
+
 class Ratio(gluon.HybridBlock):
     """Divides each row by the sum of its absolute values."""
 

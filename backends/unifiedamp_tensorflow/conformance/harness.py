@@ -46,19 +46,54 @@ class Probe(keras.Model):
         return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
 
 
+class ComplexProbe(keras.Model):
+    """``sum(real(w_i) * x_2i + imag(w_i) * x_2i+1)``."""
+
+    def __init__(self, values: Sequence[complex]) -> None:
+        super().__init__(name="complex_probe")
+        self.ws = [
+            self.add_weight(name=f"w{i}", shape=(1,), dtype="complex64", initializer="zeros")
+            for i in range(len(values))
+        ]
+        for weight, value in zip(self.ws, values, strict=True):
+            native(weight).assign([value])
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the scalar."""
+        weights = tf.concat([tf.convert_to_tensor(native(weight)) for weight in self.ws], 0)
+        return tf.reduce_sum(tf.math.real(weights) * x[0::2] + tf.math.imag(weights) * x[1::2])
+
+
 class Picked(keras.Model):
     """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
 
     def __init__(self, table: Array) -> None:
         super().__init__(name="picked")
         self.table = self.add_weight(
-            name="table", shape=table.shape, dtype="float32", initializer=keras.initializers.Constant(table)
+            name="table", shape=table.shape, dtype=self.variable_dtype, initializer=keras.initializers.Constant(table)
         )
         self.built = True
 
     def call(self, rows: Any) -> Any:
         """Return the scalar."""
-        return tf.reduce_sum(tf.gather(native(self.table), rows))
+        return tf.reduce_sum(tf.cast(tf.gather(native(self.table), rows), tf.float32))
+
+
+class Structured(keras.Model):
+    """A dense layer's output, and a list of twice that and the place of each row's largest."""
+
+    def __init__(self, weight: Array, bias: Array) -> None:
+        super().__init__(name="structured")
+        self.dense = keras.layers.Dense(bias.shape[0], name="dense")
+        self.dense.build((None, weight.shape[0]))
+        self.dense.set_weights([weight, bias])
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the structure."""
+        output = self.dense(x)
+        return output, [2 * output, tf.argmax(output, -1)]
 
 
 class Ratio(keras.layers.Layer):
@@ -215,8 +250,20 @@ class TensorFlowHarness(Harness):
     def wide_probe(self, values: Sequence[float]) -> Any:
         return Probe(values, wide=True)
 
+    def complex_probe(self, values: Sequence[complex]) -> Any:
+        return ComplexProbe(values)
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         return tf.cast(tensor, dtype)
+
+    def structured(self, weight: Array, bias: Array) -> Any:
+        return Structured(weight, bias)
+
+    def wide_dense(self, weight: Array, bias: Array) -> Any:
+        layer = keras.layers.Dense(bias.shape[0], dtype="float64", name="dense")
+        model = keras.Sequential([keras.Input((weight.shape[0],), dtype="float64"), layer])
+        layer.set_weights([weight, bias])
+        return model
 
     def layer_norm(self, size: int) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]

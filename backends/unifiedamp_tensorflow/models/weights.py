@@ -1,4 +1,4 @@
-"""A model's weights as float32 arrays, by layer path and the variable's own name."""
+"""A model's weights as float32 arrays (complex64 for complex ones), by layer path and the variable's own name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorFlowWeights(Weights):
         self._master_of = master_of
 
     def read(self, model: Model) -> dict[str, Any]:
-        return {name: _float32(self._true(variable)) for name, variable in _floating(model).items()}
+        return {name: _wide(self._true(variable)) for name, variable in _floating(model).items()}
 
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
         for name, variable in _floating(model).items():
@@ -53,11 +53,14 @@ class TensorFlowWeights(Weights):
         return variable if master is None else master
 
 
-def _float32(variable: Variable) -> Any:
+def _wide(variable: Variable) -> Any:
+    dtype = tf.complex64 if variable.dtype.is_complex else tf.float32
     # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
-    return tf.convert_to_tensor(tf.cast(variable, tf.float32)).numpy().copy()
+    return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
 
 
 def _floating(model: Model) -> Named:
     named = layers.parameters([model], layers.own_weights)
-    return {name: variable for name, variable in named.items() if variable.dtype.is_floating}
+    return {
+        name: variable for name, variable in named.items() if variable.dtype.is_floating or variable.dtype.is_complex
+    }

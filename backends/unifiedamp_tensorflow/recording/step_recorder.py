@@ -19,7 +19,7 @@ from unifiedamp.backend import recording
 
 from .. import patches
 from .._types import Gradient, Graph, Layer, Model, Tensor
-from ..device.numerics import dense_values
+from ..device.numerics import real_values
 from ..precision import layers
 from ..precision.autocast import thread
 from ..precision.tapes import current_home
@@ -165,7 +165,7 @@ class StepRecorder:
         both = count_now if tf.executing_eagerly() else count_both
         for name, gradient in gradients.items():
             record.names.append(name)
-            record.counts.append(both(tf.cast(dense_values(gradient), tf.float32), inverse))
+            record.counts.append(both(tf.cast(real_values(gradient), tf.float32), inverse))
         if scale is not None:
             record.scalars["scale"] = scale
         if loss is not None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .._types import Gradient, Graph, Pairs, Tensor, Variable
-from ..device.numerics import global_norm
+from ..device.numerics import clamped, global_norm
 from ..distributed.replicas import Replicas
 from ..precision.tapes import current_home
 from .scaler import DeviceScaler
@@ -165,9 +165,9 @@ class GradientBuffer:
         return norm
 
     def clip_value(self, clip_value: float) -> None:
-        """Clamp each element of the gradients to [-clip_value, clip_value]."""
+        """Clamp each element of the gradients to [-clip_value, clip_value]; of a complex one, both its parts."""
         for name, gradient in self.present.items():
-            self.present[name] = tf.clip_by_value(tf.convert_to_tensor(gradient), -clip_value, clip_value)
+            self.present[name] = clamped(gradient, clip_value)
 
     def pairs(self) -> list[tuple[Gradient, Variable]]:
         """Return what an optimizer applies: (gradient, variable), without those frozen since their gradient came."""

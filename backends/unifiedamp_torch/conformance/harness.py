@@ -13,7 +13,7 @@ from torch import nn
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
-from .models import ConvNet, Mlp, Picked, Probe, Ratio
+from .models import ComplexProbe, ConvNet, Mlp, Picked, Probe, Ratio, Structured, linear
 from .operations import OPERATIONS
 
 ON_GPU = torch.cuda.is_available()
@@ -156,9 +156,18 @@ class TorchHarness(Harness):
             param.data = param.data.double()
         return model
 
+    def complex_probe(self, values: Sequence[complex]) -> nn.Module:
+        return ComplexProbe(values)
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         """See ``Harness``."""
         return tensor.to(getattr(torch, dtype))
+
+    def structured(self, weight: Array, bias: Array) -> nn.Module:
+        return Structured(linear(weight, bias, torch.float32))
+
+    def wide_dense(self, weight: Array, bias: Array) -> nn.Module:
+        return nn.Sequential(linear(weight, bias, torch.float64))
 
     def layer_norm(self, size: int) -> nn.Module:
         model = nn.Sequential()

@@ -24,6 +24,42 @@ class Probe(nn.Module):
         return torch.sum(torch.cat([param.float() for param in self.parameters()]) * x.float())
 
 
+class ComplexProbe(nn.Module):
+    """``sum(real(w_i) * x_2i + imag(w_i) * x_2i+1)``."""
+
+    def __init__(self, values: Sequence[complex]) -> None:
+        super().__init__()
+        for index, value in enumerate(values):
+            self.register_parameter(f"w{index}", nn.Parameter(torch.tensor([value], dtype=torch.complex64)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the float32 scalar."""
+        return torch.sum(torch.view_as_real(torch.cat(list(self.parameters()))).flatten() * x.float())
+
+
+class Structured(nn.Module):
+    """A dense layer's output, and a list of twice that and the place of each row's largest."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return the structure."""
+        output = self.dense(x)
+        return output, [2 * output, torch.argmax(output, -1)]
+
+
+def linear(weight: NDArray[Any], bias: NDArray[Any], dtype: torch.dtype) -> nn.Linear:
+    """Return a layer with this (inputs, outputs) weight and bias."""
+    inputs, outputs = weight.shape
+    layer = nn.Linear(inputs, outputs, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+        layer.bias.copy_(torch.from_numpy(bias))
+    return layer
+
+
 class Picked(nn.Module):
     """The sum of the rows picked, of a table whose gradient is sparse."""
 

@@ -96,6 +96,22 @@ class EpsilonsLost(RecorderFault):
         return []
 
 
+@fault("test_epsilons_of_optimizers_are_noted", needs="recording")
+class EpsilonsOfOptimizersLost(RecorderFault):
+    """Only layers' epsilons are reported."""
+
+    def epsilons(self) -> list[recording.Epsilon]:
+        return [each for each in self.inner.epsilons() if "adam" not in each.layer.lower()]
+
+
+@fault("test_one_recorder_after_another", needs="recording")
+class ActivationsAlwaysRecorded(RecorderFault):
+    """Activations are recorded though gradients alone were asked for."""
+
+    def begin(self, activations: bool) -> None:
+        self.inner.begin(True)
+
+
 @fault("test_nothing_is_left_behind", "test_training_is_the_same_with_a_recorder", needs="recording")
 class RecordingNotEnded(RecorderFault):
     """What a recorded step attached to models stays."""

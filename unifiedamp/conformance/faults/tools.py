@@ -164,7 +164,7 @@ class _OptimizerState(WeightsFault):
         return True
 
 
-@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+@fault("test_training_goes_on_bit_for_bit", needs="float32_weights")
 class OptimizerStateNotWritten(_OptimizerState):
     """``Weights.write_optimizer`` does nothing."""
 
@@ -172,7 +172,7 @@ class OptimizerStateNotWritten(_OptimizerState):
         """Forgotten."""
 
 
-@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+@fault("test_training_goes_on_bit_for_bit", needs="float32_weights")
 class OptimizerCountsLost(_OptimizerState):
     """``Weights.read_optimizer`` leaves out what is a single number: counts of updates."""
 
@@ -180,12 +180,20 @@ class OptimizerCountsLost(_OptimizerState):
         return np.ndim(value) > 0
 
 
-@fault("test_an_optimizer_goes_on_from_its_state", needs="float32_weights")
+@fault("test_training_goes_on_bit_for_bit", needs="float32_weights")
 class OptimizerMomentsLost(_OptimizerState):
     """``Weights.read_optimizer`` leaves out the arrays: moments."""
 
     def _keeps(self, value: Any) -> bool:
         return np.ndim(value) == 0
+
+
+@fault("test_that_of_another_model_is_refused", needs="float32_weights")
+class OptimizerStateNotChecked(WeightsFault):
+    """``Weights.check_optimizer`` takes everything."""
+
+    def check_optimizer(self, optimizer: Any, models: Sequence[Any], state: Mapping[str, Any]) -> None:
+        """Forgotten."""
 
 
 @fault("test_a_copy_outlives_its_session_and_the_model_trains_on", needs="convert_model")

@@ -90,6 +90,15 @@ def test_the_dtype_asked_for(harness, given, wanted):
     assert amp.to_numpy(native).astype(np.float64).tolist() == array.astype(np.float64).tolist()
 
 
+@pytest.mark.parametrize("given", [np.float32([1.0, -2.5]), 0.5], ids=["array", "number"])
+def test_numbers_in_bfloat16_come_back_in_float32(harness, given):
+    """numpy has no bfloat16."""
+    amp = session(harness)
+    back = amp.to_numpy(amp.to_native(given, "bfloat16"))
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(np.ravel(back), np.ravel(given))
+
+
 @pytest.mark.parametrize("given", [np.array([THIRD]), [THIRD]], ids=["array", "list"])
 def test_float64_where_it_is_asked_for(harness, given):
     amp = session(harness)

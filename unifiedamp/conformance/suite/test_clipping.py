@@ -47,11 +47,13 @@ def test_gradients_of_zero_stay(harness, scale):
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, "none"])
 @pytest.mark.parametrize("size", [2.0**80, 2.0**120])
-def test_a_norm_whose_squares_overflow(harness, scale, size):
+@pytest.mark.parametrize("signs", [(1.0, -1.0), (-1.0, -1.0)], ids=["mixed", "negative"])
+def test_a_norm_whose_squares_overflow(harness, scale, size, signs):
     """Every gradient is finite, and so is the norm: the step is applied, clipped as any other."""
-    norm, weights = clipped_once(harness, (3.0 * size, -4.0 * size), 2.0, loss_scale=scale)
+    gradients = (3.0 * size * signs[0], 4.0 * size * signs[1])
+    norm, weights = clipped_once(harness, gradients, 2.0, loss_scale=scale)
     assert norm == pytest.approx(5.0 * size, rel=1e-5)
-    assert weights == pytest.approx([-1.2, 1.6], rel=1e-5)
+    assert weights == pytest.approx([-1.2 * signs[0], -1.6 * signs[1]], rel=1e-5)
 
 
 def test_a_sum_that_overflows_is_no_overflow(harness, form):

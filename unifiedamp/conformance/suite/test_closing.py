@@ -153,6 +153,24 @@ def test_a_model_is_prepared_anew(harness):
         amp.close()
 
 
+@pytest.mark.parametrize("loss_scale", ["none", 4.0])
+def test_counts_are_those_of_the_session(harness, loss_scale):
+    """An optimizer that another session has stepped: its own count goes on, and the new session's begins at 0."""
+    model = harness.probe([1.0])
+    optimizer = harness.adam([model], 0.1)
+    for count in (2, 3):
+        amp = session(harness, loss_scale=loss_scale)
+        model, optimizer = amp.prepare(model, optimizer)
+        assert (amp.applied_steps, amp.skipped_steps) == (0, 0)
+        x = amp.to_native(np.float32([1.0]))
+        for _ in range(count):
+            amp.backward(lambda model=model, x=x: model(x), optimizer)
+            amp.step(optimizer)
+        assert (amp.applied_steps, amp.skipped_steps) == (count, 0)
+        amp.close()
+    assert harness.optimizer_steps(optimizer) == 5
+
+
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("before", ["masters", "float32"])
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])

@@ -58,6 +58,22 @@ def test_an_average_is_of_the_master_weights(harness, form, policy):
         assert (bits(averaged.weights()), averaged.run.weights()) == (own, low)
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_model_with_masters_answers_by_their_average(harness, form, policy):
+    """Its own 16-bit weights are swapped too, not the masters alone."""
+    options = {"policy": harness.pure_policies[policy], "lr": 0.25, "master_weights": True}
+    averaged = Averaged(harness, form, 0.75, values=(1.0, 4.0), **options)
+    for feed in (1.0, -2.0, 1.5):
+        averaged.feed(feed)
+    own = averaged.run.weights()
+    average = [float(np.ravel(value)[0]) for value in averaged.ema.weights().values()]
+    with averaged.ema.swapped():
+        assert averaged.run.weights() == pytest.approx(average, rel=2.0**-8)
+        assert averaged.run.weights() != pytest.approx(own, rel=2.0**-4)
+    assert averaged.run.weights() == own
+
+
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_an_average_of_16_bit_weights_is_float32(harness, form, policy):
     averaged = Averaged(harness, form, 0.75, policy=harness.pure_policies[policy], lr=0.25, loss_scale="none")
@@ -140,6 +156,17 @@ def test_a_closed_session_keeps_what_it_had(harness):
         averaged.ema.load_weights({})
     with pytest.raises(ua.StepOrderError, match="closed"):
         averaged.amp.ema(averaged.model)
+
+
+def test_an_average_that_no_step_has_moved_outlives_its_session(harness):
+    """It is the weights as they were when the session was closed."""
+    averaged = Averaged(harness)
+    averaged.feed(INF)
+    expected = {name: value.astype(np.float32) for name, value in averaged.weights().items()}
+    averaged.amp.close()
+    assert averaged.ema.updates == 0
+    found = averaged.ema.weights()
+    assert {name: found[name].tolist() for name in expected} == {n: v.tolist() for n, v in expected.items()}
 
 
 def test_closing_restores_weights_that_are_swapped_out(harness):

@@ -40,6 +40,21 @@ def test_tiny_updates_survive(harness, form, policy):
 
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", POLICIES)
+def test_each_parameter_is_its_rounded_master(harness, form, policy):
+    """After every step, whether it was applied or not."""
+    run = run_of(harness, form, policy, values=(1.0, -2.0, 3.0), lr=0.0625)
+    for step, feed in enumerate([(1.0, -2.0, 3.0), (0.5, math.inf, 1.0), (-1.0, 3.0, 0.25)]):
+        run.feed(*feed)
+        found = masters(run)
+        assert run.weights() == pytest.approx(found, rel=2.0**-8)
+        assert found == [
+            (w - 0.0625 * g)
+            for w, g in zip((1.0, -2.0, 3.0), ((1.0, -2.0, 3.0), (0.0, 1.0, 3.25))[step // 2], strict=True)
+        ]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
 def test_tiny_updates_are_lost_without(harness, form, policy):
     run = run_of(harness, form, policy, master_weights=False, loss_scale=None)
     for _ in range(24):

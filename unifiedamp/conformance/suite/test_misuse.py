@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 
 @pytest.fixture
@@ -23,6 +23,35 @@ def test_step_without_backward(prepared):
     amp, _, optimizer = prepared
     with pytest.raises(ua.StepOrderError, match="no loss went through amp.scale_loss"):
         amp.step(optimizer)
+
+
+def test_a_mistake_in_a_compiled_step_is_told_as_in_an_eager_one(harness, form):
+    """The same error in the same words; the next step is whole."""
+    told = []
+    for each in ("eager", form):
+        run = probe_run(harness, each, loss_scale=4.0)
+        amp, optimizer = run.amp, run.optimizer
+
+        def step(x, amp=amp, optimizer=optimizer):
+            amp.step(optimizer)
+            return x
+
+        with pytest.raises(ua.StepOrderError) as caught:
+            compiled(amp, each, step)(amp.to_native(np.float32([1.0])))
+        told.append((type(caught.value), str(caught.value)))
+        run.feed(1.0)
+        assert run.weights() == pytest.approx([0.9], abs=1e-6)
+    assert told[0] == told[1]
+
+
+def test_which_errors_mean_that_memory_ran_out(harness):
+    """Those are reported as such by measured runs; all others come out."""
+    device = session(harness).backend.device
+    assert [device.out_of_memory(error) for error in (MemoryError(), ValueError("memory"), KeyError("x"))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_step_twice(prepared):

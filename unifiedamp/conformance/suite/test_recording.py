@@ -50,6 +50,49 @@ def test_gradients_alone(harness, form):
     assert len(record["gradients"]) == 4
 
 
+def test_one_recorder_after_another(harness, form):
+    """Each records what it was asked for, of steps that ran before it too."""
+    amp, _, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
+    for activations in (True, False, True):
+        kept = Kept()
+        with amp.record(kept, activations=activations):
+            feed(batch())
+        (record,) = kept.of("step")
+        assert bool(record["activations"]) is activations
+        assert len(record["gradients"]) == 4
+
+
+def test_a_step_that_fails_leaves_the_recorder_at_work(harness, form):
+    """The model raises on a batch that does not fit; the steps before and after it are recorded whole."""
+    amp, _, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
+    kept = Kept()
+    with amp.record(kept, every=1):
+        feed(batch())
+        with pytest.raises(Exception) as caught:
+            feed(np.ones((8, 5), np.float32))
+        assert not isinstance(caught.value, ua.AmpError)
+        feed(batch(2))
+    records = kept.of("step")
+    assert len(records) == 2
+    assert [len(record["gradients"]) for record in records] == [4, 4]
+    assert [len(record["activations"]) for record in records] == [len(records[0]["activations"])] * 2
+
+
+def test_two_models_are_told_apart(harness):
+    """Their layers have the same names."""
+    amp = session(harness, loss_scale=1.0)
+    models = [harness.mlp(layers(4, 4)) for _ in range(2)]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.01))
+    x, y, kept = amp.to_native(batch()), amp.to_native(np.zeros((8, 4), np.float32)), Kept()
+    with amp.record(kept):
+        amp.backward(lambda: harness.mean_square(models[0](x) + models[1](x), y), optimizer)
+        amp.step(optimizer)
+    (record,) = kept.of("step")
+    seen = {row["layer"] for row in record["activations"] if row["layer"].endswith("layer0")}
+    assert len(seen) == 2
+    assert len(record["gradients"]) == 4
+
+
 def test_nothing_is_left_behind(harness, form):
     before = settled_state(harness)
     amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)

@@ -28,6 +28,18 @@ def test_a_layer_whose_activations_pass_65504_is_named(harness, form):
     assert largest["layer1"] == pytest.approx(1e5, rel=0.01)
 
 
+def test_activations_below_zero_are_named_too(harness, form):
+    weights = layers(4, 4, 4)
+    weights[1] = (weights[1][0], np.full(4, -1e5, np.float32))
+    amp, _, _, feed = mlp_run(harness, form, weights, loss_scale=1.0)
+    kept = Kept()
+    with amp.record(kept):
+        feed(batch())
+    assert list(kept.found("activation")) == ["layer1"]
+    rows = kept.of("step")[0]["activations"]
+    assert max(row["largest"] for row in rows if row["layer"] == "layer1") == pytest.approx(1e5, rel=0.01)
+
+
 def test_a_layer_that_overflows_is_named_as_the_first(harness, form):
     weights = layers(4, 4, 4, 4)
     weights[1] = (np.full((4, 4), 3e38, np.float32), weights[1][1])
@@ -101,6 +113,15 @@ def test_an_epsilon_of_a_layer_kept_in_float32_is_not_named(harness):
     kept = Kept()
     amp.record(kept).stop()
     assert kept.found("epsilon") == {}
+
+
+def test_epsilons_of_optimizers_are_noted(harness):
+    run = probe_run(harness, optimizer="adam", loss_scale=1.0)
+    kept = Kept()
+    run.amp.record(kept).stop()
+    (header,) = kept.of("header")
+    found = [row for row in header["epsilons"] if "adam" in row["layer"].lower()]
+    assert [row["value"] for row in found] == [1e-8]
 
 
 def test_an_inf_in_one_gradient_at_a_step_nobody_recorded_is_named(harness, form):

@@ -63,6 +63,31 @@ def test_a_window_of_micro_batches_is_one_step(harness, form):
     assert told == [["1"], ["2"]]
 
 
+@pytest.mark.needs("accumulation")
+def test_a_window_whose_last_micro_batch_reaches_less(harness, form):
+    """Gradients that only the first one made are counted too."""
+    amp = session(harness, form, loss_scale=4.0, accumulate_steps=2)
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.1))
+
+    def micro_batch(loss):
+        def step(x):
+            amp.backward(lambda: loss(x), optimizer)
+            amp.step(optimizer)
+
+        return compiled(amp, form, step)
+
+    steps = [micro_batch(lambda x: models[0](x) + models[1](x)), micro_batch(models[0])]
+    for _ in range(2):
+        kept = Kept()
+        with amp.record(kept):
+            for step in steps:
+                step(amp.to_native(np.float32([4.0])))
+        (record,) = kept.of("step")
+        told = sorted(list(gradient["true"]["exponents"]) for gradient in record["gradients"].values())
+        assert told == [["1"], ["2"]]
+
+
 def test_clipped_steps_are_counted_before_clipping(harness, form):
     run = probe_run(harness, form, loss_scale=4.0, clip=lambda amp, optimizer: amp.clip_grad_norm(optimizer, 0.001))
     kept = Kept()

@@ -191,6 +191,23 @@ def test_no_gradients_come_of_inference(harness):
     assert harness.parameters(model).popitem()[1] == [1.0]
 
 
+def test_after_an_inner_inference_the_region_trains(harness):
+    """Batch norm goes by its statistics inside alone, and by the batch before and after, also after an exception."""
+    amp, model, _ = convnet(harness)
+    x = images(harness, amp)
+    with amp.autocast():
+        first = amp.to_numpy(model(x))
+        with amp.inference(model):
+            rests = amp.to_numpy(model(x))
+        second = amp.to_numpy(model(x))
+        with pytest.raises(KeyError), amp.inference(model):
+            raise KeyError
+        third = amp.to_numpy(model(x))
+    assert np.abs(rests - first).max() > 1e-2
+    np.testing.assert_array_equal(second, first)
+    np.testing.assert_array_equal(third, first)
+
+
 def test_a_region_inside_inference_does_not_train(harness):
     """Batch norm rests in inference, also where a region is opened inside."""
     amp, model, _ = convnet(harness)

@@ -1,23 +1,26 @@
 """Sparse gradients come out right, or are refused by an error of ours; nothing trains wrongly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.recorded import Kept
 
 TABLE = np.ones((6, 2), np.float32)
 LIMITS = {"value": 1.5, "norm": 2.0}
 
 
 class Embedding:
-    """A table of ones whose rows are picked, trained by SGD with learning rate 0.5."""
+    """A table of ones whose rows are picked, trained by SGD."""
 
-    def __init__(self, harness, form="eager", clip=None, **options):
+    def __init__(self, harness, form="eager", clip=None, lr=0.5, **options):
         self.harness, self.clip = harness, clip
         self.amp = session(harness, form, **{"loss_scale": 8.0} | options)
         with self.amp.scope():
-            model, optimizer = harness.sparse(TABLE, 0.5)
+            model, optimizer = harness.sparse(TABLE, lr)
         self.model, self.optimizer = self.amp.prepare(model, optimizer)
         self._step = compiled(self.amp, form, self._train)
 
@@ -50,11 +53,11 @@ def by_hand(*batches, clip=None):
     return table
 
 
-def right_or_refused(run, expected):
+def right_or_refused(run, expected, refusals=ua.AmpError):
     """Run; an error of ours is an answer, as long as nothing has moved."""
     try:
         found = run()
-    except ua.AmpError as refusal:
+    except refusals as refusal:
         pytest.skip(f"refused: {refusal}")
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -85,6 +88,33 @@ def test_an_overflow_in_a_row_skips_the_step(harness, form, bad):
     right_or_refused(run, by_hand([[2, 2, 3]]))
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_rows_of_master_weights(harness, policy):
+    """Divided by the scale and applied in float32: the true gradients are no numbers of float16.
+
+    A framework without such gradients in 16 bits says so itself, in its backward pass.
+    """
+    true, lr = 1.125 * 2.0**-22, 2.0**12
+    pure = harness.pure_policies[policy]
+    pure = replace(ua.Policy.parse(pure) if isinstance(pure, str) else pure, output_dtype="float32")
+
+    def run():
+        options = {"policy": pure, "master_weights": True, "loss_scale": 2.0**20}
+        embedding = Embedding(harness, lr=lr, **options)
+        try:
+            embedding.feed([0, 2, 2], true)
+        except Exception:
+            if (embedding.table() != 1.0).any():
+                pytest.fail("a step that was refused has moved the table")
+            raise
+        embedding.feed([2, 4], true)
+        return next(iter(embedding.amp.master_weights(embedding.model).values()))
+
+    counts = np.float64([1, 0, 3, 0, 1, 0])
+    right_or_refused(run, TABLE - (lr * true * counts)[:, None], Exception)
+
+
 @pytest.mark.needs("accumulation")
 def test_a_window_of_rows(harness, form):
     def run():
@@ -94,6 +124,15 @@ def test_a_window_of_rows(harness, form):
         return embedding.table()
 
     right_or_refused(run, by_hand([[1, 1, 4, 0], [2, 1, 0, 0]], [[3, 3, 3, 3], [3, 3, 3, 5]]))
+
+
+@pytest.mark.needs("recording")
+def test_rows_that_were_not_picked_are_not_recorded(harness):
+    embedding, kept = Embedding(harness), Kept()
+    with embedding.amp.record(kept):
+        embedding.feed([0, 2, 5])
+    ((gradient,),) = [record["gradients"].values() for record in kept.of("step")]
+    assert (gradient["true"]["zero"], gradient["true"]["exponents"]) == (0, {"0": 6})
 
 
 @pytest.mark.parametrize("scale", [1.0, "none"])

@@ -190,6 +190,19 @@ def test_names_where_not_every_parameter_has_a_gradient(harness, form):
         step(amp.to_native(np.float32([0.0, 0.0])))
 
 
+def test_the_loss_told_of_several_is_the_last(harness):
+    """The second of two losses of a step is not finite."""
+    run = probe_run(harness, values=(0.0,), loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))
+    amp, model, optimizer = run.amp, run.model, run.optimizer
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            for value in (1.0, INF):
+                x = amp.to_native(np.float32([value]))
+                amp.backward(lambda x=x: model(x), optimizer)
+            amp.step(optimizer)
+    assert caught.value.loss_was_finite is False
+
+
 def test_the_loss_told_is_that_of_the_last_skipped_step(harness, form):
     """Not of a skipped one before, an applied one between, or a discarded one: here the backward pass overflows."""
     run = probe_run(harness, form, values=(0.0,), loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))

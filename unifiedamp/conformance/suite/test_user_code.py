@@ -67,6 +67,39 @@ def test_custom_functions_get_the_dtype_that_they_ask_for(harness, given, wanted
     assert seen == ["float32", wanted or given]
 
 
+def test_custom_functions_in_inference(harness):
+    amp = session(harness, policy="mixed_bfloat16")
+    seen = []
+    function = type(amp.backend).custom_function(lambda x: seen.append(harness.dtype_of(x)), "bfloat16")
+    x = amp.to_native(np.float32([1.0, 2.0]))
+    with amp.inference():
+        function(x)
+    with amp.autocast(enabled=False):
+        function(x)
+    assert seen == ["bfloat16", "float32"]
+
+
+def test_operations_in_a_custom_function_are_in_its_dtype(harness):
+    """None is cast inside; afterwards the region is as it was, also when the function raises."""
+    amp = session(harness, policy="mixed_bfloat16")
+    seen = []
+
+    def body(x, fails):
+        seen.append(harness.run_op(harness.low_precision_op))
+        if fails:
+            raise KeyError("mine")
+
+    function = type(amp.backend).custom_function(body, "float32")
+    x = amp.to_native(np.float32([1.0, 2.0]))
+    with amp.autocast():
+        function(x, False)
+        seen.append(harness.run_op(harness.low_precision_op))
+        with pytest.raises(KeyError, match="mine"):
+            function(x, True)
+        seen.append(harness.run_op(harness.low_precision_op))
+    assert seen == ["float32", "bfloat16"] * 2
+
+
 def _in(cast, x, dtype):
     """Return ``x`` as a tensor of ``dtype``, by a function that hands on what it was given."""
     return x if dtype == "float32" else cast(x)

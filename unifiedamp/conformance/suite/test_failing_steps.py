@@ -1,0 +1,78 @@
+"""Steps that fail in the user's own code: only means of whole micro-batches are applied afterwards."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.suite.test_interrupted import LR, Interrupted, Interrupter, fail
+
+
+def test_a_batch_that_does_not_fit(harness, form):
+    """The model raises in the second micro-batch of three: the window begins anew or goes on, whole either way."""
+    amp = session(harness, form, loss_scale=64.0, accumulate_steps=3)
+    model = harness.mlp([(np.zeros((2, 1), np.float32), np.zeros(1, np.float32))])
+    model, optimizer = amp.prepare(model, harness.sgd([model], LR))
+
+    def step(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    step = compiled(amp, form, step)
+    targets = (2.0, 4.0, 8.0, 16.0)
+    for place, target in enumerate(targets):
+        batch = amp.to_native(np.zeros((1, 2), np.float32)), amp.to_native(np.float32([[target]]))
+        step(*batch)
+        if place == 0:
+            with pytest.raises(Exception) as caught:
+                step(amp.to_native(np.zeros((1, 5), np.float32)), batch[1])
+            assert not isinstance(caught.value, ua.StepOrderError)
+    (bias,) = [float(value[0]) for value in harness.parameters(model).values() if value.size == 1]
+    assert any(bias == pytest.approx(LR * 2 * np.mean(window)) for window in (targets[:3], targets[1:]))
+    assert amp.applied_steps == 1
+
+
+def test_an_exception_between_the_calls_of_a_step(harness, form):
+    """In eager steps the gradients stay, so that the loop may go on; of a step that was not run there are none."""
+    amp = session(harness, form, loss_scale=64.0)
+    model = harness.probe([10.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], LR))
+
+    def step(x, fails):
+        amp.backward(lambda: model(x), optimizer)
+        if fails:
+            raise KeyError("mine")
+        amp.step(optimizer)
+
+    step = compiled(amp, form, step)
+    for gradient, fails in ((1.0, False), (2.0, True), (4.0, False), (8.0, False)):
+        x = amp.to_native(np.float32([gradient]))
+        if not fails:
+            step(x, False)
+            continue
+        with pytest.raises(KeyError, match="mine"):
+            step(x, True)
+    (found,) = harness.parameters(model).values()
+    expected = [10.0 - LR * total for total in ((15.0,) if form.startswith("eager") else (13.0, 15.0))]
+    assert any(float(found[0]) == pytest.approx(value, rel=1e-6) for value in expected)
+    assert amp.applied_steps == 3
+
+
+@pytest.mark.needs("several_optimizers")
+@pytest.mark.parametrize("accumulate_steps", [1, 2])
+def test_an_interrupted_loss_of_two_optimizers_leaves_neither_a_gradient(harness, accumulate_steps):
+    """Its backward pass fails when both have their gradients; the next loss reaches each of them alone."""
+    amp = session(harness, loss_scale=64.0, accumulate_steps=accumulate_steps)
+    models = [harness.probe([10.0]), harness.probe([10.0])]
+    *models, a, b = amp.prepare(*models, *[harness.sgd([model], LR) for model in models])
+    x = amp.to_native(np.ones(1, np.float32))
+    Interrupter(amp, "backward", 1, True, fail)
+    with pytest.raises(Interrupted):
+        amp.backward(lambda: models[0](x) + models[1](x), [a, b])
+    assert amp.gradients(a) == amp.gradients(b) == {}
+    for _ in range(accumulate_steps):
+        for model, optimizer in zip(models, (a, b), strict=True):
+            amp.backward(lambda model=model: model(x), optimizer)
+            result = amp.step(optimizer)
+            assert result.applied or result.reason == "accumulating"
+    assert [harness.parameters(model)["w0"][0] for model in models] == [10.0 - LR, 10.0 - LR]

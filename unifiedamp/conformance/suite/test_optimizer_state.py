@@ -1,0 +1,108 @@
+"""What an optimizer holds beside its settings: read, checked, and written into another one."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run
+
+pytestmark = pytest.mark.needs("float32_weights")
+
+FEEDS = [(1.0, -2.0), (0.5, 3.0), (-4.0, 0.25)]
+
+
+def run_of(harness, form="eager", policy="float32", **options):
+    run = probe_run(
+        harness,
+        form,
+        values=(1.0, -1.0),
+        optimizer="adam",
+        policy=policy,
+        **{"lr": 2.0**-4, "loss_scale": 4.0} | options,
+    )
+    return run, run.amp.backend.weights
+
+
+def state_of(run, weights):
+    state = weights.read_optimizer(run.optimizer, [run.model])
+    if state is None:
+        pytest.skip("read_optimizer returns None: this optimizer's state is not known")
+    return state
+
+
+def going_on(harness, run, form="eager", **options):
+    """Return a new run that has the weights and the optimizer's state of an old one."""
+    other, weights = run_of(harness, form, **options)
+    state = state_of(run, weights)
+    weights.check_optimizer(other.optimizer, [other.model], state)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    weights.write_optimizer(other.optimizer, [other.model], state)
+    return other
+
+
+def masters(run):
+    return {name: value.tolist() for name, value in run.amp.master_weights(run.model).items()}
+
+
+@pytest.mark.parametrize(("steps", "scale"), [(1, 4.0), (2, 4.0), (2, "none")])
+def test_training_goes_on_bit_for_bit(harness, form, steps, scale):
+    """Moments and counts of steps alike: another count corrects Adam's moments otherwise."""
+    run, _ = run_of(harness, form, loss_scale=scale)
+    for feed in FEEDS[:steps]:
+        run.feed(*feed)
+    other = going_on(harness, run, form, loss_scale=scale)
+    for feed in FEEDS[steps:]:
+        for each in (run, other):
+            each.feed(*feed)
+        assert masters(other) == masters(run)
+    assert harness.optimizer_steps(other.optimizer) == harness.optimizer_steps(run.optimizer) == len(FEEDS)
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+def test_learning_rates_stay(harness, trained):
+    """They are settings of the loop that goes on, before its first step and later."""
+    run, weights = run_of(harness)
+    run.feed(*FEEDS[0])
+    state = state_of(run, weights)
+    other, weights = run_of(harness, lr=2.0**-3)
+    for feed in FEEDS[:trained]:
+        other.feed(*feed)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    weights.write_optimizer(other.optimizer, [other.model], state)
+    before = np.array(run.weights())
+    run.feed(*FEEDS[1])
+    other.feed(*FEEDS[1])
+    np.testing.assert_allclose(np.array(other.weights()) - before, 2 * (np.array(run.weights()) - before), rtol=1e-5)
+
+
+def test_what_was_read_is_no_view(harness):
+    run, weights = run_of(harness)
+    run.feed(*FEEDS[0])
+    state = state_of(run, weights)
+    before = {name: np.array(value) for name, value in state.items()}
+    run.feed(*FEEDS[1])
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_that_of_master_weights_goes_on_bit_for_bit(harness, policy):
+    options = {"policy": harness.pure_policies[policy], "master_weights": True}
+    run, _ = run_of(harness, **options)
+    run.feed(*FEEDS[0])
+    other = going_on(harness, run, **options)
+    for feed in FEEDS[1:]:
+        run.feed(*feed)
+        other.feed(*feed)
+    assert masters(other) == masters(run)
+    assert other.weights() == run.weights()
+
+
+def test_that_of_another_model_is_refused(harness):
+    run, weights = run_of(harness)
+    run.feed(*FEEDS[0])
+    state = state_of(run, weights)
+    other = probe_run(harness, values=(1.0,), optimizer="adam", loss_scale=4.0)
+    with pytest.raises(ua.CheckpointError):
+        other.amp.backend.weights.check_optimizer(other.optimizer, [other.model], state)
