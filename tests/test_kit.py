@@ -8,6 +8,8 @@ from pathlib import Path
 import forked
 import pytest
 
+from unifiedamp.conformance import suite
+
 TESTS = str(Path(__file__).parent)
 HARNESS = '''
 """The toy under another name, so that it has expected failures of its own."""
@@ -101,3 +103,9 @@ def test_what_works_undeclared_is_reported(judge):
     assert done.returncode == 0, done.stdout
     assert counts["undeclared but works"] == 3
     assert counts["undeclared"] == counts["failed"] == 0
+
+
+def test_no_fixture_of_the_suite_acts_by_itself():
+    """``from unifiedamp.conformance.suite import *`` would apply it to every test of a stranger's module."""
+    for path in Path(suite.__file__).parent.glob("*.py"):
+        assert "autouse" not in path.read_text(encoding="utf-8"), path.name

@@ -6,15 +6,11 @@ import pytest
 from unifiedamp.conformance.driver import compiled, session
 
 
-@pytest.fixture(autouse=True)
-def recomputes(harness):
+def trained(harness, form, layers, policy):
+    """Parameters and statistics of a convnet after some steps, by name."""
     support = harness.capabilities().tunes("checkpoint_layers")
     if not support:
         pytest.skip(f"declared: {support.reason}")
-
-
-def trained(harness, form, layers, policy):
-    """Parameters and statistics of a convnet after some steps, by name."""
     amp = session(harness, form, policy, tuning={"checkpoint_layers": layers} if layers else None)
     with amp.scope():
         model = harness.convnet(0)
