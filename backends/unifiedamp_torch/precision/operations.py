@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -88,26 +89,42 @@ def check(overrides: Iterable[str], device_type: str) -> None:
 
 
 class _Registry:
-    """Counts the users of each overridden operation, by device type."""
+    """Counts the users of each overridden operation, by device type.
+
+    A session that is garbage-collected releases its operations at any moment, also while this thread registers others.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, str], tuple[torch.library.Library, int]] = {}
+        self._released: deque[tuple[str, str]] = deque()
 
     def hold(self, op: str, device_type: str) -> None:
         """Register the kernels of ``op`` unless they are."""
         with self._lock:
             library, users = self._held.get((op, device_type), (None, 0))
             self._held[op, device_type] = (library or _register(op, device_type), users + 1)
+        self._remove_released()
 
     def release(self, op: str, device_type: str) -> None:
-        """Remove the kernels with their last user."""
-        with self._lock:
-            library, users = self._held.pop((op, device_type))
-            if users > 1:
-                self._held[op, device_type] = (library, users - 1)
-            else:
-                library._destroy()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        """Remove the kernels with their last user; whoever has the lock does it, if it is taken."""
+        self._released.append((op, device_type))
+        self._remove_released()
+
+    def _remove_released(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    self._remove(self._released.popleft())
+            finally:
+                self._lock.release()
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        library, users = self._held.pop(key)
+        if users > 1:
+            self._held[key] = (library, users - 1)
+        else:
+            library._destroy()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 _registry = _Registry()
