@@ -5,8 +5,10 @@ import pytest
 
 from unifiedamp.conformance.driver import compiled, session
 
+pytestmark = pytest.mark.usefixtures("recomputes")
 
-@pytest.fixture(autouse=True)
+
+@pytest.fixture
 def recomputes(harness):
     support = harness.capabilities().tunes("checkpoint_layers")
     if not support:
