@@ -127,6 +127,20 @@ def test_a_session_without_a_scaler_takes_the_counts(harness, form):
     assert run.weights() == pytest.approx([0.8], abs=1e-6)
 
 
+@pytest.mark.parametrize("loss_scale", ["none", 4.0])
+def test_a_second_state_replaces_the_first(harness, loss_scale):
+    """Counts of states are not added up, with steps before, between and after them."""
+    run, states = probe_run(harness, loss_scale=loss_scale), []
+    for _ in range(3):
+        run.feed(1.0)
+        states.append(run.amp.state_dict())
+    for state, count in ((states[2], 3), (states[0], 1), (states[1], 2)):
+        run.amp.load_state_dict(state)
+        assert run.amp.applied_steps == count
+        run.feed(1.0)
+        assert run.amp.applied_steps == count + 1
+
+
 # -- what is pending ---------------------------------------------------------------------------------------------------
 
 

@@ -5,12 +5,18 @@ import pytest
 
 from unifiedamp.conformance.driver import compiled, session
 
+pytestmark = pytest.mark.usefixtures("recomputes")
 
-def trained(harness, form, layers, policy):
-    """Parameters and statistics of a convnet after some steps, by name."""
+
+@pytest.fixture
+def recomputes(harness):
     support = harness.capabilities().tunes("checkpoint_layers")
     if not support:
         pytest.skip(f"declared: {support.reason}")
+
+
+def trained(harness, form, layers, policy):
+    """Parameters and statistics of a convnet after some steps, by name."""
     amp = session(harness, form, policy, tuning={"checkpoint_layers": layers} if layers else None)
     with amp.scope():
         model = harness.convnet(0)

@@ -4,6 +4,7 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import unifiedamp as ua
@@ -46,6 +47,34 @@ def test_a_session_made_here_and_trained_there(harness, form, elsewhere):
     train(run, STEPS[:2])
     elsewhere(train, run, STEPS[2:4])
     assert train(run, STEPS[4:]) == train(prepared(harness, form))
+
+
+def test_an_inference_in_another_thread_leaves_this_ones_gradients(harness):
+    """The same session evaluates there while a loss is computed here."""
+    run = probe_run(harness, values=(1.0,), loss_scale=SCALE)
+    amp, x = run.amp, run.amp.to_native(np.float32([2.0]))
+    inside, done = threading.Event(), threading.Event()
+
+    def evaluate():
+        with amp.inference():
+            inside.set()
+            assert done.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def loss():
+            evaluating.append(pool.submit(evaluate))
+            assert inside.wait(60)
+            return run.model(x)
+
+        evaluating = []
+        try:
+            amp.backward(loss, run.optimizer)
+        finally:
+            done.set()
+        evaluating[0].result(60)
+    assert amp.step(run.optimizer).applied
+    assert run.weights() == pytest.approx([0.8], abs=1e-6)
 
 
 def test_a_thread_is_left_as_it_was_found(harness, elsewhere):
