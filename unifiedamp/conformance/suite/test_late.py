@@ -171,8 +171,11 @@ def test_answers_of_a_model_prepared_later(harness, form, policy):
         model = amp.prepare(model)
         models.append((compiled(amp, form, lambda x, model=model: model(x)), x.astype(np.float64) @ layer))
         for call, exact in models:
-            with amp.inference(), amp.autocast(policy=policy):
-                answer = call(amp.to_native(x))
+            try:
+                with amp.inference(), amp.autocast(policy=policy):
+                    answer = call(amp.to_native(x))
+            except ua.UnsupportedError as refusal:  # where layers take their dtypes when they are made
+                pytest.skip(f"refused: {refusal}")
             assert harness.dtype_of(answer) == "float32"
             assert 1e-4 < np.abs(amp.to_numpy(answer) - exact).max() < 0.5
 
