@@ -135,7 +135,7 @@ def test_their_gradients_are_those_of_float32(op, array):
 @pytest.mark.parametrize("word", ["relu", "sigmoid", "tanh", "softplus", "gelu"])
 def test_an_override_of_one_function_of_an_operator(word):
     """``Activation`` and ``LeakyReLU`` are several functions each; the others run as without the override."""
-    calls = {("Activation", kind) for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign")}
+    calls = {("Activation", kind) for kind in ("relu", "sigmoid", "tanh", "softrelu")}
     calls |= {("LeakyReLU", kind) for kind in ("leaky", "elu", "gelu")}
     own = {target[1:] for target in operations.VOCABULARY[word] if isinstance(target, tuple)}
 
