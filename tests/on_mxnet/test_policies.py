@@ -377,7 +377,8 @@ def test_grad_req_add_that_is_set_after_prepare(net, array, hybrid):
         if hybrid:
             amp.compile(model)
         if adds:
-            model.collect_params().setattr("grad_req", "add")
+            for param in model.collect_params().values():
+                param.grad_req = "add"
         for seed in range(4):
             x = array(batch(seed))
             amp.backward(lambda model=model, x=x: ((model(x) - 1) ** 2).mean(), trainer)
