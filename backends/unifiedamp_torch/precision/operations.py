@@ -107,7 +107,7 @@ class _Registry:
         self._remove_released()
 
     def release(self, op: str, device_type: str) -> None:
-        """Remove the kernels with their last user; whoever has the lock does it, if it is taken."""
+        """Remove the kernels with their last user. Where another call holds the lock, that call removes them."""
         self._released.append((op, device_type))
         self._remove_released()
 

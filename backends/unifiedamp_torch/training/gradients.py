@@ -96,13 +96,12 @@ def clip_norm(optimizer: Optimizer, max_norm: float, reads_without_sync: bool) -
         reads_without_sync: reading the norm waits for nothing.
     """
     _refuse_sparse(optimizer, "clip_grad_norm")
-    held = [param for param in parameters(optimizer) if param.grad is not None]
-    grads = [param.grad for param in held if param.grad is not None]
+    grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
     if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):  # DTensors are summed over ranks by torch
         return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
-    groups = _by_kind(
-        [real_values(param) if grad.is_complex() else grad for param, grad in zip(held, grads, strict=True)]
-    )
+    groups = _by_kind(grads)
+    if any(group[0].is_complex() for group in groups):
+        groups = _by_kind([real_values(param) for param in parameters(optimizer) if param.grad is not None])
     norm = _norm(groups, reads_without_sync)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for group in groups:
