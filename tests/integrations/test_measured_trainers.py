@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 
-import probes
 import pytest
+
+pytest.importorskip("torch")
+
+import probes
 
 STEPS, WINDOW = 8, 2
 DATA = """
