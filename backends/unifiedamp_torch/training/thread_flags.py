@@ -6,12 +6,15 @@ them leaves gradients off, or casts of old weights in autocast's cache, for the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from ..precision.autocast import entered
+
+_CALL = operator.methodcaller("__call__")
 
 
 class RegionFlags(NamedTuple):
@@ -74,5 +77,6 @@ class ThreadFlags:
 
 
 def _nesting() -> int:
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
+    # C code calls both, so that no signal handler runs between them and leaves the level one too high.
+    levels: list[int] = list(map(_CALL, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)))
+    return levels[1]
