@@ -111,6 +111,7 @@ class Parameter(Protocol):
     dtype: Any
     grad_req: str
     _grad_req: str
+    _grad_stype: str
     _differentiable: bool
     _data: Sequence[Array] | None
     _grad: Sequence[Array] | None

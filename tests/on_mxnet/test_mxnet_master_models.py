@@ -11,7 +11,7 @@ from trainers import batch, sgd, weights
 import unifiedamp as ua
 from unifiedamp_mxnet import capabilities
 from unifiedamp_mxnet.device import selection
-from unifiedamp_mxnet.mxnet_api import autograd, cast, dtype_name, from_numpy, gluon, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, autograd, cast, dtype_name, from_numpy, gluon, mx
 
 
 def norm_net(net):
@@ -163,3 +163,28 @@ def test_a_model_without_a_trainer_keeps_its_float32_values(net):
     amp.prepare(model, sgd(model, lr=2.0**-6))
     found = amp.master_weights(model)
     assert all(np.array_equal(found[name], before[name]) for name in before)
+
+
+@pytest.mark.skipif(NUMPY_API, reason="MXNet 2's numpy arrays are dense")
+def test_sparse_gradients_in_16_bits_are_refused_by_name():
+    """MXNet's own error would come in the backward pass; in float32, or dense, the layer trains."""
+
+    def made(sparse):
+        model = gluon.nn.Embedding(6, 2, sparse_grad=sparse)
+        model.initialize(mx.init.One())
+        outer = gluon.nn.HybridSequential()
+        outer.add(model)
+        return outer
+
+    refused = made(True)
+    with pytest.raises(ua.PrepareError, match=r"layer '0' has sparse gradients .* layer_overrides=\{'0': 'float32'\}"):
+        session(PURE).prepare(refused, sgd(refused))
+    assert {param.dtype for param in refused.collect_params().values()} <= {"float32", np.float32}
+    for policy, sparse in ((PURE.replace(layer_overrides={"0": "float32"}), True), (PURE, False)):
+        amp, model = session(policy), made(sparse)
+        model, trainer = amp.prepare(model, sgd(model, lr=0.5))
+        rows = amp.to_native(np.array([0, 2, 2], np.int32))
+        amp.backward(lambda model=model, rows=rows: model(rows).sum(), trainer)
+        assert amp.step(trainer).applied
+        (table,) = amp.master_weights(model).values()
+        np.testing.assert_array_equal(table[:, 0], [0.5, 1.0, 0.0, 1.0, 1.0, 1.0])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from unifiedamp.backend import Policy, match_layers
+from unifiedamp.backend import Policy, errors, match_layers
 
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
-from ..mxnet_api import gluon, param_dtype
+from ..mxnet_api import context_of, gluon, param_dtype
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
@@ -45,22 +45,45 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
 
     Returns:
         id of each Parameter that was cast → its arrays before.
+
+    Raises:
+        PrepareError: a Parameter's gradient would be sparse in 16 bits; nothing is cast.
     """
-    blocks = dict(walk(model))
+    changes = list(_changes(model, dtypes, policy))
+    _check_sparse(changes)
     before: dict[int, Arrays] = {}
-    for path, block in blocks.items():
-        dtype = "float32" if hasattr(block, "running_mean") else _at(path, dtypes) or policy.param_dtype
-        for param in block._reg_params.values():
-            now = param_dtype(param.dtype)
-            if now in FLOATING and now != dtype:
-                before[id(param)] = list(param._data or ())
-                param.cast(dtype)
-                param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
+    for _, param, dtype in changes:
+        before[id(param)] = list(param._data or ())
+        param.cast(dtype)
+        param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
     if before:
-        for block in blocks.values():
+        for _, block in walk(model):
             if is_hybrid(block):
                 block._clear_cached_op()
     return before
+
+
+def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:
+    """Yield the path of a block, a Parameter of it that has another dtype than it should, and that dtype."""
+    seen: set[int] = set()
+    for path, block in walk(model):
+        dtype = "float32" if hasattr(block, "running_mean") else _at(path, dtypes) or policy.param_dtype
+        for param in block._reg_params.values():
+            now = param_dtype(param.dtype)
+            if now in FLOATING and now != dtype and id(param) not in seen:
+                seen.add(id(param))
+                yield path, param, dtype
+
+
+def _check_sparse(changes: Sequence[tuple[str, Parameter, str]]) -> None:
+    """Refuse sparse gradients in 16 bits on a CPU: MXNet's backward pass of an embedding takes wider ones alone."""
+    for path, param, dtype in changes:
+        on_cpu = any(context_of(array).device_type == "cpu" for array in param._data or ())
+        if dtype != "float32" and param._grad_stype != "default" and param.grad_req != "null" and on_cpu:
+            raise errors.PrepareError(
+                f"layer {path!r} has sparse gradients (sparse_grad=True), which MXNet does not compute in {dtype} on a "
+                f"CPU: make it without sparse_grad, or keep it in float32 by layer_overrides={{{path!r}: 'float32'}}"
+            )
 
 
 def _at(path: str, dtypes: Mapping[str, str]) -> str | None:

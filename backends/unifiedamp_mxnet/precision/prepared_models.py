@@ -37,6 +37,7 @@ class PreparedModels:
 
         Raises:
             PolicyError: two globs of ``layer_overrides`` match one layer, or a glob matches none.
+            PrepareError: a layer has sparse gradients, which MXNet does not compute in 16 bits.
         """
         if self._policy.param_dtype != "float32":
             self._cast_parameters(model)

@@ -53,11 +53,11 @@ def by_hand(*batches, clip=None):
     return table
 
 
-def right_or_refused(run, expected, refusals=ua.AmpError):
+def right_or_refused(run, expected):
     """Run; an error of ours is an answer, as long as nothing has moved."""
     try:
         found = run()
-    except refusals as refusal:
+    except ua.AmpError as refusal:
         pytest.skip(f"refused: {refusal}")
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -91,10 +91,7 @@ def test_an_overflow_in_a_row_skips_the_step(harness, form, bad):
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_rows_of_master_weights(harness, policy):
-    """Divided by the scale and applied in float32: the true gradients are no numbers of float16.
-
-    A framework without such gradients in 16 bits says so itself, in its backward pass.
-    """
+    """Divided by the scale and applied in float32: the true gradients are no numbers of float16."""
     true, lr = 1.125 * 2.0**-22, 2.0**12
     pure = harness.pure_policies[policy]
     pure = replace(ua.Policy.parse(pure) if isinstance(pure, str) else pure, output_dtype="float32")
@@ -102,17 +99,12 @@ def test_rows_of_master_weights(harness, policy):
     def run():
         options = {"policy": pure, "master_weights": True, "loss_scale": 2.0**20}
         embedding = Embedding(harness, lr=lr, **options)
-        try:
-            embedding.feed([0, 2, 2], true)
-        except Exception:
-            if (embedding.table() != 1.0).any():
-                pytest.fail("a step that was refused has moved the table")
-            raise
+        embedding.feed([0, 2, 2], true)
         embedding.feed([2, 4], true)
         return next(iter(embedding.amp.master_weights(embedding.model).values()))
 
     counts = np.float64([1, 0, 3, 0, 1, 0])
-    right_or_refused(run, TABLE - (lr * true * counts)[:, None], Exception)
+    right_or_refused(run, TABLE - (lr * true * counts)[:, None])
 
 
 @pytest.mark.needs("accumulation")
