@@ -1,4 +1,4 @@
-"""A measured run of functions of one's own: each step is noted once, with its loss, whoever compiles it."""
+"""A measured run of the user's functions: each step and its loss are noted once, compiled or not."""
 
 from __future__ import annotations
 

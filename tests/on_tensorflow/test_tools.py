@@ -21,7 +21,7 @@ def test_arrays():
 
 
 def test_memory_that_ran_out_under_xla():
-    """XLA has an error class of its own, which TensorFlow does not show; its text begins with the status."""
+    """XLA raises a class that TensorFlow does not export; its message starts with the status."""
     amp, _, _ = prepared()
     told = [
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate"),

@@ -173,19 +173,6 @@ class Harness(OptionalHarness):
         """
         raise NotImplementedError(f"the harness of {self.backend!r} declares recording but has no ratio")
 
-    def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
-        """Freeze or unfreeze the parameters of one layer, the framework's own way, after ``amp.prepare``.
-
-        A harness whose framework fixes at the optimizer's making what trains leaves this method out; the suite then
-        skips its tests on freezing.
-
-        Args:
-            model: what :meth:`mlp` returned.
-            layer: the layer's name, ``layer0`` ….
-            trainable: whether its parameters are to train.
-        """
-        raise NotImplementedError(f"the harness of {self.backend!r} has no set_trainable")
-
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         """Run one step on two devices (or ranks) that disagree. Needed where ``several_devices`` is declared.
 

@@ -54,6 +54,18 @@ class OptionalHarness:
         """
         self._lacks("complex parameters")
 
+    def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
+        """Freeze or unfreeze the parameters of one layer, the framework's own way, after ``amp.prepare``.
+
+        For frameworks that do not fix what trains when the optimizer is made.
+
+        Args:
+            model: what :meth:`mlp` returned.
+            layer: the layer's name, ``layer0`` ….
+            trainable: whether its parameters are to train.
+        """
+        self._lacks("layers that are frozen later")
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Return a native tensor in the dtype named, by an operation that gradients go through."""
         self._lacks("casts")

@@ -6,7 +6,6 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import probe_run, session
-from unifiedamp.conformance.harness import Harness
 from unifiedamp.conformance.suite.averaged import INF, NAN, SCALE, Averaged, Stopped, bits
 
 pytestmark = pytest.mark.needs("ema")
@@ -200,8 +199,6 @@ def test_what_is_no_model_or_not_trained(harness):
 @pytest.mark.needs("float32_weights")
 def test_a_layer_that_is_frozen_at_first_is_averaged(harness):
     """Its average is its value while it is frozen, and moves once it trains."""
-    if type(harness).set_trainable is Harness.set_trainable:
-        pytest.skip(f"the harness of {harness.backend!r} has no set_trainable: its framework freezes nothing later")
     amp = session(harness, loss_scale=SCALE)
     model = harness.mlp([(np.float32([[weight]]), np.float32([0.5])) for weight in (1.0, 0.75)])
     model, optimizer = amp.prepare(model, harness.sgd([model], 0.01))

@@ -7,22 +7,12 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
-from unifiedamp.conformance.harness import Harness
 from unifiedamp.policy import Policy
 
 FREEZING = [(), ("layer0",), ("layer1",), ()]
 """What is frozen, two steps each."""
 SCALE = ua.DynamicLossScale(initial_scale=64.0, growth_interval=3)
 LR = 0.01
-
-
-pytestmark = pytest.mark.usefixtures("freezes")
-
-
-@pytest.fixture
-def freezes(harness):
-    if type(harness).set_trainable is Harness.set_trainable:
-        pytest.skip(f"the harness of {harness.backend!r} has no set_trainable: its framework freezes nothing later")
 
 
 class Net:

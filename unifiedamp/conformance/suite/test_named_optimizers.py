@@ -98,7 +98,7 @@ def test_no_gradient_leaks_where_none_was(harness):
 
 
 def test_a_loss_that_reaches_nothing_of_the_optimizer_named(harness):
-    """It is computed from the other's model: nothing is refused, and nobody gets a gradient."""
+    """A loss of another model: the call is accepted, and no optimizer gets a gradient."""
     trio = Trio(harness)
     x = trio.native(2.0)
     trio.amp.backward(lambda: trio.models[0](x), trio.optimizers[1])

@@ -78,21 +78,6 @@ def test_a_step_that_fails_leaves_the_recorder_at_work(harness, form):
     assert [len(record["activations"]) for record in records] == [len(records[0]["activations"])] * 2
 
 
-def test_two_models_are_told_apart(harness):
-    """Their layers have the same names."""
-    amp = session(harness, loss_scale=1.0)
-    models = [harness.mlp(layers(4, 4)) for _ in range(2)]
-    *models, optimizer = amp.prepare(*models, harness.sgd(models, 0.01))
-    x, y, kept = amp.to_native(batch()), amp.to_native(np.zeros((8, 4), np.float32)), Kept()
-    with amp.record(kept):
-        amp.backward(lambda: harness.mean_square(models[0](x) + models[1](x), y), optimizer)
-        amp.step(optimizer)
-    (record,) = kept.of("step")
-    seen = {row["layer"] for row in record["activations"] if row["layer"].endswith("layer0")}
-    assert len(seen) == 2
-    assert len(record["gradients"]) == 4
-
-
 def test_nothing_is_left_behind(harness, form):
     before = settled_state(harness)
     amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)

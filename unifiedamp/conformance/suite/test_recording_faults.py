@@ -80,19 +80,23 @@ def test_a_gradient_that_is_all_below_the_smallest_float16_is_named(harness, for
     assert "raise the initial scale to 2**15 (then 0%)" in found["w1"]
 
 
+def lost_epsilons(harness, policy):
+    """Return what a recording says of an epsilon of 1e-8 in a layer named ``ratio``."""
+    amp, kept = session(harness, policy=policy), Kept()
+    with amp.scope():
+        model = harness.ratio(1e-8)
+        optimizer = harness.sgd([model], 0.1)
+    amp.prepare(model, optimizer)
+    amp.record(kept).stop()
+    return kept.found("epsilon")
+
+
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_an_epsilon_that_float16_loses_is_named(harness, policy):
     if not harness.capabilities().policies[policy]:
         policy = "mixed_bfloat16"
-    amp = session(harness, policy=policy)
-    with amp.scope():
-        model = harness.ratio(1e-8)
-        optimizer = harness.sgd([model], 0.1)
-    amp.prepare(model, optimizer)
-    kept = Kept()
-    amp.record(kept).stop()
-    found = kept.found("epsilon")
+    found = lost_epsilons(harness, policy)
     if policy == "float32":
         assert found == {}
     elif policy == "mixed_float16":
@@ -105,14 +109,8 @@ def test_an_epsilon_that_float16_loses_is_named(harness, policy):
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
 def test_an_epsilon_of_a_layer_kept_in_float32_is_not_named(harness):
     """It is added in float32, whatever the layers around it run in."""
-    amp = session(harness, policy=ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"ratio": "float32"}))
-    with amp.scope():
-        model = harness.ratio(1e-8)
-        optimizer = harness.sgd([model], 0.1)
-    amp.prepare(model, optimizer)
-    kept = Kept()
-    amp.record(kept).stop()
-    assert kept.found("epsilon") == {}
+    policy = ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"ratio": "float32"})
+    assert lost_epsilons(harness, policy) == {}
 
 
 def test_epsilons_of_optimizers_are_noted(harness):
