@@ -1,11 +1,12 @@
 """Registers the toy backend, so that suite and core tests have a backend that needs no framework."""
 
 import gc
+import os
 
 import effort
 import pytest
 import toy.registered  # noqa: F401
-from selection import FRAMEWORKS, is_proved_elsewhere, is_quick, place, sampled
+from selection import ENVIRONMENTS, FRAMEWORKS, is_proved_elsewhere, is_quick, place, sampled
 
 from unifiedamp import PolicyNotSupportedError
 from unifiedamp.config import plugins
@@ -13,6 +14,14 @@ from unifiedamp.conformance.plugin import peers, refused_here
 
 #: Folders of tests that only one framework can run, where it is not installed.
 collect_ignore = [f"on_{name}" for name in FRAMEWORKS if not plugins.is_installed(name)]
+
+
+def pytest_configure():
+    """Refuse an environment that lacks a framework: its tests would be left out in silence."""
+    environment = os.environ.get("UNIFIEDAMP_TEST_ENVIRONMENT", "")
+    missing = [name for name in ENVIRONMENTS.get(environment, ()) if not plugins.is_installed(name)]
+    if missing:
+        raise pytest.UsageError(f"environment {environment!r} lacks {', '.join(missing)}")
 
 
 def pytest_addoption(parser):

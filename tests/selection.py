@@ -13,6 +13,11 @@ import pytest
 from unifiedamp.conformance.plugin import backend_of, declared
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
+ENVIRONMENTS = {
+    "main": FRAMEWORKS, "keras2": ("tensorflow", "mxnet"), "mxnet2": ("mxnet",), "numpy2": ("torch", "tensorflow"),
+    "python313": ("tensorflow",), "integrations": ("torch",),
+}  # fmt: skip
+"""Environment of the noxfile → the frameworks that its tests need."""
 NAMED_BY = ("harness", "backend", "peer", "other")
 """Parameters of tests that hold a backend's name."""
 

@@ -84,12 +84,17 @@ def test_the_readme_shows_a_quickstart():
     assert all(f"(examples/quickstart/{name})" in text for name in QUICKSTARTS.values())
 
 
-@pytest.mark.parametrize("backend", INSTALLED)
-@pytest.mark.parametrize("number", range(len(blocks(ROOT / "README.md", "python"))))
-def test_each_block_of_the_readme_runs_alone(number, backend, tmp_path):
-    code = blocks(ROOT / "README.md", "python")[number]
-    if "import torch\n" in code and backend != "torch":
-        pytest.skip("imports torch; test_the_quickstart_learns has the others")
+def readme_runs():
+    """Return (block, backend) of each Python block; one that imports torch, whose peers are quickstarts, runs on it."""
+    found = []
+    for number, code in enumerate(blocks(ROOT / "README.md", "python")):
+        alone = "import torch\n" in code
+        found += [pytest.param(code, name, id=f"{number}-{name}") for name in INSTALLED if name == "torch" or not alone]
+    return found
+
+
+@pytest.mark.parametrize(("code", "backend"), readme_runs())
+def test_each_block_of_the_readme_runs_alone(code, backend, tmp_path):
     (configuration,) = blocks(ROOT / "README.md", "toml")
     (tmp_path / "amp.toml").write_text(configuration, encoding="utf-8")
     assert run_alone(code, tmp_path, UNIFIEDAMP_BACKEND=backend)

@@ -66,6 +66,17 @@ def test_nothing_unexpected_happens_where_each_policy_trains_at_once():
     assert {known for _, _, known in seen} == {4}, "a probe and a turn for each of two"
 
 
+def test_parts_of_a_try_are_shown_and_not_counted():
+    seen = []
+    tries = Tries(lambda *each: seen.append(each))
+    tries.expect(2)
+    tries.begin("timing")
+    tries.within("round 1")
+    tries.within("round 2")
+    tries.begin("last")
+    assert seen == [("timing", 0, 2), ("round 1", 0, 2), ("round 2", 0, 2), ("last", 1, 2)]
+
+
 def test_a_search_adds_the_tries_that_it_takes():
     seen, _ = shown(("mixed_float16",))
     assert seen[0][2] == 1 + 1 + 3 + 1

@@ -14,11 +14,6 @@ from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
 INF = math.inf
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
-FORMS = [
-    pytest.param({"run_eagerly": True}, id="eager"),
-    pytest.param({"jit_compile": False}, id="graph"),
-    pytest.param({"jit_compile": True}, id="xla"),
-]
 SEVERAL = {"jit_compile": False, "steps_per_execution": 2}
 
 

@@ -12,6 +12,12 @@ from unifiedamp.backend import this_processor
 keras = tf.keras
 SCALES_LOSS = hasattr(keras.mixed_precision.LossScaleOptimizer, "scale_loss")
 """Keras 3."""
+FIT_FORMS = [
+    pytest.param({"run_eagerly": True}, id="eager"),
+    pytest.param({"jit_compile": False}, id="graph"),
+    pytest.param({"jit_compile": True}, id="xla"),
+]
+"""How ``fit`` runs its steps, as arguments of ``compile``."""
 needs_bfloat16_pass = pytest.mark.skipif(
     not this_processor().flags & {"avx512f", "avx_ne_convert"},
     reason="TensorFlow's rewrite to bfloat16 leaves graphs alone on CPUs without AVX512 or AVX-NE-CONVERT",

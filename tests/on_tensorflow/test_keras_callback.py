@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
-from fit_runs import FORMS, INF, SEVERAL, Each, probe  # noqa: E402
-from models import keras, prepared  # noqa: E402
+from fit_runs import INF, SEVERAL, Each, probe  # noqa: E402
+from models import FIT_FORMS, keras, prepared  # noqa: E402
 
 from unifiedamp.integrations.keras import AmpCallback  # noqa: E402
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("bad", [INF, -INF, math.nan])
 def test_the_canonical_trace(form, bad):
     amp, _, fit = probe(form)

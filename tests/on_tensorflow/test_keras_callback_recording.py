@@ -6,8 +6,8 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from fit_runs import FORMS, INF, SEVERAL, probe  # noqa: E402
-from models import keras, mlp, prepared  # noqa: E402
+from fit_runs import INF, SEVERAL, probe  # noqa: E402
+from models import FIT_FORMS, keras, mlp, prepared  # noqa: E402
 
 from unifiedamp.integrations.keras import AmpCallback  # noqa: E402
 
@@ -16,7 +16,7 @@ def of_kind(records, kind):
     return [record for record in records if record["kind"] == kind]
 
 
-@pytest.mark.parametrize("form", [*FORMS, pytest.param(SEVERAL, id="several")])
+@pytest.mark.parametrize("form", [*FIT_FORMS, pytest.param(SEVERAL, id="several")])
 def test_fit_is_recorded(form):
     amp, _, fit = probe(form, values=(1.0, 1.0))
     records, gradients = [], [(1.0, 2.0**-30), (2.0, 1.0), (INF, 1.0), (3.0, 1.0), (4.0, 1.0), (5.0, 1.0)]
@@ -36,7 +36,7 @@ def test_fit_is_recorded(form):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
 def test_recording_changes_nothing_and_sees_layers(policy, form):
     def fitted(*targets):
@@ -112,7 +112,7 @@ class Interrupting(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_exhaustion_ends_fit_and_the_recording(form):
     scale = ua.DynamicLossScale(initial_scale=4.0, max_consecutive_skips=3)
     amp, _, fit = probe(form, loss_scale=scale)

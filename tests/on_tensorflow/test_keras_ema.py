@@ -9,17 +9,12 @@ import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 
 tf = pytest.importorskip("tensorflow")
-from models import SCALES_LOSS, keras  # noqa: E402
+from models import FIT_FORMS, SCALES_LOSS, keras  # noqa: E402
 
 from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
 INF = math.inf
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
-FORMS = [
-    pytest.param({"run_eagerly": True}, id="eager"),
-    pytest.param({"jit_compile": False}, id="graph"),
-    pytest.param({"jit_compile": True}, id="xla"),
-]
 SETTINGS = {
     "scaled": {"loss_scale": SCALE},
     "plain": {"loss_scale": "none"},
@@ -60,7 +55,7 @@ class Fitted:
 
 
 @pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_fit_moves_it(setting, form, before):
     """Also a model that was fitted before, whose training step Keras has traced."""
@@ -71,7 +66,7 @@ def test_fit_moves_it(setting, form, before):
     assert fitted.ema.updates == {"scaled": 7, "plain": 7, "window": 3, "plain window": 3}[setting]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("setting", ["scaled", "plain"])
 def test_evaluating_in_a_callback(setting, form):
     fitted = Fitted(form, **SETTINGS[setting])
@@ -93,7 +88,7 @@ def test_evaluating_in_a_callback(setting, form):
     assert all(np.array_equal(value, fitted.weights()[name]) for name, value in before.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("setting", ["scaled", "plain", "window"])
 def test_fit_is_refused_while_swapped_in(setting, form):
     fitted = Fitted(form, **SETTINGS[setting])

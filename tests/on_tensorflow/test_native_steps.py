@@ -8,17 +8,12 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import SCALES_LOSS, keras, mlp, prepared  # noqa: E402
+from models import FIT_FORMS, SCALES_LOSS, keras, mlp, prepared  # noqa: E402
 
 from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
 INF = math.inf
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2, max_consecutive_skips=3)
-FORMS = [
-    pytest.param({"run_eagerly": True}, id="eager"),
-    pytest.param({"jit_compile": False}, id="graph"),
-    pytest.param({"jit_compile": True}, id="xla"),
-]
 
 
 class Heard:
@@ -52,7 +47,7 @@ def probe_session(form, wrap=lambda model: model, optimizer=None, **options):
     return amp, model, optimizer, feed
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_observers_hear_of_fits_steps(form):
     amp, _, _, feed = probe_session(form)
     heard = Heard()
@@ -64,7 +59,7 @@ def test_observers_hear_of_fits_steps(form):
     assert heard.skips[0][2] is False
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_exhaustion_ends_fit(form):
     amp, _, _, feed = probe_session(form)
     heard = Heard()
@@ -76,7 +71,7 @@ def test_exhaustion_ends_fit(form):
     assert amp.skipped_steps == 3
 
 
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("form", FIT_FORMS[1:])
 def test_exhaustion_is_noticed_when_several_steps_are_one_call(form):
     amp, _, _, feed = probe_session({**form, "steps_per_execution": 2})
     with pytest.raises(ua.LossScaleExhausted):
@@ -195,7 +190,7 @@ def windows(batches, steps, scale, lr=0.125):
     return weights, states
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_fit_adds_up_windows(form):
     amp, _, optimizer, feed = probe_session(form, accumulate_steps=2)
     weights = feed(*BATCHES)
@@ -209,7 +204,7 @@ def test_fit_adds_up_windows(form):
     assert int(optimizer.iterations.numpy()) == 3
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_the_scale_is_constant_within_a_window(form):
     amp, _, _, feed = probe_session(form, accumulate_steps=2, loss_scale=ua.DynamicLossScale(4.0, growth_interval=1))
     scales = []
@@ -219,7 +214,7 @@ def test_the_scale_is_constant_within_a_window(form):
     assert scales == [4.0, 8.0, 8.0, 16.0]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_windows_without_a_scale(form, policy):
     finite = [pair for pair in BATCHES if INF not in pair][:6]
@@ -228,7 +223,7 @@ def test_windows_without_a_scale(form, policy):
     assert int(optimizer.iterations.numpy()) == 2
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 def test_a_loop_and_fit_share_no_window(form):
     """What fit leaves of a window does not reach the loop's, nor the other way round."""
     amp, model, optimizer, feed = probe_session(form, accumulate_steps=2)
@@ -260,7 +255,7 @@ def test_windows_need_a_prepared_models_fit():
 # -- fit's own scaling -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.parametrize("scale", [1.0, 4.0, 2.0**15])
 def test_fit_scales_and_unscales_once(form, scale):
     """The update is that of the true gradient; an overflow of the scaled one is seen."""
@@ -279,7 +274,7 @@ def test_keras_3_asks_for_the_sessions_scale():
     assert amp.loss_scale == 8.0
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FIT_FORMS)
 @pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning")
 def test_keras_adds_no_scale_where_the_session_has_none(form):
     """Under mixed_float16 ``model.compile`` wraps plain optimizers in a dynamic scale, which would skip an overflow."""

@@ -115,6 +115,8 @@ class HostSteps:
         unscaled = [slot for slot in slots if slot.unscaled]
         named = [slot for slot in slots if not slot.unscaled and _trains(slot.optimizer)]
         self._check_window(named)
+        if not any(slot.scaled for slot in slots):
+            self._window_loss = None  # a window that was given up left one
         self._order.enter_region()
         self._order.begin_scale(named)
         before = [self._host.versions(slot.optimizer) for slot in unscaled]
@@ -123,8 +125,8 @@ class HostSteps:
         self._ran = True
         if self._loop.measure is not None:
             # Trainers divide each loss by the number of micro-batches, so that the window's loss is their sum.
-            before_it = 0.0 if self._window_loss is None else self._window_loss
-            self._window_loss = loss.detach() + before_it
+            part, whole = loss.detach(), self._window_loss
+            self._window_loss = part if whole is None else whole + part
         self._host.collect([slot.optimizer for slot in slots])
         for slot, versions in zip(unscaled, before, strict=True):
             if self._host.versions(slot.optimizer) != versions:
@@ -213,7 +215,6 @@ class HostSteps:
 
     def discard(self, optimizer: Optimizer) -> None:
         """Drop the gradients of a step that is not to be."""
-        self._window_loss = None
         self.amp.discard_step(optimizer)
 
     def found_inf(self, optimizer: Optimizer) -> bool:

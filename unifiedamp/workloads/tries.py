@@ -25,5 +25,9 @@ class Tries:
 
     def begin(self, what: str) -> None:
         """Show the next try."""
-        self._show(what, self._begun, self._known)
         self._begun += 1
+        self.within(what)
+
+    def within(self, what: str) -> None:
+        """Show a part of the present try."""
+        self._show(what, self._begun - 1, self._known)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
-from .._types import Tensor
+from .._types import Tensor, Variable
 
 ALIGNMENT = 64
 """Bytes. TensorFlow aborts the process when a CPU tensor made from DLPack begins elsewhere (EIGEN_MAX_ALIGN_BYTES)."""
@@ -28,6 +28,17 @@ def to_native(array: Any, dtype: str | None) -> Tensor:
         if dtype is None and array.dtype.is_floating and array.dtype.size > 2:
             dtype = "float32"
     return array if dtype is None or array.dtype == dtype else tf.cast(array, dtype)
+
+
+def wide_dtype(variable: Variable) -> Any:
+    """Return the dtype of 32 bits per number that holds a variable's values: float32, or complex64."""
+    return tf.complex64 if variable.dtype.is_complex else tf.float32
+
+
+def read_variable(variable: Variable, dtype: Any) -> Any:
+    """Return a copy of a variable's values as a numpy array."""
+    # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
+    return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
 
 
 def _tensor(array: Any) -> Tensor:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from unifiedamp.backend import Weights
 
 from .._types import Model, Named, Optimizer, Variable
+from ..device.arrays import read_variable, wide_dtype
 from ..precision import layers
 from . import optimizer_state
 
@@ -30,7 +31,8 @@ class TensorFlowWeights(Weights):
         self._master_of = master_of
 
     def read(self, model: Model) -> dict[str, Any]:
-        return {name: _wide(self._true(variable)) for name, variable in _floating(model).items()}
+        true = {name: self._true(variable) for name, variable in _floating(model).items()}
+        return {name: read_variable(variable, wide_dtype(variable)) for name, variable in true.items()}
 
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
         for name, variable in _floating(model).items():
@@ -51,12 +53,6 @@ class TensorFlowWeights(Weights):
     def _true(self, variable: Variable) -> Variable:
         master = self._master_of(variable)
         return variable if master is None else master
-
-
-def _wide(variable: Variable) -> Any:
-    dtype = tf.complex64 if variable.dtype.is_complex else tf.float32
-    # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
-    return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
 
 
 def _floating(model: Model) -> Named:

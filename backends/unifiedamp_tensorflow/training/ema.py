@@ -13,6 +13,7 @@ from unifiedamp.backend.ema import WARMUP_OFFSET
 
 from .. import patches
 from .._types import Model, Tensor, Variable
+from ..device.arrays import read_variable, wide_dtype
 from ..distributed.replicas import Replicas, first_copy, replica_counter
 from ..internals import under_xla
 from ..precision import layers
@@ -39,9 +40,8 @@ class Pair:
 
     def __init__(self, name: str, param: Variable, trained: Variable) -> None:
         self.name, self.param, self.trained = name, param, trained
-        dtype = tf.complex64 if trained.dtype.is_complex else tf.float32
         self.average = tf.Variable(
-            tf.zeros(trained.shape, dtype), trainable=False, name="unifiedamp/average",
+            tf.zeros(trained.shape, wide_dtype(trained)), trainable=False, name="unifiedamp/average",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )  # fmt: skip
 
@@ -195,7 +195,8 @@ class ModelAverage(WeightAverage):
         for share in self.shares:
             begun = share.begun()
             for pair in share.pairs:
-                found[pair.name] = _numpy(pair.average if begun or self._kept else pair.trained, pair.average.dtype)
+                variable = pair.average if begun or self._kept else pair.trained
+                found[pair.name] = read_variable(variable, pair.average.dtype)
         return found
 
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -252,11 +253,6 @@ class ModelAverage(WeightAverage):
         for share in self.shares:
             for pair in share.pairs:
                 pair.trained = pair.average
-
-
-def _numpy(variable: Variable, dtype: Any) -> Any:
-    # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
-    return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
 
 
 class TensorFlowAveraging(Averaging):

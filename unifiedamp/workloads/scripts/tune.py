@@ -136,7 +136,9 @@ class ScriptTrials:
         scales = {policy: scale for policy, scale in runs if scale is not None}
         options = replace(self._options, steps=None, rounds=rounds, loss_scales=scales)
         modes = [self._mode] if self._mode else []
-        rows = compare_script([policy for policy, _ in runs], modes, options, _Said(self._tries.begin), lambda *_: None)
+        rows = compare_script(
+            [policy for policy, _ in runs], modes, options, _Said(self._tries.within), lambda *_: None
+        )
         for index, row in enumerate(rows):
             if not row.rates:
                 lost(index, AmpError(row.reason))
