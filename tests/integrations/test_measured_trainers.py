@@ -123,3 +123,38 @@ def test_steps_of_a_trainer_are_noted(trainer, tmp_path):
     assert (row["state"], row["applied_steps"]) == ("done", STEPS)
     assert row["losses"] == pytest.approx(windows, rel=1e-5)
     assert row["losses"][-1] != row["losses"][0]
+
+
+def test_a_window_that_was_interrupted_leaves_no_loss(tmp_path, monkeypatch):
+    """Its gradients are dropped, and the next window's loss is its own."""
+    import torch
+
+    import unifiedamp as ua
+    from unifiedamp.integrations.host_steps import HostSteps
+    from unifiedamp.measured import VARIABLE
+    from unifiedamp.measured.request import LOG, RunRequest
+
+    RunRequest("steps", (2,)).write(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    steps = HostSteps(ua.Amp("torch", "float32", loss_scale=4.0, device="cpu"), "backward")
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    steps.add_model(model)
+    steps.add_optimizers([optimizer])
+
+    def loss(value):
+        return model(torch.zeros(1)).sum() * 0.0 + value
+
+    def fail(_):
+        raise KeyError
+
+    steps.backward(loss(100.0))
+    with pytest.raises(KeyError):
+        steps.backward(loss(100.0), fail)
+    with pytest.raises(SystemExit):
+        for value in (1.0, 2.0):
+            steps.backward(loss(value))
+            steps.backward(loss(value))
+            steps.step(optimizer)
+    (turn,) = [note for note in map(json.loads, (tmp_path / LOG).read_text().splitlines()) if note["kind"] == "turn"]
+    assert turn["losses"] == [2.0, 4.0]
