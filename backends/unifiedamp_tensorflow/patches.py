@@ -287,7 +287,7 @@ def run_functions_eagerly(enabled: bool) -> None:
 
 
 def after_functions(then: Callable[[], None]) -> Callable[[], None]:
-    """Call ``then`` after each call of a ``tf.function``, or of a concrete one, from Python that is not traced.
+    """Call ``then`` after each eager call of a ``tf.function`` or of a concrete function.
 
     Returns:
         A function that undoes it; idempotent.

@@ -1,4 +1,4 @@
-"""What tests of ``amp.ema`` share: steps that are skipped where they are told to, and comparing averages."""
+"""Helpers for tests of ``amp.ema``: steps with finite or infinite gradients, and comparison of averages."""
 
 import math
 

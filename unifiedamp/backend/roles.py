@@ -70,7 +70,7 @@ class Device:
         """Return a native tensor as a numpy array; bfloat16 is returned as float32."""
 
     def means(self, tensors: Sequence[Tensor]) -> list[float]:
-        """Return the mean of each tensor's values. The default reads one after another; a backend may wait once."""
+        """Return the mean of each tensor. The default reads them one by one; a backend may synchronize once for all."""
         return [float(self.to_numpy(tensor).astype("float64").mean()) for tensor in tensors]
 
     def prefetch(self, batches: Iterable[Any], size: int) -> Iterable[Any]:

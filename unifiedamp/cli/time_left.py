@@ -34,7 +34,7 @@ class TimeLeft:
 
 @contextmanager
 def shown_tries() -> Iterator[Shown]:
-    """Yield what shows each try of a command, and how long those that are known of will take."""
+    """Yield a callback that shows the current try and the time left for the known ones."""
     left = TimeLeft()
     with console(stderr=True).status(plain("starting")) as status:
 

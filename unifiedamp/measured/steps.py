@@ -18,7 +18,7 @@ from .turns import wait_for_turn
 HEARTBEAT = 1.0
 """Seconds from one sign of life to the next, while a turn takes longer."""
 SETTLING = 3
-"""Calls in the first turn at least, where one call runs several steps: the first compiles."""
+"""Minimum calls in the first turn if a call runs several steps; the first call compiles."""
 
 
 class Task(Protocol):
@@ -119,7 +119,7 @@ class StepMeasure:
 
         Args:
             outcome: of its last optimizer; None where it is not known.
-            more: whether further ones ran in the same call: no turn ends, and no time is known, before the last.
+            more: whether more steps of the same call follow. Turns end, and times are known, after the last one.
         """
         if self._traces:
             return

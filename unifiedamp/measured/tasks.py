@@ -71,7 +71,7 @@ class Recording:
 
 
 class _OfCountedProcess:
-    """A sink of the process that is counted; of the others, which may have to reduce values with it, nothing is kept.
+    """Writes the records of the counted process. Other ranks record too, as values may be reduced, and write nothing.
 
     Args:
         run: the measured run.
@@ -83,7 +83,7 @@ class _OfCountedProcess:
         self._file: JsonLines | None = None
 
     def write(self, record: Record) -> None:
-        """Write a record; a header comes before it is known which process is counted."""
+        """Write a record. Headers come before it is known which process is counted."""
         if self._run.log is None:
             if record["kind"] == "header":
                 self._headers.append(record)

@@ -1,18 +1,18 @@
-"""How far a command is that tries one thing after another, and learns on its way how many there are."""
+"""Progress of commands that find out while they run how many tries they need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Shown = Callable[[str, int, int], None]
-"""Takes what begins, how many tries are done, and how many are known of."""
+"""Called with a description, the number of finished tries, and the number of tries known so far."""
 
 
 class Tries:
-    """Shows each try as it begins.
+    """Reports each try as it starts.
 
     Args:
-        show: shows one.
+        show: see :data:`Shown`.
     """
 
     def __init__(self, show: Shown) -> None:
@@ -20,14 +20,14 @@ class Tries:
         self._begun = self._known = 0
 
     def expect(self, count: int) -> None:
-        """Note that there are more tries than were known of, or fewer where ``count`` is negative."""
+        """Add to the number of known tries; a negative ``count`` removes some."""
         self._known += count
 
     def begin(self, what: str) -> None:
-        """Show the next try."""
+        """Start the next try and report it."""
         self._begun += 1
         self.within(what)
 
     def within(self, what: str) -> None:
-        """Show a part of the present try."""
+        """Report a part of the current try."""
         self._show(what, self._begun - 1, self._known)

@@ -1,4 +1,4 @@
-"""Steps in a ``tf.function(jit_compile=True)`` of the user's: XLA calls no Python, so they are noted in a variable."""
+"""Steps in the user's ``tf.function(jit_compile=True)``. XLA cannot call Python, so a variable records them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .. import patches
 from .._types import Tensor
 
 KEPT = 4096
-"""Steps of one call that are kept apart; of a longer call, its last ones."""
+"""Steps whose values are kept; a longer call keeps its last ones."""
 VALUES = 64
-"""Values of a step that are kept."""
+"""Values kept per step."""
 
 
 class XlaSteps:
-    """Notes such steps, and reports them after each call of a function. For measured runs: reading them waits.
+    """Records these steps and reports them after each function call, which synchronizes. For measured runs only.
 
     Attributes:
         stop: a function that ends the reports.
@@ -33,7 +33,7 @@ class XlaSteps:
         self.stop = patches.after_functions(self._report)
 
     def note(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
-        """Have the present trace note a step; see ``Training.call_from_trace``."""
+        """Add a step to the current trace; see ``Training.call_from_trace``."""
         means = [tf.reduce_mean(tf.cast(tensor, tf.float32)) for tensor in tensors[:VALUES]]
         row = tf.stack([float(len(self._traces)), *means, *[math.nan] * (VALUES - len(means))])
         self._rows.scatter_nd_update([[self._count.read_value() % KEPT]], [row])
@@ -41,7 +41,7 @@ class XlaSteps:
         self._traces.append((fn, len(tensors)))
 
     def _report(self) -> None:
-        """Report the steps that ran since; waits for the device."""
+        """Report the steps since the last report; synchronizes."""
         if not self._traces:
             return
         first, self._seen = self._seen, int(self._count.numpy())
