@@ -115,8 +115,8 @@ class HostSteps:
         unscaled = [slot for slot in slots if slot.unscaled]
         named = [slot for slot in slots if not slot.unscaled and _trains(slot.optimizer)]
         self._check_window(named)
-        if not any(slot.scaled for slot in slots):
-            self._window_loss = None  # a window that was given up left one
+        if slots and not any(slot.scaled for slot in slots):
+            self._window_loss = None  # a window that was given up left one; without slots, optimizers are not known yet
         self._order.enter_region()
         self._order.begin_scale(named)
         before = [self._host.versions(slot.optimizer) for slot in unscaled]

@@ -97,10 +97,10 @@ class TorchScaledLoss:
         context = self._context
         self._use()
         context.flags.grad_enabled = torch.is_grad_enabled()
-        before = recomputing.overrides
+        before, key = recomputing.overrides, id(self)
         try:
             recomputing.overrides = context.overrides
-            passes.running.add(id(self))
+            passes.running.add(key)
             differentiate: Callable[..., None] = self._value.backward
             if context.switches is None:
                 differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
@@ -108,8 +108,8 @@ class TorchScaledLoss:
                 with context.switches:
                     differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
         finally:
-            passes.running.discard(id(self))
-            recomputing.overrides = before
+            recomputing.overrides = before  # first: Python raises a signal's exception at a call
+            passes.running.discard(key)
         if self._first:
             context.native.differentiated(self._loss, self._optimizers)
         if context.masters.in_use:
