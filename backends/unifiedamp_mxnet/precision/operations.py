@@ -71,6 +71,11 @@ products, listed as "widest", that find none for two bfloat16 inputs."""
 NO_BFLOAT16 = frozenset({"_npi_tanh"})
 """Operators of the vocabulary that lack the kernel which their namesakes have."""
 
+FLOAT32_FUNCTIONS: tuple[tuple[str, str, str], ...] = (
+    ("LeakyReLU", "act_type", "prelu"), ("LeakyReLU", "act_type", "rrelu"), ("Activation", "act_type", "softsign"),
+)  # fmt: skip
+"""What MXNet's bfloat16 lists leave out: ``prelu`` has a float32 parameter, the others have no kernel."""
+
 FIRST_INPUT_ONLY = (
     "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
 )  # fmt: skip
@@ -184,6 +189,8 @@ def _listed(low: str) -> Mapping[int, Rule]:
         for handle in _handles([op]):
             rules[handle] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
     if low == "bfloat16":
+        for function in FLOAT32_FUNCTIONS:
+            _override(rules, function, FLOAT32)
         for name, rule in NUMPY_BFLOAT16.items():
             rules.update(dict.fromkeys(_handles([name]), rule))
     rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))
