@@ -63,9 +63,10 @@ def plain(text):
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
-def check(out, tables, width):
+def check(done, tables, width):
     """No line is wider than the terminal; each word of each cell is there, whole; each column has its name."""
-    assert tables
+    assert tables, done
+    out = done.out
     too_wide = [line for line in plain(out).splitlines() if cell_len(line) > width]
     assert [line for line in too_wide if " " in line.strip()] == [], "but for a word that is no shorter"
     words = set(plain(out).split())
@@ -82,7 +83,7 @@ def check(out, tables, width):
 def test_compare(command, fake, terminal, width):
     terminal(width)
     done = command("compare", CONV, "--policies", "float32,mixed_bfloat16,bfloat16", "--rounds", 1)
-    check(done.out, terminal.tables, width)
+    check(done, terminal.tables, width)
     assert "torch" not in done.out
     assert "toy mixed_bfloat16 default 64" in plain(done.out)
 
@@ -93,7 +94,7 @@ def test_tune(command, fake, terminal, width):
     policies = "mixed_bfloat16,mixed_float16"
     done = command("tune", CONV, "--backend", "toy", "--policies", policies, "--out", "tuned.toml")
     assert done.code == 0
-    check(done.out, terminal.tables, width)
+    check(done, terminal.tables, width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -101,7 +102,7 @@ def test_doctor(command, terminal, monkeypatch, width):
     monkeypatch.setattr(importlib.import_module("unifiedamp.cli.doctor"), "examine", lambda *_: DOCTOR)
     terminal(width)
     done = command("doctor")
-    check(done.out, terminal.tables, width)
+    check(done, terminal.tables, width)
     assert [title for title, _, _ in terminal.tables] == ["Frameworks", "Policies"]
 
 
@@ -111,7 +112,7 @@ def test_explain(command, terminal, width):
     terminal(width)
     done = command("explain", CONV, "--backend", installed()[0])
     assert done.code == 0
-    check(done.out, terminal.tables, width)
+    check(done, terminal.tables, width)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -127,7 +128,7 @@ def test_mutants(terminal, monkeypatch, capsys, width):
     monkeypatch.setattr(mutants, "run_faults", lambda *_: report)
     terminal(width)
     assert mutants.run("toy", ["eager"], [], None) == 1
-    check(capsys.readouterr().out, terminal.tables, width)
+    check(capsys.readouterr(), terminal.tables, width)
 
 
 def shown(table, width, **options):
