@@ -224,8 +224,8 @@ class HostSteps:
 
     def trained(self, params: Any) -> list[torch.Tensor]:
         """Return what optimizers train in place of parameters: their masters, or themselves."""
-        given = [params] if isinstance(params, torch.Tensor) else params
-        return [self._host.trained(param) for param in given]
+        given = [params] if isinstance(params, torch.Tensor) else list(params)
+        return [self._host.trained(param) for param in given] if self._host.has_masters else given
 
     def _expect(self, optimizer: Optimizer, call: str) -> None:
         """Check that a loss was differentiated since the optimizer's last step.

@@ -120,7 +120,12 @@ class CastTable:
         target = self.dtype if rule == COMPUTE else "float32"
         if handle in _FIRST_ONLY:
             return [cast(symbols[0], target), *symbols[1:]]
-        return [cast(s, target) for s in symbols]
+        return [s if target == "float32" and _is_float32_parameter(s) else cast(s, target) for s in symbols]
+
+
+def _is_float32_parameter(symbol: Symbol) -> bool:
+    """A cast of one would do nothing, and MXNet 1.9 cannot differentiate ``Deconvolution`` by a weight behind it."""
+    return bool(symbol.attr("__dtype__") == str(_F32))
 
 
 def _multicast(symbols: list[Symbol]) -> list[Symbol]:

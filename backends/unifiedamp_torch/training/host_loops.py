@@ -40,6 +40,11 @@ class HostLoops:
         """Keep gradients after a step; master weights' are dropped all the same, since no loop zeroes them."""
         self._steps.keeps_gradients = enabled and not self._prepared.masters.in_use
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether some parameters have master weights."""
+        return self._prepared.masters.in_use
+
     def scale_loss(self, loss: torch.Tensor, optimizers: Sequence[Optimizer]) -> TorchScaledLoss:
         """Return the scaled loss; see ``TorchTraining.scale_whole_loss``."""
         return self._training.scale_whole_loss(loss, optimizers)
