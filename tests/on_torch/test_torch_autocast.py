@@ -1,6 +1,7 @@
 """Regions are torch.autocast's own, reentrant, and leave no trap in the cache of casts."""
 
 import contextlib
+import functools
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ from loops import batch, make_step, mlp, session
 
 import unifiedamp as ua
 from unifiedamp_torch.precision import regions
+from unifiedamp_torch.precision.autocast import entered, nesting
 
 
 def test_a_forward_without_gradients_does_not_poison_training():
@@ -157,3 +159,33 @@ def test_a_loop_inside_a_region_of_torchs_own_trains_on_the_weights_as_they_are(
         return seen
 
     assert losses(torch.autocast("cpu", torch.bfloat16)) == losses(contextlib.nullcontext())
+
+
+ENTERED = ("set_autocast_enabled", "set_autocast_dtype", "autocast_increment_nesting", "set_autocast_cache_enabled")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("call", ENTERED)
+def test_a_region_that_could_not_be_entered_leaves_nothing(call, moment, monkeypatch):
+    """A signal inside ``__enter__``: ``with`` never leaves the region, and native loops would train on old casts."""
+    amp, native = ua.Amp("torch", "mixed_bfloat16", device="cpu"), getattr(torch, call)
+    with amp.autocast():
+        inside = (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), nesting(), len(entered.stack))
+
+        def interrupted(*args):
+            if moment == "after":
+                native(*args)
+            monkeypatch.setattr(torch, call, native)
+            raise KeyboardInterrupt
+
+        for region in (amp.autocast, functools.partial(amp.autocast, enabled=False)):
+            with region():
+                pass  # its spare native region holds the state of an earlier use
+            monkeypatch.setattr(torch, call, interrupted)
+            with pytest.raises(KeyboardInterrupt), region():
+                raise AssertionError("it was entered")
+            now = (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), nesting(), len(entered.stack))
+            assert now == inside
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert (nesting(), len(entered.stack)) == (0, 0)

@@ -11,7 +11,7 @@ from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.precision.autocast import entered, recomputing
+from unifiedamp_torch.precision.autocast import entered, nesting, recomputing
 from unifiedamp_torch.training import native_calls
 from unifiedamp_torch.training.compiled_update import Updates
 from unifiedamp_torch.training.scaled_steps import ScaledSteps
@@ -26,7 +26,7 @@ class Interrupted(BaseException):
 def process_wide():
     return (
         recomputing.overrides, set(native_calls.passes.running), native_calls._stepping.optimizer, len(entered.stack),
-        torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_autocast_cache_enabled(),
+        torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), nesting(),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,25 @@ def active_overrides() -> Mapping[str, str] | None:
 entered = _Entered()
 
 
+_CALL = operator.methodcaller("__call__")
+_UP_AND_DOWN = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+
+
+def nesting() -> int:
+    """Return how many native regions this thread is in; the outermost one's exit clears autocast's cache."""
+    # C code calls both, so that no signal handler runs between them and leaves the level one too high.
+    levels: list[int] = list(map(_CALL, _UP_AND_DOWN))
+    return levels[1]
+
+
+def restore_nesting(level: int) -> None:
+    """Set what :func:`nesting` returns."""
+    while nesting() > level:
+        torch.autocast_decrement_nesting()
+    while nesting() < level:
+        torch.autocast_increment_nesting()
+
+
 class Region(torch.autocast):
     """A ``torch.autocast`` that is reentrant and can be entered by several threads.
 
@@ -75,11 +95,23 @@ class Region(torch.autocast):
             native = self._spare.pop()
         except IndexError:
             native = torch.autocast(*self._native)
-        if self._switches is not None:
-            self._switches.__enter__()
-        native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        entered.stack.append((native, entered.overrides))
-        entered.overrides = self._overrides
+        level, depth, overrides = nesting(), len(entered.stack), entered.overrides
+        native.prev_fastdtype = None  # type: ignore[assignment]  # __enter__ sets it once it has saved the state
+        switched = False
+        try:
+            if self._switches is not None:
+                self._switches.__enter__()
+                switched = True
+            native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            entered.stack.append((native, overrides))
+            entered.overrides = self._overrides
+        except BaseException:  # a signal's: ``with`` does not leave what it could not enter
+            _undo(native, level)
+            entered.overrides = overrides
+            del entered.stack[depth:]
+            if self._switches is not None and switched:
+                self._switches.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -92,6 +124,15 @@ class Region(torch.autocast):
     def __reduce__(self) -> Any:
         device_type, dtype, _, cache_enabled = self._native
         return (Region, (device_type, dtype, cache_enabled, self._overrides))
+
+
+def _undo(native: torch.autocast, level: int) -> None:
+    """Restore what an interrupted ``__enter__`` of a native region has set."""
+    if native.prev_fastdtype is not None:
+        torch.set_autocast_enabled(native.device, native.prev)
+        torch.set_autocast_dtype(native.device, native.prev_fastdtype)
+        torch.set_autocast_cache_enabled(native.prev_cache_enabled)
+    restore_nesting(level)
 
 
 class Inference:

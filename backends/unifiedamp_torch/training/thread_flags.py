@@ -6,15 +6,12 @@ them leaves gradients off, or casts of old weights in autocast's cache, for the 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from ..precision.autocast import entered
-
-_CALL = operator.methodcaller("__call__")
+from ..precision.autocast import entered, nesting, restore_nesting
 
 
 class RegionFlags(NamedTuple):
@@ -52,7 +49,7 @@ class ThreadFlags:
             torch.is_autocast_enabled(self._device_type),
             torch.get_autocast_dtype(self._device_type),
             torch.is_autocast_cache_enabled(),
-            _nesting(),
+            nesting(),
             len(entered.stack),
             entered.overrides,
             entered.in_compiled_step,
@@ -68,15 +65,6 @@ class ThreadFlags:
         torch.set_autocast_enabled(self._device_type, found.enabled)
         torch.set_autocast_dtype(self._device_type, found.dtype)
         torch.set_autocast_cache_enabled(found.cache_enabled)
-        while _nesting() > found.nesting:
-            torch.autocast_decrement_nesting()
-        while _nesting() < found.nesting:
-            torch.autocast_increment_nesting()
+        restore_nesting(found.nesting)
         torch.clear_autocast_cache()
         del entered.stack[found.depth :]
-
-
-def _nesting() -> int:
-    # C code calls both, so that no signal handler runs between them and leaves the level one too high.
-    levels: list[int] = list(map(_CALL, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)))
-    return levels[1]
