@@ -1,5 +1,6 @@
 """Interruptions on torch: master weights, optimizers' state, captured steps, what holds for the whole process."""
 
+import contextlib
 import copy
 import signal
 
@@ -212,3 +213,34 @@ def test_signals_while_master_weights_are_trained(accumulate):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
     assert struck
+
+
+def test_a_compiled_step_that_is_interrupted_leaves_no_region_open():
+    """A signal in the code that dynamo makes of ``with amp.autocast()`` does; native loops would train on old casts."""
+    amp, model = session("mixed_bfloat16"), mlp()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    interrupts = [False]
+
+    @torch.compiler.disable
+    def interrupt():
+        if interrupts[0]:
+            torch.amp.autocast_mode._enter_autocast("cpu", torch.bfloat16, True, True)
+            torch.set_grad_enabled(False)
+            raise Interrupted
+
+    @amp.compile
+    def step(x, y):
+        with amp.autocast():
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        interrupt()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        amp.step(optimizer)
+
+    for index in range(4):
+        found = process_wide()
+        interrupts[0] = index % 2 == 1
+        with pytest.raises(Interrupted) if interrupts[0] else contextlib.nullcontext():
+            step(*batch(index))
+        assert process_wide() == found
+        amp.discard_step(optimizer)

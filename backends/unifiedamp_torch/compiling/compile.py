@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..precision.autocast import entered
+from ..training.thread_flags import ThreadFlags
 from .force_eager import ForceEager
 
 _TRACED = {
@@ -68,7 +69,7 @@ def compile_step(
     runs_eager: Callable[[], bool],
     static: bool = False,
     switches: AbstractContextManager[Any] = NOTHING,
-    begin: Callable[[], object] = lambda: None,
+    flags: ThreadFlags | None = None,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
@@ -78,7 +79,8 @@ def compile_step(
         runs_eager: called at each call of a step: whether this one runs as plain Python.
         static: compile for each shape anew, and for few kernels, as a step that is captured for each shape needs it.
         switches: held around each call of a step.
-        begin: called where each call of a step begins.
+        flags: the session's, saved where each call of a step begins, and restored where a step raises: what dynamo
+            makes of a region is not always left by an exception, as a signal's.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
@@ -91,7 +93,7 @@ def compile_step(
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
-        begin()
+        regions = None if flags is None else flags.save_with_regions()
         if runs_eager():
             with ForceEager():
                 return fn(*args, **kwargs)
@@ -101,6 +103,10 @@ def compile_step(
             entered.overrides, entered.in_compiled_step = overrides or None, True
             with switches:
                 return compiled(*args, **kwargs)
+        except BaseException:
+            if flags is not None:
+                flags.restore(regions)
+            raise
         finally:
             entered.overrides, entered.in_compiled_step = before
 

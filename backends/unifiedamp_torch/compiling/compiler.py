@@ -72,7 +72,7 @@ class TorchCompiler(Compiler):
             lambda: self._recording()[1],
             static=captures,
             switches=self._switches,
-            begin=self.steps.flags.save_with_regions,
+            flags=self.steps.flags,
         )
         if isinstance(fn, WrappedStep):
             compiled = fn.around(compiled)

@@ -42,8 +42,8 @@ class ThreadFlags:
         self.grad_enabled = True
         self.regions: RegionFlags | None = None
 
-    def save_with_regions(self) -> None:
-        """Save the present flags, for a call that enters regions."""
+    def save_with_regions(self) -> RegionFlags:
+        """Save the present flags, for a call that enters regions; return those of autocast."""
         self.grad_enabled = torch.is_grad_enabled()
         self.regions = RegionFlags(
             torch.is_autocast_enabled(self._device_type),
@@ -54,11 +54,16 @@ class ThreadFlags:
             entered.overrides,
             entered.in_compiled_step,
         )
+        return self.regions
 
-    def restore(self) -> None:
-        """Restore the flags that were saved."""
+    def restore(self, regions: RegionFlags | None = None) -> None:
+        """Restore the flags that were saved.
+
+        Args:
+            regions: the autocast state; None for the one saved last, if no call has ended since.
+        """
         torch.set_grad_enabled(self.grad_enabled)
-        found = self.regions
+        found = regions or self.regions
         if found is None:
             return
         entered.overrides, entered.in_compiled_step = found.overrides, found.in_compiled_step
