@@ -117,6 +117,7 @@ class TorchHarness(Harness):
         return (
             [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices],
             torch.is_autocast_cache_enabled(),
+            (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting())[1],
             torch.get_default_dtype(),
             torch.get_default_device(),
             torch.is_grad_enabled(),

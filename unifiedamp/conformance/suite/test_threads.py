@@ -49,30 +49,32 @@ def test_a_session_made_here_and_trained_there(harness, form, elsewhere):
     assert train(run, STEPS[4:]) == train(prepared(harness, form))
 
 
-def test_an_inference_in_another_thread_leaves_this_ones_gradients(harness):
-    """The same session evaluates there while a loss is computed here."""
+@pytest.mark.parametrize("region", ["inference", "autocast"])
+def test_a_region_in_another_thread_leaves_this_ones_gradients(harness, region):
+    """The same session computes there while a loss is computed here."""
     run = probe_run(harness, values=(1.0,), loss_scale=SCALE)
     amp, x = run.amp, run.amp.to_native(np.float32([2.0]))
     inside, done = threading.Event(), threading.Event()
 
-    def evaluate():
-        with amp.inference():
+    def compute():
+        with getattr(amp, region)():
             inside.set()
             assert done.wait(60)
+            run.model(x)
 
     with ThreadPoolExecutor(1) as pool:
 
         def loss():
-            evaluating.append(pool.submit(evaluate))
+            computing.append(pool.submit(compute))
             assert inside.wait(60)
             return run.model(x)
 
-        evaluating = []
+        computing = []
         try:
             amp.backward(loss, run.optimizer)
         finally:
             done.set()
-        evaluating[0].result(60)
+        computing[0].result(60)
     assert amp.step(run.optimizer).applied
     assert run.weights() == pytest.approx([0.8], abs=1e-6)
 
