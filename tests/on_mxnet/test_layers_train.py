@@ -5,7 +5,7 @@ import pytest
 from trainers import batch, sgd, weights
 
 import unifiedamp as ua
-from unifiedamp_mxnet.mxnet_api import NUMPY_API, gluon, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, dtype_name, gluon, mx
 
 FUNCTIONS = ("relu", "sigmoid", "softrelu", "softsign", "tanh")
 ACTIVATIONS = {
@@ -55,18 +55,26 @@ def test_activations(kind, hybrid, net, array):
     assert_like_float32(make, hybrid, array(batch()))
 
 
+CONVOLUTIONS = {
+    "transposed": lambda **options: gluon.nn.Conv2DTranspose(16, 2, strides=2, in_channels=16, **options),
+    "grouped": lambda **options: gluon.nn.Conv2D(16, 3, groups=2, in_channels=16, **options),
+    "depthwise": lambda **options: gluon.nn.Conv2D(16, 3, strides=2, groups=16, in_channels=16, **options),
+}
+
+
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
 @pytest.mark.parametrize("use_bias", [False, True], ids=["plain", "bias"])
-def test_transposed_convolutions(use_bias, hybrid, array):
-    """MXNet 1.9's own AMP cannot differentiate them in a hybridized block."""
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolutions(kind, use_bias, hybrid, array):
+    """MXNet's own AMP fails: on transposed ones in a hybridized block (1.9), and on grouped ones."""
     values = array(np.random.default_rng(1).normal(size=(2, 3, 8, 8)))
 
     def make():
         model = gluon.nn.HybridSequential()
         model.add(
-            gluon.nn.Conv2D(4, 3, in_channels=3, use_bias=use_bias, activation="relu"),
-            gluon.nn.Conv2DTranspose(4, 2, strides=2, in_channels=4, use_bias=use_bias),
-            gluon.nn.Conv2D(2, 1, in_channels=4, use_bias=use_bias),
+            gluon.nn.Conv2D(16, 3, in_channels=3, use_bias=use_bias, activation="relu"),
+            CONVOLUTIONS[kind](use_bias=use_bias),
+            gluon.nn.Conv2D(2, 1, in_channels=16, use_bias=use_bias),
         )
         model.initialize()
         model(values)  # shapes are complete
@@ -76,6 +84,16 @@ def test_transposed_convolutions(use_bias, hybrid, array):
         return model
 
     assert_like_float32(make, hybrid, values)
+
+
+def test_grouped_convolutions_under_an_override(array):
+    """ "compute" is for the others."""
+    policy = ua.Policy(compute_dtype="bfloat16", op_overrides={"conv": "compute"})
+    for groups, dtype in ((1, "bfloat16"), (2, "float32")):
+        layer = gluon.nn.Conv2D(16, 3, groups=groups, in_channels=16)
+        layer.initialize()
+        with ua.Amp("mxnet", policy).autocast():
+            assert dtype_name(layer(array(np.ones((2, 16, 8, 8))))) == dtype
 
 
 OPERATORS = {

@@ -96,7 +96,7 @@ def _cast_packed(table: CastTable, handle: int, name: str, args: tuple[Any, ...]
     """Cast the arrays in a packed call, whose attributes are between them, without names."""
     rule: Any = table.rules.get(handle, table.default)
     if type(rule) is ByAttribute:
-        rule = next((rule.rules[arg] for arg in args if type(arg) is str and arg in rule.rules), rule.otherwise)
+        rule = rule.choose_packed(args)
     if rule is KEEP and handle not in FIRST_CUT:
         return args
     places = [i for i, arg in enumerate(args) if isinstance(arg, NDArray)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unifiedamp.backend import Policy, errors
@@ -96,11 +96,25 @@ UNTOUCHED = ("amp_cast", "amp_multicast", "all_finite", "multi_all_finite", "_co
 
 @dataclass
 class ByAttribute:
-    """A rule that depends on an operator's attribute (``Activation`` is several functions)."""
+    """A rule that depends on an operator's attribute (``Activation`` is several functions).
+
+    Attributes:
+        attribute: its name.
+        rules: value → rule; "None" stands for a call without the attribute.
+        otherwise: the rule for other values.
+        place: where a packed call, which names no attributes, has it; None where the values tell.
+    """
 
     attribute: str
     rules: dict[str, str] = field(default_factory=dict)
     otherwise: str = KEEP
+    place: int | None = None
+
+    def choose_packed(self, args: Sequence[object]) -> str:
+        """Return the rule for a packed call."""
+        if self.place is not None:
+            return self.choose(args[self.place])
+        return next((self.rules[arg] for arg in args if type(arg) is str and arg in self.rules), self.otherwise)
 
     def choose(self, value: object) -> str:
         """Return the rule for this value of the attribute."""
@@ -119,6 +133,10 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
         for target in VOCABULARY[word]:
             if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
                 _override(rules, target, choice)
+    convolution = op_handle("Convolution")
+    if low == "bfloat16" and convolution is not None and rules.get(convolution) == COMPUTE:
+        # Grouped ones have kernels in bfloat16 for some numbers of channels alone; others fail.
+        rules[convolution] = ByAttribute("num_group", {"1": COMPUTE, "None": COMPUTE}, FLOAT32, place=-6)
     if scaled:
         rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
     # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
