@@ -26,6 +26,11 @@ autograd: Any = mx.autograd
 NUMPY_API: bool = not mx.__version__.startswith("1.")
 """MXNet 2: Gluon computes on ``mx.np`` arrays and traces by running ``forward``."""
 
+tracing_arrays: Callable[[], bool] = (
+    importlib.import_module("mxnet._deferred_compute").is_deferred_compute if NUMPY_API else lambda: False
+)
+"""Whether this thread traces a block by running it, as MXNet 2 does."""
+
 amp_lists: Any = importlib.import_module("mxnet.amp.lists" if NUMPY_API else "mxnet.contrib.amp.lists")
 upstream: Any = importlib.import_module("mxnet.amp.amp" if NUMPY_API else "mxnet.contrib.amp.amp")
 

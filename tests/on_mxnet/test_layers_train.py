@@ -97,29 +97,58 @@ def test_grouped_convolutions_under_an_override(array):
 
 
 OPERATORS = {
-    "stop_gradient": lambda y: N.stop_gradient(y) if NUMPY_API else N.BlockGrad(y),
-    "floor": lambda y: F.floor(y),
-    "zeros_like": lambda y: F.zeros_like(y),
-    "greater": lambda y: (y > 0).astype("float32"),
-    "argmax": lambda y: F.argmax(y, axis=1).astype("float32").reshape((-1, 1)),
+    "stop_gradient": lambda F, N, y: N.stop_gradient(y),
+    "floor": lambda F, N, y: F.floor(y),
+    "zeros_like": lambda F, N, y: F.zeros_like(y),
+    "greater": lambda F, N, y: (y > 0).astype("float32"),
+    "argmax": lambda F, N, y: F.argmax(y, axis=1).astype("float32").reshape((-1, 1)),
 }
-F, N = (mx.np, mx.npx) if NUMPY_API else (mx.nd, mx.nd)
 
 
-@pytest.mark.parametrize("shifted", [False, True], ids=["layer", "sum"])
+def block_of(name):
+    """Return a block that runs one of them."""
+    if NUMPY_API:
+        return gluon.nn.HybridLambda(lambda y: OPERATORS[name](mx.np, mx.npx, y))
+    return gluon.nn.HybridLambda(lambda F, y: OPERATORS[name](F, F, y))
+
+
+@pytest.mark.parametrize("kind", ["L2Loss", "L1Loss", "HuberLoss", "HingeLoss"])
+def test_hybridized_losses(kind, net, array):
+    """They give the labels the outputs' shape, by an operator that passes no gradient to the outputs."""
+    values, labels = array(batch()), array(np.ones((6, 4)))
+    gradients = []
+    for policy in ("float32", "mixed_bfloat16"):
+        amp, loss_fn, model = ua.Amp("mxnet", policy), getattr(gluon.loss, kind)(), net()
+        loss_fn.hybridize()
+        model, trainer = amp.prepare(model, sgd(model))
+        with amp.autocast():
+            loss = loss_fn(model(values), labels).mean()
+        with amp.scale_loss(loss, trainer) as scaled_loss:
+            scaled_loss.backward()
+        gradients.append({name: value.asnumpy().copy() for name, value in amp.gradients(trainer).items()})
+    for name, value in gradients[0].items():
+        assert np.linalg.norm(gradients[1][name] - value) <= 0.1 * np.linalg.norm(value), name
+
+
+@pytest.mark.parametrize(
+    ("shifted", "hybrid"), [(False, False), (True, False), (False, True)], ids=["layer", "sum", "hybridized"]
+)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_without_gradients(name, shifted, net, array):
+def test_operators_without_gradients(name, shifted, hybrid, net, array):
     """A teacher beside the model: MXNet itself ends the process where such an operator follows a cast or a sum."""
     amp = ua.Amp("mxnet", "mixed_bfloat16")
-    student, teacher = net(), net(seed=1)
+    student, teacher, operator = net(), net(seed=1), block_of(name)
+    if hybrid:
+        both = gluon.nn.HybridSequential()
+        both.add(teacher, operator)
+        both.hybridize()
     student, trainer = amp.prepare(student, sgd(student, lr=1.0))
     before, x = weights(student), array(batch())
 
     def step(fixed):
         with amp.autocast():
-            target = teacher(x) + 1 if shifted else teacher(x)
             if fixed is None:
-                kept.append(OPERATORS[name](target))
+                kept.append(both(x) if hybrid else operator(teacher(x) + 1 if shifted else teacher(x)))
             loss = ((student(x).astype("float32") - (kept[0] if fixed is None else fixed)) ** 2).mean()
         with amp.scale_loss(loss, trainer) as scaled_loss:
             scaled_loss.backward()

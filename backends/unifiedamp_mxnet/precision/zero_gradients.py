@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .._types import Array
-from ..mxnet_api import op_handle
+from ..mxnet_api import op_handle, tracing_arrays
 
 _COMPARED = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal")
 _LOGICAL = ("logical_and", "logical_or", "logical_xor")
@@ -42,6 +42,8 @@ FIRST_CUT = _first_cut()
 
 
 def without_history(handle: int, arrays: list[Array]) -> list[Array]:
-    """Return an operator's inputs, detached where it passes no gradient to them."""
+    """Return an operator's inputs, detached where it passes no gradient to them; a graph needs no such help."""
     first = FIRST_CUT.get(handle)
-    return arrays if first is None else [*arrays[:first], *(array.detach() for array in arrays[first:])]
+    if first is None or tracing_arrays():
+        return arrays
+    return [*arrays[:first], *(array.detach() for array in arrays[first:])]
