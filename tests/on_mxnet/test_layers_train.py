@@ -66,7 +66,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("use_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_convolutions(kind, use_bias, hybrid, array):
-    """MXNet's own AMP fails: on transposed ones in a hybridized block (1.9), and on grouped ones."""
+    """MXNet's own casts fail: on transposed ones in a hybridized block (1.9), on grouped ones that ran in float32."""
     values = array(np.random.default_rng(1).normal(size=(2, 3, 8, 8)))
 
     def make():

@@ -135,7 +135,7 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
                 _override(rules, target, choice)
     convolution = op_handle("Convolution")
     if low == "bfloat16" and convolution is not None and rules.get(convolution) == COMPUTE:
-        # Grouped ones have kernels in bfloat16 for some numbers of channels alone; others fail.
+        # A grouped one that has run in float32 keeps its weight in a layout that oneDNN cannot cast to bfloat16.
         rules[convolution] = ByAttribute("num_group", {"1": COMPUTE, "None": COMPUTE}, FLOAT32, place=-6)
     if scaled:
         rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
