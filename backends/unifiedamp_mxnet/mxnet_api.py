@@ -89,17 +89,24 @@ def call(name: str, arrays: Sequence[Array], out: Array | list[Array] | None = N
 
 def cast(tensor: T, dtype: str) -> T:
     """Cast an array or a symbol by ``amp_cast``, which leaves integers alone and passes gradients back."""
+    return _unary("amp_cast", tensor, ("dtype",), (dtype,))
+
+
+def copy(tensor: T) -> T:
+    """Copy an array or a symbol, which passes gradients back; a copy has MXNet's own layout, not oneDNN's."""
+    return _unary("_copy", tensor)
+
+
+def _unary(op: str, tensor: T, keys: Sequence[str] = (), values: Sequence[object] = ()) -> T:
     result: T
+    handle = op_handle(op)
     if isinstance(tensor, NDArray):
-        result = invoke_native(_AMP_CAST, [tensor], ("dtype",), (dtype,), None, isinstance(tensor, NumpyArray), False)
+        result = invoke_native(handle, [tensor], keys, values, None, isinstance(tensor, NumpyArray), False)
         return result
-    name = mx.name.NameManager._current.value.get(None, "amp_cast")
+    name = mx.name.NameManager._current.value.get(None, op.strip("_"))
     is_np = isinstance(tensor, mx.sym.np._Symbol)
-    result = create_native(_AMP_CAST, [tensor], None, ["dtype"], [dtype], name, is_np, False)
+    result = create_native(handle, [tensor], None, list(keys), list(values), name, is_np, False)
     return result
-
-
-_AMP_CAST = op_handle("amp_cast")
 
 
 def from_numpy(array: HostArray, context: Context) -> Array:

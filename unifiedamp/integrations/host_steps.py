@@ -168,10 +168,9 @@ class HostSteps:
         )
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, once; does nothing where there is neither a scale nor master weights."""
+        """Divide the gradients by the scale, once."""
         self._expect(optimizer, "unscale")
-        if self._loop.scaling or self._host.has_masters:
-            self._loop.unscale(optimizer)
+        self._loop.unscale(optimizer)
 
     def pending(self) -> list[Optimizer]:
         """Return the optimizers that a loss was differentiated for since their last steps."""

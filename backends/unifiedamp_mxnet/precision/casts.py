@@ -9,10 +9,11 @@ from typing import Any
 from unifiedamp.backend import Policy
 
 from .._types import Array, Symbol
-from ..mxnet_api import CODES, cast, create_native, dtype_code, map_tensors, mx, op_handle
+from ..mxnet_api import CODES, cast, copy, create_native, dtype_code, map_tensors, mx, op_handle
 from ..mxnet_api import Symbol as NativeSymbol
 from .operations import (
     COMPUTE,
+    COPIED,
     FIRST_INPUT_ONLY,
     FLOAT32,
     KEEP,
@@ -93,13 +94,15 @@ class CastTable:
         target = self._target(rule, arrays)
         if target is None:
             return arrays
+        if rule == COPIED:
+            arrays = [arrays[0], *map(copy, arrays[1:])]
         fits = (_F32,) if target != "float32" else _LOW_CODES
         if handle in _FIRST_ONLY:
             return [cast(a, target) if i == 0 and dtype_code(a) in fits else a for i, a in enumerate(arrays)]
         return [cast(a, target) if dtype_code(a) in fits else a for a in arrays]
 
     def _target(self, rule: str, arrays: list[Array]) -> str | None:
-        if rule == COMPUTE:
+        if rule in (COMPUTE, COPIED):
             return self.dtype
         if rule == FLOAT32:
             return "float32"
@@ -117,7 +120,9 @@ class CastTable:
             return _multicast(symbols)
         if rule == KEEP or not symbols:
             return symbols
-        target = self.dtype if rule == COMPUTE else "float32"
+        if rule == COPIED:
+            symbols = [copy(s) if _is_float32_parameter(s) else s for s in symbols]
+        target = self.dtype if rule in (COMPUTE, COPIED) else "float32"
         if handle in _FIRST_ONLY:
             return [cast(symbols[0], target), *symbols[1:]]
         return [s if target == "float32" and _is_float32_parameter(s) else cast(s, target) for s in symbols]

@@ -17,7 +17,7 @@ from ..patches import Function, Replacements, call_function_native, dispatcher
 from .casts import CastTable, current
 from .graphs import call_cached_op_code
 from .operations import KEEP, ByAttribute
-from .zero_gradients import FIRST_CUT, without_history
+from .zero_gradients import FIRST_DETACHED, without_history
 
 # The inputs of these come last in the call; elsewhere an array in the last place is the output to write to.
 _INPUT_LAST = frozenset(
@@ -55,8 +55,8 @@ def _invoke(
 ) -> Any:
     table = current.table
     if table is not None and out is None:
-        if handle in FIRST_CUT:
-            arrays = without_history(handle, arrays)
+        if handle in FIRST_DETACHED:
+            arrays = without_history(handle, arrays, vals)
         rule = table.rule(handle, keys, vals)
         if rule is not KEEP:
             arrays = table.cast_arrays(handle, rule, arrays)
@@ -97,14 +97,14 @@ def _cast_packed(table: CastTable, handle: int, name: str, args: tuple[Any, ...]
     rule: Any = table.rules.get(handle, table.default)
     if type(rule) is ByAttribute:
         rule = rule.choose_packed(args)
-    if rule is KEEP and handle not in FIRST_CUT:
+    if rule is KEEP and handle not in FIRST_DETACHED:
         return args
     places = [i for i, arg in enumerate(args) if isinstance(arg, NDArray)]
     writes = len(places) > 1 and places[-1] == len(args) - 1 and name not in _INPUT_LAST
     if writes or not places:
         return args
     cast = list(args)
-    arrays = without_history(handle, [args[i] for i in places])
+    arrays = without_history(handle, [args[i] for i in places], [arg for arg in args if type(arg) is str])
     for place, array in zip(places, table.cast_arrays(handle, rule, arrays), strict=True):
         cast[place] = array
     return tuple(cast)

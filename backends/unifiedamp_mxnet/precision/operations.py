@@ -10,8 +10,10 @@ from unifiedamp.backend import Policy, errors
 
 from ..mxnet_api import amp_lists, op_handle
 
-COMPUTE, FLOAT32, WIDEST, KEEP, REFUSED = "compute", "float32", "widest", "keep", "refused"
-"""Rules: cast inputs to the compute dtype, to float32, to the widest of them, leave them; or refuse the call."""
+COMPUTE, COPIED, FLOAT32, WIDEST = "compute", "copied", "float32", "widest"
+"""Rules: cast inputs to the compute dtype, the same with copies of parameters, to float32, or to the widest of them."""
+KEEP, REFUSED = "keep", "refused"
+"""Rules: leave the inputs; refuse the call."""
 
 Target = str | tuple[str, str, str]
 """An operator, or (operator, attribute, value) for one of the functions that an operator holds."""
@@ -71,10 +73,8 @@ products, listed as "widest", that find none for two bfloat16 inputs."""
 NO_BFLOAT16 = frozenset({"_npi_tanh"})
 """Operators of the vocabulary that lack the kernel which their namesakes have."""
 
-FLOAT32_FUNCTIONS: tuple[tuple[str, str, str], ...] = (
-    ("LeakyReLU", "act_type", "prelu"), ("LeakyReLU", "act_type", "rrelu"), ("Activation", "act_type", "softsign"),
-)  # fmt: skip
-"""What MXNet's bfloat16 lists leave out: ``prelu`` has a float32 parameter, the others have no kernel."""
+FLOAT32_FUNCTIONS = (("LeakyReLU", "act_type", "prelu"), ("Activation", "act_type", "softsign"))
+"""What MXNet's bfloat16 lists leave out: ``prelu`` has a float32 parameter, ``softsign`` no kernel."""
 
 FIRST_INPUT_ONLY = (
     "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
@@ -135,8 +135,8 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
                 _override(rules, target, choice)
     convolution = op_handle("Convolution")
     if low == "bfloat16" and convolution is not None and rules.get(convolution) == COMPUTE:
-        # A grouped one that has run in float32 keeps its weight in a layout that oneDNN cannot cast to bfloat16.
-        rules[convolution] = ByAttribute("num_group", {"1": COMPUTE, "None": COMPUTE}, FLOAT32, place=-6)
+        # One that has run in float32 keeps its weight in a layout that oneDNN cannot cast if there are groups.
+        rules[convolution] = ByAttribute("num_group", {"1": COMPUTE, "None": COMPUTE}, COPIED, place=-6)
     if scaled:
         rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
     # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.

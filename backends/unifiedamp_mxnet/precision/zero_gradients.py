@@ -7,7 +7,7 @@ crashes the process, 2.0 raises. Casts would bring that to ``BlockGrad(dense(x))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .._types import Array
 from ..mxnet_api import op_handle, tracing_arrays
@@ -31,19 +31,30 @@ SECOND_INPUT = ("broadcast_like", "gather_nd", "reshape_like", "_npx_reshape_lik
 """Operators that pass none to the second of two inputs."""
 
 
-def _first_cut() -> Mapping[int, int]:
-    """Return handle → the place from which on inputs get no gradient."""
-    places = {**dict.fromkeys(ALL_INPUTS, 0), **dict.fromkeys(SECOND_INPUT, 1)}
-    known = {op_handle(name): place for name, place in places.items()}
+UNLESS_VALUES = ("topk", "_npx_topk")
+"""Operators that pass none to any input unless a call asks for values, by ``ret_typ``."""
+
+
+def _places() -> Mapping[int, int]:
+    """Return handle → the first input that gets no gradient; all that follow get none either."""
+    named = {**dict.fromkeys((*ALL_INPUTS, *UNLESS_VALUES), 0), **dict.fromkeys(SECOND_INPUT, 1)}
+    known = {op_handle(name): place for name, place in named.items()}
     return {handle: place for handle, place in known.items() if handle is not None}
 
 
-FIRST_CUT = _first_cut()
+FIRST_DETACHED = _places()
+_UNLESS_VALUES = frozenset(map(op_handle, UNLESS_VALUES))
 
 
-def without_history(handle: int, arrays: list[Array]) -> list[Array]:
-    """Return an operator's inputs, detached where it passes no gradient to them; a graph needs no such help."""
-    first = FIRST_CUT.get(handle)
-    if first is None or tracing_arrays():
+def without_history(handle: int, arrays: list[Array], values: Sequence[object]) -> list[Array]:
+    """Return an operator's inputs, detached where it passes no gradient to them; a graph needs no such help.
+
+    Args:
+        handle: the operator's.
+        arrays: its inputs.
+        values: its attributes' values.
+    """
+    first = FIRST_DETACHED.get(handle)
+    if first is None or tracing_arrays() or (handle in _UNLESS_VALUES and ("value" in values or "both" in values)):
         return arrays
     return [*arrays[:first], *(array.detach() for array in arrays[first:])]
