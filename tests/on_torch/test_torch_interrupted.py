@@ -244,3 +244,27 @@ def test_a_compiled_step_that_is_interrupted_leaves_no_region_open():
             step(*batch(index))
         assert process_wide() == found
         amp.discard_step(optimizer)
+
+
+def test_a_compiled_step_that_fails_leaves_gradients_on():
+    """The session's last call ran under ``no_grad``; the step fails outside of it."""
+    amp, model = session("mixed_bfloat16"), mlp()
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @torch.compiler.disable
+    def fail():
+        raise KeyError("outside")
+
+    @amp.compile
+    def step(x, y):
+        with amp.autocast():
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        with torch.no_grad():
+            amp.clip_grad_norm(optimizer, 1.0)
+        fail()
+
+    with pytest.raises(KeyError):
+        step(*batch(0))
+    assert torch.is_grad_enabled()

@@ -79,8 +79,8 @@ def compile_step(
         runs_eager: called at each call of a step: whether this one runs as plain Python.
         static: compile for each shape anew, and for few kernels, as a step that is captured for each shape needs it.
         switches: held around each call of a step.
-        flags: the session's, saved where each call of a step begins, and restored where a step raises: what dynamo
-            makes of a region is not always left by an exception, as a signal's.
+        flags: the session's. The thread's state is saved where a call of a step begins, and restored where it raises:
+            a signal in what dynamo makes of a region does not leave the region.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
@@ -93,7 +93,7 @@ def compile_step(
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
-        regions = None if flags is None else flags.save_with_regions()
+        found = None if flags is None else flags.save_with_regions()
         if runs_eager():
             with ForceEager():
                 return fn(*args, **kwargs)
@@ -104,8 +104,8 @@ def compile_step(
             with switches:
                 return compiled(*args, **kwargs)
         except BaseException:
-            if flags is not None:
-                flags.restore(regions)
+            if found is not None:
+                found.restore()
             raise
         finally:
             entered.overrides, entered.in_compiled_step = before

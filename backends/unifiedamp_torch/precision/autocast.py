@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,12 +54,51 @@ def nesting() -> int:
     return levels[1]
 
 
-def restore_nesting(level: int) -> None:
-    """Set what :func:`nesting` returns."""
-    while nesting() > level:
-        torch.autocast_decrement_nesting()
-    while nesting() < level:
-        torch.autocast_increment_nesting()
+class ThreadState(NamedTuple):
+    """What a thread computes under: gradients, autocast, and the regions it is in.
+
+    torch's contexts (``no_grad``, ``autocast``) set several flags in Python on entry and on exit. A signal between two
+    of them leaves gradients off, or casts of old weights in autocast's cache, for the rest of the process.
+    """
+
+    device_type: str
+    grad_enabled: bool
+    autocast_enabled: bool
+    dtype: torch.dtype
+    cache_enabled: bool
+    nesting: int
+    depth: int
+    overrides: Mapping[str, str] | None
+    in_compiled_step: bool
+
+    @classmethod
+    def read(cls, device_type: str) -> ThreadState:
+        """Return this thread's."""
+        return cls(
+            device_type,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+            torch.is_autocast_cache_enabled(),
+            nesting(),
+            len(entered.stack),
+            entered.overrides,
+            entered.in_compiled_step,
+        )
+
+    def restore(self) -> None:
+        """Restore it in the thread that it was read in."""
+        torch.set_grad_enabled(self.grad_enabled)
+        entered.overrides, entered.in_compiled_step = self.overrides, self.in_compiled_step
+        torch.set_autocast_enabled(self.device_type, self.autocast_enabled)
+        torch.set_autocast_dtype(self.device_type, self.dtype)
+        torch.set_autocast_cache_enabled(self.cache_enabled)
+        while nesting() > self.nesting:
+            torch.autocast_decrement_nesting()
+        while nesting() < self.nesting:
+            torch.autocast_increment_nesting()
+        torch.clear_autocast_cache()
+        del entered.stack[self.depth :]
 
 
 class Region(torch.autocast):
@@ -95,20 +134,16 @@ class Region(torch.autocast):
             native = self._spare.pop()
         except IndexError:
             native = torch.autocast(*self._native)
-        level, depth, overrides = nesting(), len(entered.stack), entered.overrides
-        native.prev_fastdtype = None  # type: ignore[assignment]  # __enter__ sets it once it has saved the state
-        switched = False
+        found, switched = ThreadState.read(self.device), False
         try:
             if self._switches is not None:
                 self._switches.__enter__()
                 switched = True
             native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            entered.stack.append((native, overrides))
+            entered.stack.append((native, entered.overrides))
             entered.overrides = self._overrides
         except BaseException:  # a signal's: ``with`` does not leave what it could not enter
-            _undo(native, level)
-            entered.overrides = overrides
-            del entered.stack[depth:]
+            found.restore()
             if self._switches is not None and switched:
                 self._switches.__exit__()
             raise
@@ -124,15 +159,6 @@ class Region(torch.autocast):
     def __reduce__(self) -> Any:
         device_type, dtype, _, cache_enabled = self._native
         return (Region, (device_type, dtype, cache_enabled, self._overrides))
-
-
-def _undo(native: torch.autocast, level: int) -> None:
-    """Restore what an interrupted ``__enter__`` of a native region has set."""
-    if native.prev_fastdtype is not None:
-        torch.set_autocast_enabled(native.device, native.prev)
-        torch.set_autocast_dtype(native.device, native.prev_fastdtype)
-        torch.set_autocast_cache_enabled(native.prev_cache_enabled)
-    restore_nesting(level)
 
 
 class Inference:
