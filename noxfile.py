@@ -64,7 +64,9 @@ def types(session: nox.Session) -> None:
     """Mypy, strict on core; mypy and pyright on the quickstarts and on calls that they must take or refuse."""
     install(session, "--group", "types", "-e", ".[conformance,examples,migrate,report,tensorboard]")
     session.run("mypy")
-    session.run("python", "-m", "pytest", "-q", "tests/test_types.py")
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    tests = ("tests/test_types.py", "tests/workloads/test_typed_files.py")
+    session.run("python", "-m", "pytest", "-q", *tests, "--junitxml", str(REPORTS / "types.xml"))
 
 
 @nox.session(python=PYTHON)
@@ -148,10 +150,10 @@ def run_tests(session: nox.Session, environment: str, trajectories: int, *option
 
 
 def pytest(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
-    """Run tests in two processes; what they say of each backend is written to ``.venv/reports``."""
+    """Run tests in two processes; reports of backends and of tests are written to ``.venv/reports``."""
     REPORTS.mkdir(parents=True, exist_ok=True)
     effort = ("--amp-trajectories", str(10_000 if FULL else trajectories), "--amp-soak", "100000" if FULL else "0")
-    report = ("--amp-json", str(REPORTS / f"{environment}.json"))
+    report = ("--amp-json", str(REPORTS / f"{environment}.json"), "--junitxml", str(REPORTS / f"{environment}.xml"))
     command = ("python", "-m", "pytest", *SHARED, *effort, *report, *options, *session.posargs)
     session.run(*command, env={**ALONE, "UNIFIEDAMP_TEST_ENVIRONMENT": environment})
 
@@ -203,6 +205,8 @@ def tests_integrations(session: nox.Session) -> None:
 @nox.session(python=False)
 def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes, then the others two at a time, in one each."""
+    for path in REPORTS.glob("*.xml"):
+        path.unlink()
     first, rest = ["lint", "tests"], [name for name in nox.options.sessions if name not in ("lint", "tests")]
     failed = [name for name in first if not _apart(name, session.posargs, PROCESSES)]
     with ThreadPoolExecutor(PROCESSES) as pool:
@@ -210,6 +214,7 @@ def everything(session: nox.Session) -> None:
         failed += [name for name, passed in zip(rest, done, strict=True) if not passed]
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+    session.run("python", "scripts/never_ran.py", str(REPORTS), external=True)
 
 
 def _apart(name: str, arguments: list[str], processes: int) -> bool:
