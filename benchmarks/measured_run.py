@@ -87,14 +87,12 @@ def calls_of(run: Callable[[int], float], steps: int = 20) -> float:
 def measure(backend: str, policy: str, width: int, rounds: int, compiled: bool) -> dict[str, float]:
     """Return the figures of one combination."""
     with tempfile.TemporaryDirectory() as folder:
-        # As long a turn as a comparison's: half a second of steps, here 50 and more.
-        loops = {
-            "alone": loop_of(backend, policy, width, compiled),
-            "measured": followed(Path(folder), lambda: loop_of(backend, policy, width, compiled), every=50),
-        }
-        for run in loops.values():
-            run(20)
-        steps = max(50, round(0.4 / loops["alone"](20)))
+        alone = loop_of(backend, policy, width, compiled)
+        alone(20)
+        steps = max(50, round(0.4 / alone(20)))  # as long a turn as a comparison's: half a second of steps
+        measured = followed(Path(folder), lambda: loop_of(backend, policy, width, compiled), every=steps)
+        measured(20)
+        loops = {"alone": alone, "measured": measured}
         times = interleave({name: lambda run=run: run(steps) for name, run in loops.items()}, rounds)
         cost = ratio(times["measured"], times["alone"])
         calls = {name: calls_of(run) for name, run in loops.items()}
