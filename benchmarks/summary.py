@@ -25,6 +25,7 @@ def summary(folder: Path, details: str) -> list[str]:
         ("time added by the recorder at every 100th step", "recorder", _recorded),
         ("time of a compiled step, over {}", "bf16", _pairs),
         ("time of a compiled step, over {}", "fp8", _pairs),
+        ("time of a step in {}, over its own mixed precision", "trainers", _trainers),
     ):
         for record in _records(folder, kind):
             for reference, model, ratio in rows(record):
@@ -37,7 +38,7 @@ def summary(folder: Path, details: str) -> list[str]:
 
 ANCHORS = {
     "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "bf16": "bfloat16-on-cpu",
-    "fp8": "float8",
+    "fp8": "float8", "trainers": "inside-trainers",
 }  # fmt: skip
 
 
@@ -84,6 +85,13 @@ def _recorded(record: Record) -> Iterator[tuple[str, str, str]]:
 def _pairs(record: Record) -> Iterator[tuple[str, str, str]]:
     for row in record["rows"]:
         yield record["columns"][1], _model(row["labels"]), _interval(row)
+
+
+def _trainers(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        for ratio in [] if row["failed"] else row["ratios"].values():
+            if row["labels"]["by"] == "unifiedamp":
+                yield row["labels"]["trainer"], row["labels"]["recipe"], "{:.3f} ({:.3f}-{:.3f})".format(*ratio)
 
 
 def _model(labels: Mapping[str, str]) -> str:
