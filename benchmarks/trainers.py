@@ -245,9 +245,9 @@ def transformers(parts: Parts, by: Any, ours: bool) -> Stepped:
 
     low = {} if ours else {"fp16" if by.low() == "mixed_float16" else "bf16": True}
     args = TrainingArguments(
-        Path(tempfile.gettempdir(), "benchmark"), use_cpu=by.DEVICE == "cpu", report_to=[], disable_tqdm=True, save_strategy="no",
-        logging_strategy="no", per_device_train_batch_size=1, max_steps=10**9, dataloader_pin_memory=False,
-        accelerator_config={"dispatch_batches": False}, **low,
+        Path(tempfile.gettempdir(), "benchmark"), use_cpu=by.DEVICE == "cpu", report_to=[], disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", per_device_train_batch_size=1, max_steps=10**9,
+        dataloader_pin_memory=False, accelerator_config={"dispatch_batches": False}, **low,
     )  # fmt: skip
 
     def train(batches: Iterator[Any]) -> None:
