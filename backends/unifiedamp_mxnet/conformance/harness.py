@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,8 @@ from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.policies import PRODUCTS
 from . import contexts
-from .models import Picked, Probe, Ratio, Structured, dense, initialized, named, native
-from .operations import OPERATIONS, sample
+from .models import Mapped, Picked, Probe, Ratio, Structured, dense, initialized, named, native
+from .operations import OF_TWO, OPERATIONS, sample
 
 nn = gluon.nn
 F = mx.np if NUMPY_API else mx.nd
@@ -171,9 +171,27 @@ class MXNetHarness(Harness):
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(dense(weight, bias, hidden=False))
 
+    def layer_sgd(self, model: Block, layer: str, learning_rate: float) -> Any:
+        return self.sgd([getattr(model, layer)], learning_rate)
+
+    def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
+        return dtype_name(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
+
+    def native_calls(self, optimizer: Trainer) -> Mapping[str, Callable[[], object]]:
+        return {
+            "step": lambda: optimizer.step(1), "update": lambda: optimizer.update(1),
+            "allreduce_grads": optimizer.allreduce_grads,
+        }  # fmt: skip
+
+    def mapped(self, weight: Array, bias: Array) -> Any:
+        return Mapped(dense(weight, bias, hidden=False))
+
     def layer_norm(self, size: int) -> Any:
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
         return named({name: initialized(layer) for name, layer in layers.items()})
+
+    def nested_norm(self, size: int) -> Any:
+        return named({"block": self.layer_norm(size)})
 
     @contextmanager
     def other_state(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -94,6 +94,22 @@ class Structured(keras.Model):
         """Return the structure."""
         output = self.dense(x)
         return output, [2 * output, tf.argmax(output, -1)]
+
+
+class Doubled(NamedTuple):
+    """Twice an output, and the place of each row's largest."""
+
+    double: Any
+    place: Any
+
+
+class Mapped(Structured):
+    """The same in a dict, with a named tuple."""
+
+    def call(self, x: Any) -> Any:
+        """Return the dict."""
+        output = self.dense(x)
+        return {"output": output, "pair": Doubled(2 * output, tf.argmax(output, -1))}
 
 
 class Ratio(keras.layers.Layer):
@@ -259,6 +275,22 @@ class TensorFlowHarness(Harness):
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(weight, bias)
 
+    def mapped(self, weight: Array, bias: Array) -> Any:
+        return Mapped(weight, bias)
+
+    def kept_dense(self, weight: Array, bias: Array) -> Any:
+        layer = keras.layers.Dense(bias.shape[0], dtype="float32", name="dense")
+        model = keras.Sequential([keras.Input((weight.shape[0],)), layer])
+        layer.set_weights([weight, bias])
+        return model
+
+    def layer_sgd(self, model: Any, layer: str, learning_rate: float) -> Any:
+        return self._built(keras.optimizers.SGD(learning_rate), [model.get_layer(layer)])
+
+    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> None:
+        model.compile(optimizer=optimizer, loss="mse")
+        model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+
     def wide_dense(self, weight: Array, bias: Array) -> Any:
         layer = keras.layers.Dense(bias.shape[0], dtype="float64", name="dense")
         model = keras.Sequential([keras.Input((weight.shape[0],), dtype="float64"), layer])
@@ -268,6 +300,11 @@ class TensorFlowHarness(Harness):
     def layer_norm(self, size: int) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
+
+    def nested_norm(self, size: int) -> Any:
+        layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
+        block = keras.Sequential([keras.Input((size,)), *layers], name="block")
+        return keras.Sequential([keras.Input((size,)), block])
 
     @contextmanager
     def other_state(self) -> Iterator[None]:

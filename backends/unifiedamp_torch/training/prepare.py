@@ -11,9 +11,10 @@ from unifiedamp.backend import SessionSpec, errors
 from ..device import placement
 from ..device.tuning import TorchTuner
 from ..distributed.distributed import is_wrapped
-from ..layer_paths import is_in
+from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
+from .gradients import parameters
 from .native_calls import NativeCalls
 from .prepared import Optimizer, PreparedObjects
 
@@ -55,7 +56,10 @@ class Preparation:
         prepared = self._prepared
         new = [model for model in models if not is_in(model, prepared.models)]
         fresh = [each for each in optimizers if not is_in(each, prepared.optimizers)]
+        earlier = prepared.names
         dtypes, checkpointed = self._check(new, optimizers)
+        if prepared.optimizers:
+            _drop_gradients(fresh, earlier)
         moved = [placement.move(model, self._device) for model in new]
         for model, chosen, recomputed in zip(new, dtypes, checkpointed, strict=True):
             moved.append(self._attach(model, chosen, recomputed))
@@ -144,3 +148,11 @@ class Preparation:
         self._prepared.masters.detach(self._prepared.optimizers)
         while self._undo:
             self._undo.pop()()
+
+
+def _drop_gradients(optimizers: Sequence[Optimizer], earlier: ParamNames) -> None:
+    """Drop gradients that losses for other optimizers left in parameters of models that were prepared before."""
+    for optimizer in optimizers:
+        for param in parameters(optimizer):
+            if param in earlier:
+                param.grad = None

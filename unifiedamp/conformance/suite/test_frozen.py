@@ -124,6 +124,25 @@ def test_frozen_layers_are_in_no_norm(harness, frozen):
         assert values == pytest.approx(expected[layer], rel=1e-5)
 
 
+@pytest.mark.parametrize("scale", ["none", 4.0])
+@pytest.mark.parametrize("grouped", [False, True], ids=["together", "groups"])
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_the_rest_of_an_optimizer_trains(harness, form, frozen, grouped, scale):
+    """Also where whole parameter groups are frozen, the first or the last ones, and without a scale."""
+    net = Net(harness)
+    optimizer = harness.grouped_sgd(net.model, [LR] * 4) if grouped else harness.sgd([net.model], LR)
+    amp = session(harness, form, loss_scale=scale)
+    net.model, optimizer = amp.prepare(net.model, optimizer)
+    step = stepping(harness, form, amp, [net], [optimizer])
+    for names in ((frozen,), (), (frozen,)):
+        net.freeze(names)
+        step(1.5, 0.5)
+        net.train(1.5, 0.5)
+        for layer, values in net.read().items():
+            assert values == pytest.approx(net.values[layer], rel=1e-5)
+    assert (amp.applied_steps, amp.skipped_steps) == (3, 0)
+
+
 @pytest.mark.needs("several_optimizers")
 def test_beside_other_optimizers(harness, form):
     nets = [Net(harness), Net(harness)]
