@@ -29,6 +29,10 @@ class OptionalHarness:
         """Return SGD with weight decay, of the framework's kind."""
         self._lacks("weight decay")
 
+    def scheduled_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        """Return SGD that chooses its learning rate by its own count of updates: these in turn, and then the last."""
+        self._lacks("optimizers that hold a schedule")
+
     def rescaled_sgd(self, model: Any, learning_rate: float, factor: float) -> Any:
         """Return SGD with the framework's own setting by which gradients are multiplied before they are applied."""
         self._lacks("a setting by which optimizers multiply gradients")
@@ -177,6 +181,18 @@ class OptionalHarness:
             For each device, the parameter afterwards, and what was trained: its master, or itself.
         """
         self._lacks("steps on two devices that sum gradients")
+
+    def recorded_device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> Mapping[str, Sequence[int]]:
+        """Record one step on two devices that one process drives.
+
+        Args:
+            gradients: the true gradient of a parameter on each of the two devices.
+            loss_scale: the session's.
+
+        Returns:
+            Name → the counts ``true`` of ``GradientCounts``.
+        """
+        self._lacks("a recorded step on two devices of one process")
 
     def attached(self, obj: Any) -> Any:
         """Return something comparable that tells what a session attached to a model or an optimizer: hooks, replaced

@@ -213,6 +213,15 @@ class MXNetHarness(Harness):
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
         return contexts.steps(lambda: Probe([1.0]), policy, gradients, loss_scale, clip_value)
 
+    def recorded_device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> Mapping[str, Sequence[int]]:
+        return contexts.recorded(gradients, loss_scale)
+
+    def scheduled_sgd(self, model: Block, learning_rates: Sequence[float]) -> Any:
+        def rate(updates: int) -> float:  # MXNet counts an update before it asks
+            return learning_rates[min(updates, len(learning_rates)) - 1]
+
+        return self._trainer([model], "sgd", lr_scheduler=rate)
+
     def attached(self, obj: Any) -> Any:
         if not isinstance(obj, gluon.Block):
             names = [name for name in vars(obj) if "amp" in name]

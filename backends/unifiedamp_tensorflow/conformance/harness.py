@@ -125,6 +125,21 @@ class Ratio(keras.layers.Layer):
         return x / (total + tf.cast(self.epsilon, x.dtype))
 
 
+class Listed(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate for each step; the last stays."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self.rates = [float(rate) for rate in rates]
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate of the step with this number, from 0."""
+        return tf.gather(tf.constant(self.rates), tf.minimum(tf.cast(step, tf.int64), len(self.rates) - 1))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what it was made with."""
+        return {"rates": self.rates}
+
+
 @functools.cache
 def _following_dense() -> Any:
     """Return a float32 layer whose variables cast themselves (Keras 2: those made under a mixed policy do)."""
@@ -258,6 +273,9 @@ class TensorFlowHarness(Harness):
 
     def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
         return self._built(keras.optimizers.SGD(learning_rate, weight_decay=weight_decay), [model])
+
+    def scheduled_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        return self._built(keras.optimizers.SGD(Listed(learning_rates)), [model])
 
     def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
         model = Picked(table)

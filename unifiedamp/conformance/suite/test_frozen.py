@@ -172,6 +172,27 @@ def test_windows_leave_frozen_layers_out(harness, form):
             assert values == pytest.approx(net.values[layer], rel=1e-5)
 
 
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_a_layer_frozen_inside_a_window_stays(harness, form, frozen):
+    """Though the micro-batches before had gradients for it; the others get the mean of all."""
+    net = Net(harness)
+    amp, optimizers = prepare(harness, form, [net], accumulate_steps=2)
+    step = stepping(harness, form, amp, [net], optimizers)
+    for names in ((), (frozen,)):
+        net.freeze(names)
+        step(1.5, 0.5)
+    net.train(1.5, 0.5)
+    net.freeze(())
+    for layer, values in net.read().items():
+        assert values == pytest.approx(net.values[layer], rel=1e-5)
+    for _ in range(2):
+        step(1.5, 0.5)
+    net.train(1.5, 0.5)
+    for layer, values in net.read().items():
+        assert values == pytest.approx(net.values[layer], rel=1e-5)
+
+
 @pytest.mark.needs("master_weights")
 def test_with_master_weights(harness, form):
     policy = harness.pure_policies["bfloat16"]
