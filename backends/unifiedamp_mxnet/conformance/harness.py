@@ -25,6 +25,18 @@ nn = gluon.nn
 F = mx.np if NUMPY_API else mx.nd
 
 
+class Listed(mx.lr_scheduler.LRScheduler):  # type: ignore[misc]  # MXNet has no type hints
+    """A learning rate for each update, which MXNet counts before it asks; the last stays."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        super().__init__(base_lr=rates[0])
+        self.rates = rates
+
+    def __call__(self, num_update: int) -> float:
+        """Return the rate of the update with this number, from 1."""
+        return self.rates[min(num_update, len(self.rates)) - 1]
+
+
 class MXNetHarness(Harness):
     """Gluon's means."""
 
@@ -177,7 +189,7 @@ class MXNetHarness(Harness):
     def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
         return dtype_name(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
 
-    def native_calls(self, optimizer: Trainer) -> Mapping[str, Callable[[], object]]:
+    def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
         return {
             "step": lambda: optimizer.step(1), "update": lambda: optimizer.update(1),
             "allreduce_grads": optimizer.allreduce_grads,
@@ -217,10 +229,8 @@ class MXNetHarness(Harness):
         return contexts.recorded(gradients, loss_scale)
 
     def scheduled_sgd(self, model: Block, learning_rates: Sequence[float]) -> Any:
-        def rate(updates: int) -> float:  # MXNet counts an update before it asks
-            return learning_rates[min(updates, len(learning_rates)) - 1]
-
-        return self._trainer([model], "sgd", lr_scheduler=rate)
+        first = learning_rates[0]
+        return self._trainer([model], "sgd", learning_rate=first, lr_scheduler=Listed(learning_rates))
 
     def attached(self, obj: Any) -> Any:
         if not isinstance(obj, gluon.Block):

@@ -58,8 +58,8 @@ class CastTables:
         params = self._policy.param_dtype
         if policy.compute_dtype == "float32" != params:
             raise errors.PolicyNotSupportedError(
-                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and no operator is "
-                f"cast to float32; use policy 'mixed_{params}' for the session"
+                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and no operator "
+                f"is cast to float32; use policy 'mixed_{params}' for the session"
             )
 
     def _table(self, policy: Policy) -> CastTable:

@@ -40,7 +40,8 @@ class Line:
             return np.array([np.mean(residual * x), np.mean(residual)])
 
     def check(self, applied, skipped=0):
-        found = {"bias" in name: float(np.ravel(value)[0]) for name, value in self.harness.parameters(self.model).items()}
+        own = self.harness.parameters(self.model)
+        found = {"bias" in name: float(np.ravel(value)[0]) for name, value in own.items()}
         assert [found[False], found[True]] == pytest.approx(self.values, rel=1e-5)
         assert (self.amp.applied_steps, self.amp.skipped_steps) == (applied, skipped)
 

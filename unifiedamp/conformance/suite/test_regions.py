@@ -317,7 +317,8 @@ def test_a_compiled_call_follows_its_region(harness, form, first):
             model = harness.convnet(0)
         model = amp.prepare(model)
         call, found = compiled(amp, each, lambda x, model=model: model(x)), []
-        x = amp.to_native(harness.image_batch(np.random.default_rng(0).normal(2.0, 3.0, (8, 8, 8, 1)).astype(np.float32)))
+        images = np.random.default_rng(0).normal(2.0, 3.0, (8, 8, 8, 1)).astype(np.float32)
+        x = amp.to_native(harness.image_batch(images))
         second = "autocast" if first == "inference" else "inference"
         for kind in (first, second, second, first):
             with getattr(amp, kind)(*[model] * (kind == "inference")):
