@@ -277,6 +277,14 @@ class Distributed:
         """
         return 0
 
+    def mp_policy(self) -> Any:
+        """Return the session's policy in the form that the framework's sharded models take.
+
+        Raises:
+            UnsupportedError: the framework has no such form.
+        """
+        raise UnsupportedError("amp.mp_policy: only torch shards models (fully_shard) under a policy of their own")
+
 
 class Tuner:
     """Speed settings besides the policy, and the framework's debugging modes."""

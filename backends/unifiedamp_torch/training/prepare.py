@@ -10,7 +10,9 @@ from unifiedamp.backend import SessionSpec, errors
 
 from ..device import placement
 from ..device.tuning import TorchTuner
-from ..distributed.distributed import is_wrapped
+from ..distributed.ranks import TrainingRanks
+from ..distributed.reducers import make_reducer, why_kept
+from ..distributed.wrapped import casting, is_wrapped, replicated, sharded
 from ..layer_paths import is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
@@ -25,6 +27,7 @@ class Preparation:
         spec: the session's.
         device: the session's.
         prepared: where they are added.
+        ranks: follow the models.
         native: detects native steps of the optimizers.
         tuner: tunes them.
         cache_enabled: regions keep casts of parameters.
@@ -39,13 +42,14 @@ class Preparation:
         spec: SessionSpec,
         device: torch.device,
         prepared: PreparedObjects,
+        ranks: TrainingRanks,
         native: NativeCalls,
         tuner: TorchTuner,
         cache_enabled: bool,
         emulate: bool,
     ) -> None:
         self._spec, self._device = spec, device
-        self._prepared, self._native, self._tuner = prepared, native, tuner
+        self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
         self._cache_enabled, self._emulate = cache_enabled, emulate
         self._undo: list[Callable[[], None]] = []
         self.float8: list[dict[str, str]] = []
@@ -66,6 +70,7 @@ class Preparation:
         prepared.masters.match_layouts()
         prepared.masters.attach(optimizers)
         prepared.models += new
+        self._ranks.follow(prepared.models)
         prepared.optimizers += fresh
         self._undo += self._native.watch(fresh)
         if any(moved):
@@ -97,6 +102,7 @@ class Preparation:
         policy = self._spec.policy
         changed = policy.param_dtype != "float32" and self._cast(model, dtypes)
         self._undo += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
+        self._undo += layers.without_autocast(casting(model), self._device.type)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
         self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
@@ -128,8 +134,12 @@ class Preparation:
         self._undo += float8_layers.wrap(model, chosen, self._device.type, self._emulate)
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
-        if not is_wrapped(model):
-            return placement.to_channels_last(model)
+        copies = list(replicated([model]))
+        if not is_wrapped(model) or (copies and not sharded([model]) and not any(map(why_kept, copies))):
+            done = placement.to_channels_last(model)
+            for each in copies if done else ():
+                make_reducer(each)  # its buckets have the layout of the parameters
+            return done
         if self._spec.tuning.channels_last and placement.has_images(model):
             self._spec.warn(
                 f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "

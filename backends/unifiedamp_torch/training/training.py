@@ -20,6 +20,7 @@ from unifiedamp.backend import (
 )
 
 from . import gradients
+from .gradient_norm import clip_norm
 from .prepare import Preparation
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
@@ -116,7 +117,7 @@ class TorchTraining(Training):
 
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
         self._flags.grad_enabled = torch.is_grad_enabled()
-        return gradients.clip_norm(optimizer, max_norm, self._reads_without_sync)
+        return clip_norm(optimizer, max_norm, self._reads_without_sync)
 
     def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
         self._flags.grad_enabled = torch.is_grad_enabled()
