@@ -154,7 +154,7 @@ class Amp:
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
         """
         chosen = Policy.parse(policy) if isinstance(policy, str) else policy
-        self._loop.order.enter_region()
+        self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 
     def mp_policy(self) -> Any:

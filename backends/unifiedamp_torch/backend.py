@@ -53,7 +53,15 @@ class TorchBackend(Backend):
 
         self._steps = steps = StepContext.create(spec, native, no_sync, TrainingRanks(options.process_group))
         self._preparation = Preparation(
-            spec, native, steps.prepared, steps.ranks, steps.native, self.tuner, self._regions.cache, options.emulate
+            spec,
+            native,
+            steps.prepared,
+            steps.ranks,
+            steps.native,
+            self.tuner,
+            lambda: steps.steps.read().scale,
+            self._regions.cache,
+            options.emulate,
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
@@ -65,7 +73,7 @@ class TorchBackend(Backend):
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
-        self.distributed = distributed_here(spec.policy)
+        self.distributed = distributed_here(spec, steps.ranks)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
 
     def _check_region(self, policy: Policy) -> None:

@@ -1,6 +1,7 @@
 """Models that several ranks hold: who decides together, and the norm over all shards. Processes joined by gloo."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -131,6 +132,57 @@ def outside(rank):
 
 def test_a_group_without_this_rank_is_refused():
     assert checked(run_ranks(outside)) == [True, True]
+
+
+def disagreeing(rank, name):
+    values = {
+        "policy": ("float32", "mixed_bfloat16"), "accumulate_steps": (1, 2),
+        "loss_scale": (SCALE, replace(SCALE, growth_interval=3)),
+    }  # fmt: skip
+    options = {"policy": "float32", "loss_scale": SCALE}
+    if name in values:
+        options[name] = values[name][rank]
+    amp = session(options.pop("policy"), **options)
+    if name == "the present loss scale" and rank:
+        state = amp.state_dict()
+        state["state"]["scale"] = 4.0
+        amp.load_state_dict(state)
+    model = torch.nn.parallel.DistributedDataParallel(mlp())
+    with pytest.raises(ua.PrepareError) as caught:
+        amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("policy", "policy is float32.* on rank 0 and mixed_bfloat16.* on rank 1"),
+        ("accumulate_steps", "accumulate_steps is 1 on rank 0 and 2 on rank 1"),
+        ("loss_scale", "loss_scale is .*growth_interval=2.* on rank 0 and .*growth_interval=3.* on rank 1"),
+        ("the present loss scale", "the present loss scale is 8 on rank 0 and 4 on rank 1"),
+    ],
+)
+def test_settings_that_differ_are_refused_on_every_rank(name, said):
+    first, second = checked(run_ranks(answering, name))
+    assert first == second
+    assert re.search(said, first[0]), first
+
+
+def answering(rank, name):
+    return [disagreeing(rank, name)]
+
+
+def old_sharding(_rank):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    with pytest.raises(ua.PrepareError, match=r"FSDP1.*use torch\.distributed\.fsdp\.fully_shard \(FSDP2\)"):
+        session().prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return True
+
+
+def test_fsdp1_is_refused():
+    assert checked(run_ranks(old_sharding)) == [True, True]
 
 
 # -- the norm over all shards --------------------------------------------------------------------------------------
@@ -329,3 +381,31 @@ def test_a_wrapped_model_can_be_channels_last():
         for before, after in zip(one, other, strict=True):
             np.testing.assert_allclose(before, after, rtol=1e-4, atol=1e-5)
     assert last[0][0] == last[1][0]
+
+
+def cast_after_wrapping(rank, policy, masters):
+    amp = session(policy, loss_scale=8.0 if masters else None, master_weights=masters)
+    model = torch.nn.parallel.DistributedDataParallel(mlp())
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    for seed in range(3):
+        x, y = (each[16 * rank : 16 * rank + 16] for each in batch(seed))
+        amp.backward(lambda x=x, y=y: cross_entropy(model(x), y), optimizer)
+        amp.step(optimizer)
+    return amp.master_weights(model)
+
+
+@pytest.mark.parametrize(("policy", "masters"), [("bfloat16", True), ("bfloat16", False), ("float32", False)])
+def test_a_model_cast_after_it_was_wrapped_is_reduced(policy, masters):
+    """Autograd forgets the hooks of a parameter whose dtype changes."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for seed in range(3):
+        x, y = batch(seed)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    first, second = checked(run_ranks(cast_after_wrapping, policy, masters))
+    tolerance = 1e-5 if policy == "float32" else 2.0**-6
+    for (name, whole), (shared, array) in zip(model.named_parameters(), first.items(), strict=True):
+        assert (array == second[shared]).all(), f"{name} differs between the ranks"
+        np.testing.assert_allclose(array, whole.detach().numpy(), rtol=tolerance, atol=tolerance)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Distributed, Policy, Unsupported, errors
+from unifiedamp.backend import Distributed, SessionSpec, Unsupported, errors
 
+from .ranks import TrainingRanks
 from .wrapped import AVAILABLE
 
 
@@ -16,8 +17,24 @@ class TorchDistributed(Distributed):
 
     means = "found_inf is all-reduced over torch.distributed"
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, spec: SessionSpec, ranks: TrainingRanks) -> None:
+        self._policy, self._ranks = spec.policy, ranks
+        self._last = True
+        # Master weights take each micro-batch's gradients from the model, so these must be reduced.
+        self.defers_reduction = not spec.master_weights
+
+    def begin_micro_batch(self, last: bool) -> None:
+        self._last = last
+        self._ranks.reduce_in_backward(last)
+
+    def end_micro_batch(self, last: bool) -> None:
+        self._ranks.reduce_in_backward(True)
+        if last and not self._last:
+            raise errors.StepOrderError(
+                "amp.step: the forward pass of this window's last micro-batch began before amp.step had ended the "
+                "micro-batch before it, so its gradients were not reduced over the ranks: enter amp.autocast() for a "
+                "micro-batch after amp.step(optimizer) of the one before; amp.discard_step(optimizer) drops this window"
+            )
 
     def mp_policy(self) -> Any:
         """Return the ``MixedPrecisionPolicy`` for ``fully_shard``: parameters are gathered in the policy's dtype,
@@ -38,6 +55,11 @@ class TorchDistributed(Distributed):
         return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if low is None else torch.float32)
 
 
-def distributed_here(policy: Policy) -> TorchDistributed | Unsupported:
-    """Return the role; ``policy``: the session's."""
-    return TorchDistributed(policy) if AVAILABLE else Unsupported("built without distributed")
+def distributed_here(spec: SessionSpec, ranks: TrainingRanks) -> TorchDistributed | Unsupported:
+    """Return the role.
+
+    Args:
+        spec: the session's.
+        ranks: those that train together.
+    """
+    return TorchDistributed(spec, ranks) if AVAILABLE else Unsupported("built without distributed")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from .wrapped import groups_of, replicated, world_size
 
@@ -25,15 +26,17 @@ class TrainingRanks:
     def __init__(self, named: NamedGroup = None) -> None:
         self._named = named
         self._groups: list[Any] | None = None
+        self._copies: list[DistributedDataParallel] = []
         self._reduced: set[int] = set()
         self._alike: dict[int, tuple[int, bool]] = {}
 
     def follow(self, models: Iterable[torch.nn.Module]) -> None:
         """Train together with the ranks that hold parts or copies of these models."""
         models = list(models)
+        self._copies = list(replicated(models))
         if self._named is None:
             self._groups = groups_of(models) or None
-            self._reduced = {id(param) for each in replicated(models) for param in each.module.parameters()}
+            self._reduced = {id(param) for each in self._copies for param in each.module.parameters()}
         self._alike.clear()
 
     @property
@@ -44,6 +47,14 @@ class TrainingRanks:
         if self._named is not None:
             return [self._named]
         return [None] if self._groups is None else self._groups
+
+    def reduce_in_backward(self, enabled: bool) -> None:
+        """Make the next forward passes of ``DistributedDataParallel`` reduce gradients in their backward, or not.
+
+        What its ``no_sync`` does. A model with a static graph always reduces: torch counts its backward passes.
+        """
+        for model in self._copies:
+            model.require_backward_grad_sync = enabled or model.static_graph
 
     def have_alike(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether ``DistributedDataParallel`` gives all these ranks the same gradients of all parameters of an

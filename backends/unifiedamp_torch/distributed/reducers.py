@@ -1,9 +1,13 @@
-"""Making the reducer of ``DistributedDataParallel`` anew: for another layout of its parameters, or another stream."""
+"""Making the reducer of ``DistributedDataParallel`` anew: parameters were cast or moved, or another stream captures."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from unifiedamp.backend import errors
+
+from .wrapped import replicated
 
 
 def why_kept(model: DistributedDataParallel) -> str:
@@ -13,6 +17,24 @@ def why_kept(model: DistributedDataParallel) -> str:
     if model.process_group is not torch.distributed.group.WORLD:
         return "DistributedDataParallel(process_group=...) can be made anew with the default group alone"
     return ""
+
+
+def renew_reducers(model: torch.nn.Module) -> None:
+    """Make the reducers of a model anew, whose parameters have another dtype, device or layout: autograd then runs the
+    old ones' hooks no longer, and no gradient would be reduced.
+
+    Raises:
+        PrepareError: one cannot be made anew.
+    """
+    for each in replicated([model]):
+        why = why_kept(each)
+        if why:
+            raise errors.PrepareError(
+                f"amp.prepare: parameters of {type(each.module).__name__} change their dtype or device after it was "
+                f"wrapped, and {why}: call model.to(...) with the policy's param_dtype and the session's device before "
+                "DistributedDataParallel(model)"
+            )
+        make_reducer(each)
 
 
 def make_reducer(model: DistributedDataParallel) -> None:

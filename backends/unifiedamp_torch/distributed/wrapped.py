@@ -43,6 +43,11 @@ def replicated(models: Iterable[torch.nn.Module]) -> Iterator[DistributedDataPar
             yield module
 
 
+def is_shared(model: torch.nn.Module) -> bool:
+    """Return whether several ranks hold a model together: it is wrapped, or has DTensors."""
+    return is_wrapped(model) or any(mesh_of(param) is not None for param in model.parameters())
+
+
 def sharded(models: Iterable[torch.nn.Module]) -> bool:
     """Return whether some parameters are sharded."""
     models = list(models)

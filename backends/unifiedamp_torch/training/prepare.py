@@ -10,9 +10,10 @@ from unifiedamp.backend import SessionSpec, errors
 
 from ..device import placement
 from ..device.tuning import TorchTuner
+from ..distributed.agreement import check_agreement
 from ..distributed.ranks import TrainingRanks
-from ..distributed.reducers import make_reducer, why_kept
-from ..distributed.wrapped import casting, is_wrapped, replicated, sharded
+from ..distributed.reducers import renew_reducers, why_kept
+from ..distributed.wrapped import casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
@@ -30,6 +31,7 @@ class Preparation:
         ranks: follow the models.
         native: detects native steps of the optimizers.
         tuner: tunes them.
+        read_scale: returns the present loss scale.
         cache_enabled: regions keep casts of parameters.
         emulate: float8 is emulated.
 
@@ -45,12 +47,13 @@ class Preparation:
         ranks: TrainingRanks,
         native: NativeCalls,
         tuner: TorchTuner,
+        read_scale: Callable[[], float],
         cache_enabled: bool,
         emulate: bool,
     ) -> None:
         self._spec, self._device = spec, device
         self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
-        self._cache_enabled, self._emulate = cache_enabled, emulate
+        self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
         self._undo: list[Callable[[], None]] = []
         self.float8: list[dict[str, str]] = []
 
@@ -60,9 +63,15 @@ class Preparation:
         new = [model for model in models if not is_in(model, prepared.models)]
         fresh = [each for each in optimizers if not is_in(each, prepared.optimizers)]
         dtypes, checkpointed = self._check(new, optimizers)
-        moved = [placement.move(model, self._device) for model in new]
+        self._ranks.follow([*prepared.models, *new])
+        if any(map(is_shared, new)):
+            check_agreement(self._ranks, self._spec, self._read_scale())
+        moved = []
         for model, chosen, recomputed in zip(new, dtypes, checkpointed, strict=True):
-            moved.append(self._attach(model, chosen, recomputed))
+            changed = [placement.move(model, self._device), self._attach(model, chosen, recomputed)]
+            if any(changed):
+                renew_reducers(model)
+            moved += changed
         if self._spec.compile_mode == "max" or self._spec.tuning.channels_last:
             moved += [self._to_channels_last(model) for model in new]
             for each in optimizers:
@@ -70,7 +79,6 @@ class Preparation:
         prepared.masters.match_layouts()
         prepared.masters.attach(optimizers)
         prepared.models += new
-        self._ranks.follow(prepared.models)
         prepared.optimizers += fresh
         self._undo += self._native.watch(fresh)
         if any(moved):
@@ -134,11 +142,10 @@ class Preparation:
         self._undo += float8_layers.wrap(model, chosen, self._device.type, self._emulate)
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
-        copies = list(replicated([model]))
-        if not is_wrapped(model) or (copies and not sharded([model]) and not any(map(why_kept, copies))):
+        if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):
             done = placement.to_channels_last(model)
-            for each in copies if done else ():
-                make_reducer(each)  # its buckets have the layout of the parameters
+            if done:
+                renew_reducers(model)  # buckets have the layout of the parameters
             return done
         if self._spec.tuning.channels_last and placement.has_images(model):
             self._spec.warn(

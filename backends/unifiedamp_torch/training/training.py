@@ -55,6 +55,7 @@ class TorchTraining(Training):
         self._spec, self._preparation, self._precision = spec, preparation, precision
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
+        self._ranks = context.ranks
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
@@ -161,6 +162,7 @@ class TorchTraining(Training):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self._steps.forget_update()
+        self._ranks.reduce_in_backward(True)
         self._drop_window(optimizer)
 
     def _drop_window(self, optimizer: Optimizer) -> None:
@@ -171,6 +173,7 @@ class TorchTraining(Training):
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         self._flags.restore()
+        self._ranks.reduce_in_backward(True)
         self._native.rollback()
         if self._steps.capturing:
             return False  # nothing was computed, and the capture restores Python's state
