@@ -15,6 +15,7 @@ from .device.profiler import profiler_for
 from .device.selection import default_policy, pick_device
 from .device.tuning import TorchTuner
 from .distributed.distributed import distributed_here
+from .distributed.plan import rank_rows
 from .distributed.ranks import TrainingRanks
 from .interop import TorchInterop
 from .models.convert import TorchConverter
@@ -94,6 +95,7 @@ class TorchBackend(Backend):
     def explain(self) -> list[PlanRow]:
         prepared, options, shared = self._steps.prepared, self._options, self.compiler.why_uncompiled()
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
+        rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._preparation.float8, options.emulate)
         return rows

@@ -185,6 +185,37 @@ def test_fsdp1_is_refused():
     assert checked(run_ranks(old_sharding)) == [True, True]
 
 
+def explained(_rank, how):
+    from torch.distributed.fsdp import fully_shard
+
+    amp = session("mixed_bfloat16" if how == "bfloat16" else "float32", accumulate_steps=2,
+                  loss_scale=None if how == "bfloat16" else SCALE)  # fmt: skip
+    model = mlp()
+    if how == "fsdp2":
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    elif how != "plain":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plan = amp.explain()
+    return [(row.value, row.native, row.note) for row in map(plan.row, ("ranks", "gradients of ranks"))]
+
+
+@pytest.mark.parametrize(
+    ("how", "decision", "reduction"),
+    [
+        ("ddp", "torch.distributed.all_reduce(found_inf, MAX)", ("all-reduce", "once per window")),
+        ("bfloat16", "none", ("all-reduce", "once per window")),
+        ("fsdp2", "torch.distributed.all_reduce(found_inf, MAX)", ("reduce-scatter", "after each backward pass")),
+        ("plain", "torch.distributed.all_reduce(found_inf, MAX)", ("none", "no model is wrapped")),
+    ],
+)
+def test_explain_says_who_decides_and_how_gradients_are_reduced(how, decision, reduction):
+    for ranks, gradients in checked(run_ranks(explained, how)):
+        assert ranks[:2] == ("2 of 2 (gloo)", decision)
+        assert reduction[0] in gradients[1]
+        assert reduction[1] in gradients[2]
+
+
 # -- the norm over all shards --------------------------------------------------------------------------------------
 
 
