@@ -15,7 +15,7 @@ from examples import models
 from unifiedamp.conformance.harness import load_harness
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-LARGE = ("resnet50", "gpt2")
+LARGE = ("resnet50", "gpt2", "unet")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,13 @@ RECIPES = {
     "ResNet-50 28": Recipe("resnet50", (28, 28, 3), 512, optimizer="adamw", rate=1e-3),
     "GPT-2 small 1024": Recipe("gpt2", (1024,), 16, classes=50257, optimizer="adamw", rate=1e-4, unit="tok"),
 }
+DISTRIBUTED = {
+    "mlp 3x256, AdamW": RECIPES["mlp 3x256, AdamW"],
+    "ResNet-50 28": RECIPES["ResNet-50 28"],
+    "U-Net 128": Recipe("unet", (128, 128, 3), 16, classes=2, optimizer="adamw", rate=3e-4),
+    "GPT-2 small 1024": replace(RECIPES["GPT-2 small 1024"], batch=8, classes=50304),
+}
+"""The recipes of ``distributed.py``, with the batch of each rank."""
 GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small 1024")
 
 
@@ -78,6 +85,8 @@ def tiny(recipe: Recipe) -> Recipe:
     """Return a tiny version of a recipe, to test a script."""
     if recipe.model == "gpt2":
         return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
+    if recipe.model == "unet":
+        return replace(recipe, shape=(16, 16, 3), batch=2, tiny=True)
     if recipe.model == "resnet50":
         return replace(recipe, shape=(32, 32, 3), batch=2, classes=10, tiny=True)
     return replace(recipe, batch=8, width=min(recipe.width, 64), tiny=True)
@@ -113,7 +122,8 @@ class Parts:
         images = rng.standard_normal(size, np.float32)
         axes = self.models.IMAGE_AXES
         self.images = images.reshape(len(images), -1) if recipe.width else np.ascontiguousarray(images.transpose(axes))
-        self.labels = rng.integers(0, recipe.classes, recipe.batch).astype(np.int64 if large else np.int32)
+        each = size[:3] if recipe.model == "unet" else size[:1]
+        self.labels = rng.integers(0, recipe.classes, each).astype(np.int64 if large else np.int32)
 
     def _needs_nets(self) -> bool:
         return self.recipe.model in LARGE or self.recipe.optimizer != "sgd" or self._form != "fused"

@@ -154,8 +154,17 @@ class Amp:
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
         """
         chosen = Policy.parse(policy) if isinstance(policy, str) else policy
-        self._loop.order.enter_region()
+        self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
+
+    def mp_policy(self) -> Any:
+        """Return the policy for torch's FSDP2: ``fully_shard(module, mp_policy=amp.mp_policy())``.
+
+        Parameters are gathered and computed in the policy's ``compute_dtype``, gradients are reduced in float32, and
+        autocast stays off inside. Other frameworks raise ``UnsupportedError``, a float8 policy
+        ``PolicyNotSupportedError``.
+        """
+        return self.backend.distributed.mp_policy()
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""

@@ -14,7 +14,9 @@ from .device.device import TorchDevice
 from .device.profiler import profiler_for
 from .device.selection import default_policy, pick_device
 from .device.tuning import TorchTuner
-from .distributed.distributed import distributed_here, why_shared
+from .distributed.distributed import distributed_here
+from .distributed.plan import rank_rows
+from .distributed.ranks import TrainingRanks
 from .interop import TorchInterop
 from .models.convert import TorchConverter
 from .models.shapes import TorchLayerShapes
@@ -50,9 +52,17 @@ class TorchBackend(Backend):
         self._regions = Regions(spec, native, switches, options.cache_enabled, self._check_region)
         self.precision = TorchPrecision(self._regions, native, options.scope_device)
 
-        self._steps = steps = StepContext.create(spec, native, no_sync)
+        self._steps = steps = StepContext.create(spec, native, no_sync, TrainingRanks(options.process_group))
         self._preparation = Preparation(
-            spec, native, steps.prepared, steps.native, self.tuner, self._regions.cache, options.emulate
+            spec,
+            native,
+            steps.prepared,
+            steps.ranks,
+            steps.native,
+            self.tuner,
+            lambda: steps.steps.read().scale,
+            self._regions.cache,
+            options.emulate,
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
@@ -64,7 +74,7 @@ class TorchBackend(Backend):
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
-        self.distributed = distributed_here()
+        self.distributed = distributed_here(spec, steps.ranks)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
 
     def _check_region(self, policy: Policy) -> None:
@@ -83,9 +93,9 @@ class TorchBackend(Backend):
         return capabilities(self.device.native, self._options.emulate)
 
     def explain(self) -> list[PlanRow]:
-        prepared, options = self._steps.prepared, self._options
-        shared = why_shared(prepared.models)
+        prepared, options, shared = self._steps.prepared, self._options, self.compiler.why_uncompiled()
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
+        rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
             rows += float8_layers.rows(self._preparation.float8, options.emulate)
         return rows

@@ -31,7 +31,7 @@ def rows(
         device: the session's.
         cache: regions keep casts of parameters.
         optimizers: the prepared ones.
-        shared: why several processes share the step; empty where they do not.
+        shared: why steps run as they are written; empty where they are compiled.
     """
     policy = spec.policy
     low = policy.is_mixed

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed as dist
 
 from unifiedamp.backend import SessionSpec, errors
 
@@ -17,12 +20,15 @@ class TorchOptions:
         scale_on_device: keep the loss scale in device scalars on a CPU too, as on a GPU; for testing that path.
         scope_device: ``amp.scope()`` creates tensors on the session's device. False leaves them where torch creates
             them, and ``amp.prepare`` moves the models.
+        process_group: the ranks that train together, a ``torch.distributed.ProcessGroup``; False: this rank trains
+            alone. None: the group of ``DistributedDataParallel``, the device meshes of DTensors, and else all ranks.
     """
 
     cache_enabled: bool | None = None
     emulate: bool = False
     scale_on_device: bool = False
     scope_device: bool = True
+    process_group: Any = None
 
     @classmethod
     def read(cls, spec: SessionSpec) -> TorchOptions:
@@ -33,7 +39,9 @@ class TorchOptions:
         """
         spec.check_options([each.name for each in fields(cls)], "torch")
         for name, value in spec.options.items():
-            if not isinstance(value, bool):
+            if name == "process_group":
+                _check_group(value)
+            elif not isinstance(value, bool):
                 raise errors.ConfigError(f"backend_options.torch.{name} must be true or false, got {value!r}")
         options = cls(**spec.options)
         if options.emulate and spec.policy.compute_dtype != "float8":
@@ -43,3 +51,23 @@ class TorchOptions:
                 errors.PolicyWarning,
             )
         return options
+
+
+def _check_group(value: Any) -> None:
+    """Refuse what is no process group of this rank.
+
+    Raises:
+        ConfigError: another kind of object, or a group that this rank is not in.
+    """
+    if value is None or value is False:
+        return
+    if value is dist.GroupMember.NON_GROUP_MEMBER:
+        raise errors.ConfigError(
+            "backend_options.torch.process_group: this rank is not in the group (new_group returned NON_GROUP_MEMBER); "
+            "name a group that has every rank that trains, or False for a rank that trains alone"
+        )
+    if not isinstance(value, dist.ProcessGroup):
+        raise errors.ConfigError(
+            "backend_options.torch.process_group must be a torch.distributed.ProcessGroup, or False, got "
+            f"{type(value).__name__}"
+        )

@@ -2,8 +2,10 @@
 
 import importlib.util
 import math
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -100,6 +102,25 @@ def test_accumulation_checkpointing_and_clipping(script):
     assert 0 < low < high
     with_it, without = map(float, re.search(r"batch: (\S+) MB with checkpointing, (\S+) MB", text).groups())
     assert with_it < 0.7 * without
+
+
+@torch
+@pytest.mark.parametrize("arguments", [[], ["--shard"], ["--window", "2"]], ids=["ddp", "fsdp2", "windows"])
+def test_several_processes_train_the_model_of_one(arguments, tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = []
+    for start, more in (([], [each for each in arguments if each != "--shard"]), (launcher, arguments)):
+        command = [sys.executable, *start, str(EXAMPLES / "torch" / "several_ranks.py"), "--smoke", *more]
+        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+        done = subprocess.run(
+            [*command, "--policy", "float32"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert learnt(done.stdout) == [(65536.0, 60, 0)]
+        said.append(float(re.search(r"process(?:es)?: test accuracy (\S+)", done.stdout)[1]))
+    assert said[0] > 0.9
+    assert said[1] == pytest.approx(said[0], abs=0.01)
 
 
 # -- TensorFlow --------------------------------------------------------------------------------------------------------

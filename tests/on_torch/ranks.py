@@ -1,4 +1,4 @@
-"""Functions run by two gloo processes, within a time limit."""
+"""Functions run by several processes, joined by gloo or NCCL, within a time limit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SECONDS = 180
 """How long all processes together may take."""
 
 
-def run_ranks(function: Callable[..., Any], *args: Any, count: int = 2) -> list[Any]:
+def run_ranks(function: Callable[..., Any], *args: Any, count: int = 2, backend: str = "gloo") -> list[Any]:
     """Return what ``function(rank, *args)`` returned on each rank; a rank that failed returns its traceback."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["unifiedamp_torch.backend"])
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(rank, count, folder, queue, function, args), daemon=True)
+            context.Process(target=_rank, args=(rank, count, folder, queue, function, args, backend), daemon=True)
             for rank in range(count)
         ]
         for process in ranks:
@@ -34,11 +34,16 @@ def run_ranks(function: Callable[..., Any], *args: Any, count: int = 2) -> list[
     return [answers[rank] for rank in range(count)]
 
 
-def _rank(rank: int, count: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, count: int, folder: str, queue: Any, function: Callable[..., Any], args: tuple[Any, ...], backend: str
+) -> None:
     try:
+        import torch
         import torch.distributed as dist
 
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=count)
         queue.put((rank, function(rank, *args)))
         dist.barrier()
         dist.destroy_process_group()

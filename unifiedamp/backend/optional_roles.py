@@ -265,10 +265,12 @@ class Distributed:
     Attributes:
         means: how they agree.
         runs_replicas: whether one process may run a step's Python for each of several replicas.
+        defers_reduction: whether gradients are reduced by the backward pass, and not before a window's last one.
     """
 
     means: str = ""
     runs_replicas: bool = False
+    defers_reduction: bool = False
 
     def replica(self) -> int:
         """Return the index, within this process, of the replica that calls; 0 outside replicas.
@@ -276,6 +278,31 @@ class Distributed:
         Core keeps one order of calls for each, where the backend ``runs_replicas``.
         """
         return 0
+
+    def begin_micro_batch(self, last: bool) -> None:
+        """Reduce gradients from here on, or not: a forward pass of an accumulation window is about to run.
+
+        Args:
+            last: whether it may be the window's last one. Called where the backend ``defers_reduction``.
+        """
+
+    def end_micro_batch(self, last: bool) -> None:
+        """Reduce gradients again: the backward passes of a micro-batch have run.
+
+        Args:
+            last: whether the window is complete.
+
+        Raises:
+            StepOrderError: it is, and its last gradients were not reduced.
+        """
+
+    def mp_policy(self) -> Any:
+        """Return the session's policy in the form that the framework's sharded models take.
+
+        Raises:
+            UnsupportedError: the framework has no such form.
+        """
+        raise UnsupportedError("amp.mp_policy: only torch shards models (fully_shard) under a policy of their own")
 
 
 class Tuner:

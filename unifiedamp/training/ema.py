@@ -34,12 +34,13 @@ class Ema:
 
     Args:
         model: whose weights.
-        saved: decay and warm-up.
+        decay: see ``Amp.ema``.
+        warmup: see ``Amp.ema``.
         average: the backend's.
         averages: the session's.
 
     Attributes:
-        model, decay, warmup: see ``Amp.ema``.
+        model, decay, warmup: see the arguments.
     """
 
     def __init__(self, model: Any, decay: float, warmup: bool, average: WeightAverage, averages: Averages) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from ..backend import Backend, result
+from ..backend import Backend, Distributed, result
 from ..backend.result import StepResult
 from ..config.values import check_positive
 from ..errors import UnsupportedError, WrongObjectError
@@ -96,6 +96,7 @@ class StepLoop:
             if backend.distributed and backend.distributed.runs_replicas
             else StepOrder(accumulate_steps)
         )
+        self._reduction = _deferred(backend) if self._accumulates else None
         self.scaling = loss_scale.enabled
         self.monitor = ScaleMonitor(backend, loss_scale)
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
@@ -107,6 +108,12 @@ class StepLoop:
         )
 
     # -- calls of a step -----------------------------------------------------------------------------------------
+
+    def enter_region(self) -> None:
+        """Note that an autocast region is entered: a forward pass is about to run."""
+        self.order.enter_region()
+        if self._reduction is not None:
+            self._reduction.begin_micro_batch(self.order.may_end_window())
 
     def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """See ``Amp.scale_loss``."""
@@ -127,7 +134,7 @@ class StepLoop:
         """See ``Amp.backward``."""
         named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
         slots = self._slots(named, "backward")
-        self.order.enter_region()
+        self.enter_region()
         if self.order.begin_scale(slots):
             self._end_open_iteration()
         loss: T = self.interruptions.run(slots, "backward", self._training.backward, closure, named)
@@ -167,6 +174,8 @@ class StepLoop:
         if self.interruptions.unsettled:
             self.interruptions.settle()
         slot = order.begin_step(optimizer, "step")
+        if self._reduction is not None:
+            self._reduction.end_micro_batch(not order.accumulating(slot))
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
             return self._not_applied(result.ACCUMULATING)
@@ -264,6 +273,12 @@ class StepLoop:
             return result.StepValues(False, False, reason, scale, scale)
 
         return StepResult(read)
+
+
+def _deferred(backend: Backend) -> Distributed | None:
+    """Return what reduces gradients in the backward pass, and can leave it to a window's last one."""
+    distributed = backend.distributed
+    return distributed if isinstance(distributed, Distributed) and distributed.defers_reduction else None
 
 
 def _never() -> bool:

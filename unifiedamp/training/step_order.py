@@ -111,6 +111,10 @@ class StepOrder:
         """Whether the current micro-batch is not the last of its window."""
         return slot.micro + 1 < self.accumulate_steps
 
+    def may_end_window(self) -> bool:
+        """Whether the current micro-batch is the last of some optimizer's window."""
+        return not all(self.accumulating(slot) for slot in self.slots.values())
+
     def begin_scale(self, slots: Sequence[Slot]) -> bool:
         """Note that a loss is scaled for ``slots``; return whether the iteration before must be ended first.
 

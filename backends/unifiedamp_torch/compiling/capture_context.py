@@ -17,6 +17,7 @@ from ..training.gradients import parameters
 from ..training.step_context import StepContext
 from .capture_state import CaptureState, fixed_by_capture
 from .device_learning_rates import DeviceLearningRates, Kept
+from .shared_models import SharedModels
 
 
 class GraphCapturer(Protocol):
@@ -39,6 +40,7 @@ class CaptureContext:
         steps: what the session's roles share of its steps.
         spec: to warn through.
         device_type: the device's, whose autocast state is part of a signature.
+        shared: models that several ranks train; None where this process trains alone.
     """
 
     capturer: GraphCapturer
@@ -46,10 +48,15 @@ class CaptureContext:
     steps: StepContext
     spec: SessionSpec
     device_type: str
+    shared: SharedModels | None = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers, in order."""
         return [param for optimizer in self.steps.prepared.optimizers for param in parameters(optimizer)]
+
+    def warm_up(self, least: int) -> int:
+        """Return how many uncaptured calls a step needs before its capture; ``least``: without other ranks."""
+        return least if self.shared is None else self.shared.warm_up(least)
 
     def fixed(self) -> Hashable:
         """Return everything that a capture fixes now."""
@@ -71,6 +78,8 @@ class CaptureContext:
 
     def run(self, fn: Callable[[], Any], updates: Updates | None) -> Any:
         """Run ``fn`` uncaptured, with compiled updates if there are any."""
+        if self.shared is not None:
+            self.capturer.run(self.shared.make_ready)
         if updates is None or not compiles_in_this_thread():
             return self.capturer.run(fn)
         with self.capturable(updates):

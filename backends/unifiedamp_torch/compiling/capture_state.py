@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..training.gradients import parameters
+from ..training.gradients import local_part, parameters
 from ..training.prepared import PreparedObjects
 
 
@@ -24,8 +24,8 @@ def fixed_by_capture(prepared: PreparedObjects) -> Hashable:
     params = [param for optimizer in prepared.optimizers for param in parameters(optimizer)]
     of_models = [prepared.masters.model_param(param) for param in params]
     return (
-        [param.data_ptr() for param in params],
-        [param.data_ptr() for param in of_models],
+        [local_part(param).data_ptr() for param in params],
+        [local_part(param).data_ptr() for param in of_models],
         [param.requires_grad for param in of_models],
         [model.training for model in prepared.models],
         [(id(each.state), *[_settings(group) for group in each.param_groups]) for each in prepared.optimizers],

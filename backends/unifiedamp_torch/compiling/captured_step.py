@@ -141,12 +141,13 @@ class CapturedStep:
     ) -> Graph | None:
         """Return a graph that may be replayed now, capturing it where needed; None where the call must run."""
         entry.calls += 1
-        if entry.refused or entry.calls <= WARM_UP:
+        warm_up = self._context.warm_up(WARM_UP)
+        if entry.refused or entry.calls <= warm_up:
             return None
         fixed = self._context.fixed()
         if entry.graph is not None and entry.graph.fixed != fixed:
             entry.graph = None  # the next one needs its memory
-            entry.calls = WARM_UP  # what changed may have to be compiled, which a capture cannot hold
+            entry.calls = warm_up  # what changed may have to be compiled, which a capture cannot hold
             return None
         if entry.graph is None:
             entry.graph = self._capture(entry, args, kwargs, tensors, fixed)

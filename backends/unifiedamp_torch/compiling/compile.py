@@ -113,6 +113,15 @@ def compile_step(
     return step
 
 
+def compile_call(module: torch.nn.Module, overrides: Mapping[str, str]) -> Callable[..., Any]:
+    """Return ``torch.compile`` of a module's call, hooks included, for few kernels; ``overrides``: the session's."""
+    ready_dynamo()
+    settings = _few_kernels()
+    if overrides:
+        return torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False)
+    return torch.compile(module._call_impl, dynamic=False, options=settings or None)
+
+
 def _few_kernels() -> dict[str, Any]:
     """Return the settings for few kernels; none where Inductor (before torch 2.11) cannot keep reductions apart."""
     from torch._inductor import config

@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, Switches, WrappedStep, errors
 
 from ..device.kinds import traits
-from ..distributed.distributed import why_shared
+from ..distributed.wrapped import why_shared
 from ..training.compiled_update import Updates
 from ..training.step_context import StepContext
 from .capture_context import CaptureContext
@@ -18,6 +18,7 @@ from .captured_step import CapturedStep
 from .compile import compile_step
 from .device_learning_rates import DeviceLearningRates
 from .graph import CudaGraphCapturer
+from .shared_models import CompiledModels, SharedModels, why_uncaptured
 
 Untraced = tuple[object, Sequence[str]]
 """A role, and its methods that run uncompiled inside compiled steps."""
@@ -57,14 +58,15 @@ class TorchCompiler(Compiler):
         self.replays_traces = traits(device).captures_graphs
 
     def compile(self, fn: Callable[..., Any], order: StepOrderState, mode: str) -> Callable[..., Any]:
-        models = self.steps.prepared.models
-        shared = why_shared([*models, fn] if isinstance(fn, torch.nn.Module) else models)
-        if shared:
-            self._warn_shared(fn, shared)
+        why, captures = self.why_uncompiled(fn), self.replays_traces and not isinstance(fn, torch.nn.Module)
+        if why:
+            self._warn_uncompiled(fn, why)
             return fn
-        captures = self.replays_traces and not isinstance(fn, torch.nn.Module)
         if captures and mode == "default":
             return self.captured(fn, order)
+        models = self.steps.prepared.models
+        if captures and why_shared(models):
+            return self.captured(CompiledModels(fn, models, self._spec.policy.op_overrides), order)
         exclude_from_compilation(self._untraced)
         compiled = compile_step(
             fn.step if isinstance(fn, WrappedStep) else fn,
@@ -78,11 +80,22 @@ class TorchCompiler(Compiler):
             compiled = fn.around(compiled)
         return self.captured(compiled, order, Updates()) if captures else compiled
 
+    def why_uncompiled(self, fn: Callable[..., Any] | None = None) -> str:
+        """Return why ``fn`` (None: a step) runs as it is written; empty where it is compiled or captured."""
+        models = self.steps.prepared.models
+        module = isinstance(fn, torch.nn.Module)
+        shared = why_shared([*models, fn] if isinstance(fn, torch.nn.Module) else models)
+        if shared and (module or not self.replays_traces):
+            return f"{shared}, and steps of several ranks are captured in CUDA graphs or not compiled"
+        return why_uncaptured(models) if shared else ""
+
     def captured(self, fn: Callable[..., Any], order: StepOrderState, updates: Updates | None = None) -> CapturedStep:
         """Return a step that is captured and replayed, with compiled updates if there are any."""
         if self._capture_context is None:
             capturer, rates = CudaGraphCapturer(self._device), DeviceLearningRates(self._device)
-            self._capture_context = CaptureContext(capturer, rates, self.steps, self._spec, self._device.type)
+            models = self.steps.prepared.models
+            shared = SharedModels(models) if why_shared(models) else None
+            self._capture_context = CaptureContext(capturer, rates, self.steps, self._spec, self._device.type, shared)
         return CapturedStep(fn, self._capture_context, order, self.must_run, updates)
 
     def must_run(self) -> bool:
@@ -92,11 +105,10 @@ class TorchCompiler(Compiler):
     def tracing(self) -> bool:
         return self.steps.steps.capturing  # a step that is being captured has no values yet
 
-    def _warn_shared(self, fn: Callable[..., Any], why: str) -> None:
+    def _warn_uncompiled(self, fn: Callable[..., Any], why: str) -> None:
         name = getattr(fn, "__name__", type(fn).__name__)
         self._spec.warn(
-            f"amp.compile: {name} runs as it is written, because {why}: torch.compile and CUDA graphs do not take part "
-            "in the reduction of gradients reliably; call it without amp.compile to silence this",
+            f"amp.compile: {name} runs as it is written, because {why}; call it without amp.compile to silence this",
             errors.CompileWarning,
         )
 

@@ -1,18 +1,15 @@
-"""The role of ranks that decide alike, and models that ``torch.distributed`` holds."""
+"""The role of ranks that decide alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from unifiedamp.backend import Distributed, Unsupported
+from unifiedamp.backend import Distributed, SessionSpec, Unsupported, errors
 
-AVAILABLE = dist.is_available()
-"""Whether torch was built with distributed training."""
-
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+from .ranks import TrainingRanks
+from .wrapped import AVAILABLE
 
 
 class TorchDistributed(Distributed):
@@ -20,29 +17,49 @@ class TorchDistributed(Distributed):
 
     means = "found_inf is all-reduced over torch.distributed"
 
+    def __init__(self, spec: SessionSpec, ranks: TrainingRanks) -> None:
+        self._policy, self._ranks = spec.policy, ranks
+        self._last = True
+        # Master weights take each micro-batch's gradients from the model, so these must be reduced.
+        self.defers_reduction = not spec.master_weights
 
-def distributed_here() -> TorchDistributed | Unsupported:
-    """Return the role."""
-    return TorchDistributed() if AVAILABLE else Unsupported("built without distributed")
+    def begin_micro_batch(self, last: bool) -> None:
+        self._last = last
+        self._ranks.reduce_in_backward(last)
+
+    def end_micro_batch(self, last: bool) -> None:
+        self._ranks.reduce_in_backward(True)
+        if last and not self._last:
+            raise errors.StepOrderError(
+                "amp.step: the forward pass of this window's last micro-batch began before amp.step had ended the "
+                "micro-batch before it, so its gradients were not reduced over the ranks: enter amp.autocast() for a "
+                "micro-batch after amp.step(optimizer) of the one before; amp.discard_step(optimizer) drops this window"
+            )
+
+    def mp_policy(self) -> Any:
+        """Return the ``MixedPrecisionPolicy`` for ``fully_shard``: parameters are gathered in the policy's dtype,
+        gradients reduced in float32. Outputs keep their dtype; that of the whole model is cast by ``prepare``.
+
+        Raises:
+            PolicyNotSupportedError: a policy of float8.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        policy = self._policy
+        if policy.compute_dtype == "float8":
+            raise errors.PolicyNotSupportedError(
+                f"amp.mp_policy: fully_shard cannot gather parameters in float8 (policy {str(policy)!r}); use "
+                "'mixed_bfloat16'"
+            )
+        low = getattr(torch, policy.compute_dtype) if policy.is_mixed else None
+        return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if low is None else torch.float32)
 
 
-def world_size() -> int:
-    """Return how many processes train together."""
-    return dist.get_world_size() if AVAILABLE and dist.is_initialized() else 1
+def distributed_here(spec: SessionSpec, ranks: TrainingRanks) -> TorchDistributed | Unsupported:
+    """Return the role.
 
-
-def is_wrapped(model: torch.nn.Module) -> bool:
-    """Return whether ``torch.distributed`` holds gradients or parameters of a model (DDP, FSDP), or of a part of it."""
-    return any(
-        kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch.")
-        for module in model.modules()
-        for kind in type(module).__mro__
-    )
-
-
-def why_shared(models: Iterable[torch.nn.Module]) -> str:
-    """Return why several processes share a step; empty where they do not."""
-    if world_size() > 1:
-        return f"{world_size()} processes train together"
-    wrapped = [type(model).__name__ for model in models if is_wrapped(model)]
-    return f"torch.distributed holds the gradients of {wrapped[0]}" if wrapped else ""
+    Args:
+        spec: the session's.
+        ranks: those that train together.
+    """
+    return TorchDistributed(spec, ranks) if AVAILABLE else Unsupported("built without distributed")

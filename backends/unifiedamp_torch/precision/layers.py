@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -137,6 +137,12 @@ def wrap_layers(
         )
         undo.append(layer.remove)
     return undo
+
+
+def without_autocast(modules: Iterable[torch.nn.Module], device_type: str) -> list[Callable[[], None]]:
+    """Run modules that something else casts without autocast inside; return what undoes it."""
+    region = Region(device_type, None)
+    return [LayerForward(module, region, inputs=None, outputs=None, always=False).remove for module in modules]
 
 
 def check_sharded(model: torch.nn.Module, dtypes: Mapping[str, str], policy: Policy) -> None:

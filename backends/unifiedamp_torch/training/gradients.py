@@ -1,16 +1,13 @@
-"""Gradients of one optimizer: reading them, dividing them by the scale, clipping, dropping."""
+"""Gradients of one optimizer: reading them, dividing them by the scale, clamping, dropping."""
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from unifiedamp.backend import errors
-
-from ..device.kinds import traits
 
 Optimizer = torch.optim.Optimizer
 
@@ -45,6 +42,17 @@ def has_sparse(optimizer: Optimizer) -> bool:
     return any(param.grad is not None and param.grad.is_sparse for param in parameters(optimizer))
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, in the same memory; any other tensor as it is."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
 def real_values(param: torch.Tensor) -> torch.Tensor:
     """Return a parameter's gradient as a real tensor to write to: the values of a sparse one, the real and imaginary
     parts of a complex one.
@@ -53,7 +61,7 @@ def real_values(param: torch.Tensor) -> torch.Tensor:
     assert grad is not None
     if grad.is_conj():
         grad = param.grad = grad.resolve_conj()
-    values = grad._values() if grad.is_sparse else grad
+    values = local_part(grad._values() if grad.is_sparse else grad)
     return torch.view_as_real(values) if values.is_complex() else values
 
 
@@ -61,9 +69,20 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a real dense tensor to read: the values of a sparse one, this rank's part of a DTensor, the
     real and imaginary parts of a complex one.
     """
-    values = gradient._values() if gradient.is_sparse else gradient
-    values = getattr(values, "_local_tensor", values)
+    values = local_part(gradient._values() if gradient.is_sparse else gradient)
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def sum_partial(optimizer: Optimizer) -> None:
+    """Give DTensor gradients the placements of their parameters: tensor parallelism leaves sums that are pending, and
+    what is judged and clipped is the whole gradient. Communicates, in the order of the parameters.
+    """
+    for param in parameters(optimizer):
+        grad: Any = param.grad
+        if grad is not None and is_sharded(grad):
+            wanted: Any = getattr(param, "placements", grad.placements)
+            if grad.placements != wanted:
+                param.grad = grad.redistribute(placements=wanted)
 
 
 def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) -> bool:
@@ -77,13 +96,14 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     Returns:
         Whether there was any gradient.
     """
+    sum_partial(optimizer)
     values = [
-        real_values(param) if grad.is_sparse or grad.dtype.is_complex else grad
+        real_values(param) if grad.is_sparse or grad.dtype.is_complex or is_sharded(grad) else grad
         for group in optimizer.param_groups
         for param in group["params"]
         if (grad := param.grad) is not None
     ]
-    for grads in _by_kind(values):
+    for grads in by_kind(values):
         device = grads[0].device
         if device == found.device:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
@@ -94,29 +114,7 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     return values != []
 
 
-def clip_norm(optimizer: Optimizer, max_norm: float, reads_without_sync: bool) -> torch.Tensor:
-    """Clip the global 2-norm in place; return the norm before, a scalar on the device.
-
-    Args:
-        optimizer: whose gradients.
-        max_norm: the largest norm.
-        reads_without_sync: reading the norm waits for nothing.
-    """
-    _refuse_sparse(optimizer, "clip_grad_norm")
-    grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
-    if not grads or any(hasattr(grad, "_local_tensor") for grad in grads):  # DTensors are summed over ranks by torch
-        return torch.nn.utils.clip_grad_norm_(parameters(optimizer), max_norm)
-    groups = _by_kind(grads)
-    if any(group[0].is_complex() for group in groups):
-        groups = _by_kind([real_values(param) for param in parameters(optimizer) if param.grad is not None])
-    norm = _norm(groups, reads_without_sync)
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for group in groups:
-        torch._foreach_mul_(group, factor.to(group[0].device, torch.promote_types(group[0].dtype, torch.float32)))
-    return norm.to(torch.promote_types(groups[0][0].dtype, torch.float32))
-
-
-def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+def by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Return the tensors of each device and dtype, in order; mostly there is one kind."""
     kinds = {(tensor.device, tensor.dtype): None for tensor in tensors}
     if len(kinds) == 1:
@@ -124,30 +122,9 @@ def _by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return [[tensor for tensor in tensors if (tensor.device, tensor.dtype) == kind] for kind in kinds]
 
 
-def _norm(groups: list[list[torch.Tensor]], reads_without_sync: bool) -> torch.Tensor:
-    """Return the 2-norm over all tensors, also where float32 cannot hold the squares.
-
-    A CPU, where float64 is slower, computes it again in float64 when it overflowed; a GPU uses float64 at once.
-    """
-    if reads_without_sync:
-        norm = _norm_in(groups, None)
-        return norm if math.isfinite(norm) else _norm_in(groups, torch.float64)
-    return _norm_in(groups, traits(groups[0][0].device).wide_dtype)
-
-
-def _norm_in(groups: list[list[torch.Tensor]], dtype: torch.dtype | None) -> torch.Tensor:
-    norms = [norm for group in groups for norm in torch._foreach_norm(group, 2, dtype=dtype)]
-    wide = dtype or functools.reduce(torch.promote_types, {norm.dtype for norm in norms}, torch.float32)
-    device = norms[0].device
-    total: torch.Tensor = torch.linalg.vector_norm(
-        torch.stack([norm.to(device, wide, non_blocking=True) for norm in norms])
-    )
-    return total
-
-
 def clip_value(optimizer: Optimizer, limit: float) -> None:
     """Clamp each element in place; of a complex one its real and its imaginary part."""
-    _refuse_sparse(optimizer, "clip_grad_value")
+    refuse_sparse(optimizer, "clip_grad_value")
     plain = []
     for param in parameters(optimizer):
         if param.grad is not None and param.grad.is_complex():
@@ -158,7 +135,12 @@ def clip_value(optimizer: Optimizer, limit: float) -> None:
         torch.nn.utils.clip_grad_value_(plain, limit)
 
 
-def _refuse_sparse(optimizer: Optimizer, call: str) -> None:
+def refuse_sparse(optimizer: Optimizer, call: str) -> None:
+    """Refuse sparse gradients, for the method ``call`` of the session.
+
+    Raises:
+        UnsupportedError: one is sparse.
+    """
     for param in parameters(optimizer):
         if param.grad is not None and param.grad.is_sparse:
             raise errors.UnsupportedError(

@@ -10,7 +10,10 @@ from unifiedamp.backend import SessionSpec, errors
 
 from ..device import placement
 from ..device.tuning import TorchTuner
-from ..distributed.distributed import is_wrapped
+from ..distributed.agreement import check_agreement
+from ..distributed.ranks import TrainingRanks
+from ..distributed.reducers import renew_reducers, why_kept
+from ..distributed.wrapped import casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
@@ -26,8 +29,10 @@ class Preparation:
         spec: the session's.
         device: the session's.
         prepared: where they are added.
+        ranks: follow the models.
         native: detects native steps of the optimizers.
         tuner: tunes them.
+        read_scale: returns the present loss scale.
         cache_enabled: regions keep casts of parameters.
         emulate: float8 is emulated.
 
@@ -40,14 +45,16 @@ class Preparation:
         spec: SessionSpec,
         device: torch.device,
         prepared: PreparedObjects,
+        ranks: TrainingRanks,
         native: NativeCalls,
         tuner: TorchTuner,
+        read_scale: Callable[[], float],
         cache_enabled: bool,
         emulate: bool,
     ) -> None:
         self._spec, self._device = spec, device
-        self._prepared, self._native, self._tuner = prepared, native, tuner
-        self._cache_enabled, self._emulate = cache_enabled, emulate
+        self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
+        self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
         self._undo: list[Callable[[], None]] = []
         self.float8: list[dict[str, str]] = []
 
@@ -60,9 +67,15 @@ class Preparation:
         dtypes, checkpointed = self._check(new, optimizers)
         if prepared.optimizers:
             _drop_gradients(fresh, earlier)
-        moved = [placement.move(model, self._device) for model in new]
+        self._ranks.follow([*prepared.models, *new])
+        if any(map(is_shared, new)):
+            check_agreement(self._ranks, self._spec, self._read_scale())
+        moved = []
         for model, chosen, recomputed in zip(new, dtypes, checkpointed, strict=True):
-            moved.append(self._attach(model, chosen, recomputed))
+            changed = [placement.move(model, self._device), self._attach(model, chosen, recomputed)]
+            if any(changed):
+                renew_reducers(model)
+            moved += changed
         if self._spec.compile_mode == "max" or self._spec.tuning.channels_last:
             moved += [self._to_channels_last(model) for model in new]
             for each in optimizers:
@@ -101,6 +114,7 @@ class Preparation:
         policy = self._spec.policy
         changed = policy.param_dtype != "float32" and self._cast(model, dtypes)
         self._undo += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
+        self._undo += layers.without_autocast(casting(model), self._device.type)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
         self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
@@ -132,8 +146,11 @@ class Preparation:
         self._undo += float8_layers.wrap(model, chosen, self._device.type, self._emulate)
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
-        if not is_wrapped(model):
-            return placement.to_channels_last(model)
+        if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):
+            done = placement.to_channels_last(model)
+            if done:
+                renew_reducers(model)  # buckets have the layout of the parameters
+            return done
         if self._spec.tuning.channels_last and placement.has_images(model):
             self._spec.warn(
                 f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "

@@ -10,6 +10,7 @@ import torch
 
 from unifiedamp.backend import Policy, errors
 
+from ..distributed.wrapped import wrapped_by
 from ..layer_paths import ParamNames, plain_name
 from .gradients import parameters
 
@@ -18,7 +19,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 def check_models(models: Sequence[torch.nn.Module]) -> None:
-    """Refuse scripted modules.
+    """Refuse scripted modules, and those of FSDP1.
 
     Raises:
         PrepareError: always for one of them.
@@ -27,6 +28,12 @@ def check_models(models: Sequence[torch.nn.Module]) -> None:
         if isinstance(model, torch.jit.ScriptModule):
             raise errors.PrepareError(
                 "amp.prepare: a torch.jit.ScriptModule keeps the casts it was scripted with; prepare the plain module"
+            )
+        if wrapped_by([model], "FullyShardedDataParallel"):
+            raise errors.PrepareError(
+                f"amp.prepare: {type(model).__name__} is sharded by FullyShardedDataParallel (FSDP1), whose flattened "
+                "parameters no optimizer step or norm of this session is made for; use "
+                "torch.distributed.fsdp.fully_shard (FSDP2), with mp_policy=amp.mp_policy()"
             )
 
 

@@ -52,7 +52,8 @@ class ScaledSteps(Steps):
         before = self._state.mark()
         if found is not None:
             self._begin_averages(optimizer)
-            self._apply(optimizer, found.inf)
+            if gradients.has_gradients(optimizer):  # else other ranks have some
+                self._apply(optimizer, found.inf)
             self._move_averages(optimizer, found)
             self._state.count(found)
             if not self.keeps_gradients:

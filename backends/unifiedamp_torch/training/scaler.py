@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.amp.grad_scaler import OptState
 
 from unifiedamp.backend import LossScale, float32
 
-from ..distributed.distributed import world_size
+from ..distributed.ranks import TrainingRanks
 from . import gradients
 from .ema import MovingAverages
 from .native_calls import run_step
@@ -43,6 +42,7 @@ class Scaler(torch.amp.GradScaler):
         device: where the scale lives.
         settings: the loss scale in force.
         on_host: keep the state in plain numbers (reading the device waits for nothing).
+        ranks: those that skip together; None for all.
         averages: the session's, which steps of torch's own form move too; None for none.
 
     Attributes:
@@ -51,14 +51,19 @@ class Scaler(torch.amp.GradScaler):
     """
 
     def __init__(
-        self, device: torch.device, settings: LossScale, on_host: bool, averages: MovingAverages | None = None
+        self,
+        device: torch.device,
+        settings: LossScale,
+        on_host: bool,
+        ranks: TrainingRanks | None = None,
+        averages: MovingAverages | None = None,
     ) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
         self._backoff_factor = settings.backoff_factor
         self._growth_interval = settings.growth_interval
         self._lazy_init_scale_growth_tracker(device)
-        self._averages = averages
+        self._ranks, self._averages = ranks or TrainingRanks(), averages
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         assert self._scale is not None
         assert self._growth_tracker is not None
@@ -89,11 +94,21 @@ class Scaler(torch.amp.GradScaler):
         counted = self._nothing_found.clone()
         found_inf = counted[1]
         there = gradients.unscale(optimizer, self.scale_tensor.reciprocal(), found_inf)
-        if world_size() > 1:
-            dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        if self._ranks.groups and not self._ranks.have_alike(optimizer):
+            there = self._decide(counted, there)
         record["stage"] = OptState.UNSCALED
         record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}
         record["found"] = Found(counted, found_inf) if there else None
+
+    def _decide(self, counted: torch.Tensor, there: bool) -> bool:
+        """Reduce what was found over the ranks; return whether one of them has gradients.
+
+        A rank without gradients takes part: it skips, counts and scales as the others do.
+        """
+        if not there:
+            counted[0] = 0.0
+        self._ranks.reduce(counted)
+        return there or bool(counted[0].item())
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step or skip, for loops of torch's own form: gradients stay.

@@ -8,6 +8,7 @@ import torch
 
 from unifiedamp.backend import SessionSpec
 
+from ..distributed.ranks import TrainingRanks
 from .ema import MovingAverages
 from .native_calls import NativeCalls
 from .nonfinite import LastLoss, SkipReports
@@ -25,6 +26,7 @@ class StepContext:
 
     Attributes:
         prepared: the models and optimizers.
+        ranks: those that train together.
         native: native calls beside the session's.
         flags: what holds for the thread where a call begins.
         loss: the last unscaled loss.
@@ -35,6 +37,7 @@ class StepContext:
     """
 
     prepared: PreparedObjects
+    ranks: TrainingRanks
     native: NativeCalls
     flags: ThreadFlags
     loss: LastLoss
@@ -44,13 +47,15 @@ class StepContext:
     scaler: Scaler | None
 
     @classmethod
-    def create(cls, spec: SessionSpec, device: torch.device, reads_without_sync: bool) -> StepContext:
+    def create(
+        cls, spec: SessionSpec, device: torch.device, reads_without_sync: bool, ranks: TrainingRanks
+    ) -> StepContext:
         """Return the context of a new session; ``reads_without_sync``: see ``Device``."""
         scaling = spec.loss_scale
         prepared, loss = PreparedObjects(), LastLoss(wanted=scaling.enabled)
         native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
-        scaler = Scaler(device, scaling, reads_without_sync, averages) if scaling.enabled else None
+        scaler = Scaler(device, scaling, reads_without_sync, ranks, averages) if scaling.enabled else None
         steps = PlainSteps(averages) if scaler is None else ScaledSteps(scaler, reads_without_sync, reports, averages)
-        return cls(prepared, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)
+        return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)

@@ -20,6 +20,7 @@ from unifiedamp.backend import (
 )
 
 from . import gradients
+from .gradient_norm import clip_norm
 from .prepare import Preparation
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
@@ -54,6 +55,7 @@ class TorchTraining(Training):
         self._spec, self._preparation, self._precision = spec, preparation, precision
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
+        self._ranks = context.ranks
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
@@ -117,7 +119,7 @@ class TorchTraining(Training):
 
     def clip_grad_norm(self, optimizer: Optimizer, max_norm: float) -> torch.Tensor:
         self._flags.grad_enabled = torch.is_grad_enabled()
-        return gradients.clip_norm(optimizer, max_norm, self._reads_without_sync)
+        return clip_norm(optimizer, max_norm, self._reads_without_sync)
 
     def clip_grad_value(self, optimizer: Optimizer, clip_value: float) -> None:
         self._flags.grad_enabled = torch.is_grad_enabled()
@@ -167,6 +169,7 @@ class TorchTraining(Training):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self._steps.forget_update()
+        self._ranks.reduce_in_backward(True)
         self._drop_window(optimizer)
 
     def _drop_window(self, optimizer: Optimizer) -> None:
@@ -177,6 +180,7 @@ class TorchTraining(Training):
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         self._flags.restore()
+        self._ranks.reduce_in_backward(True)
         self._native.rollback()
         if self._steps.capturing:
             return False  # nothing was computed, and the capture restores Python's state

@@ -1,0 +1,156 @@
+"""Accumulation windows of several ranks: gradients are reduced once. Two processes joined by gloo."""
+
+import math
+
+import pytest
+import torch
+from loops import batch, session
+from ranks import run_ranks
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import unifiedamp as ua
+
+STEPS, WINDOWS = 3, 2
+ROWS = 32
+
+
+class Counted:
+    """A linear model in DistributedDataParallel that counts its reductions; all its parameters are in one bucket.
+
+    Args:
+        policy, options: of the session.
+    """
+
+    def __init__(self, policy="float32", **options):
+        torch.manual_seed(0)
+        self.reductions = 0
+        self.amp = session(policy, accumulate_steps=STEPS, loss_scale=8.0, **options)
+        wrapped = DistributedDataParallel(torch.nn.Linear(8, 4))
+        wrapped.register_comm_hook(None, self._reduce)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+        self.model, self.optimizer = self.amp.prepare(wrapped, optimizer)
+
+    def _reduce(self, _state, bucket):
+        self.reductions += 1
+        mean = bucket.buffer().div(torch.distributed.get_world_size())
+        return torch.distributed.all_reduce(mean, async_op=True).get_future().then(lambda done: done.value()[0])
+
+    def micro_batch(self, seed, rows, factor=1.0):
+        """Train on one micro-batch, by the two blocks or by ``amp.backward``; return the step's reason."""
+        x, y = (each[rows] for each in batch(seed))
+        if seed % 2:
+            with self.amp.autocast():
+                loss = cross_entropy(self.model(x * factor), y)
+            with self.amp.scale_loss(loss, self.optimizer) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            self.amp.backward(lambda: cross_entropy(self.model(x * factor), y), self.optimizer)
+        return self.amp.step(self.optimizer).reason
+
+    def weights(self):
+        return [array.tolist() for array in self.amp.master_weights(self.model).values()]
+
+
+def expected(seeds, dtype=torch.float32):
+    """The weights after windows of whole batches, by plain torch on one process."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    for start in range(0, len(seeds), STEPS):
+        model.zero_grad()
+        sum(cross_entropy(model(x), y) / STEPS for x, y in map(batch, seeds[start : start + STEPS])).backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.5 * param.grad
+    return [param.tolist() for param in model.parameters()]
+
+
+def close(answers, weights, tolerance=1e-5):
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        for found, wanted in zip(answer[0], weights, strict=True):
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=tolerance, atol=tolerance)
+    assert answers[0][0] == answers[1][0]
+    return [answer[1:] for answer in answers]
+
+
+def trained(rank):
+    run = Counted()
+    half = slice(ROWS // 2 * rank, ROWS // 2 * (rank + 1))
+    after = []
+    for seed in range(STEPS * WINDOWS):
+        run.micro_batch(seed, half)
+        after.append(run.reductions)
+        assert run.model.require_backward_grad_sync, "outside a micro-batch the model reduces as ever"
+    return run.weights(), after
+
+
+def test_a_window_is_reduced_once():
+    assert close(run_ranks(trained), expected(range(6))) == [([0, 0, 1, 1, 1, 2],)] * 2
+
+
+def discarding(rank, how):
+    run = Counted()
+    half = slice(ROWS // 2 * rank, ROWS // 2 * (rank + 1))
+    run.micro_batch(50, half)
+    if how == "discard":
+        run.amp.discard_step(run.optimizer)
+    elif how == "exception":
+        with pytest.raises(ZeroDivisionError):
+            run.amp.backward(lambda: 1 / 0, run.optimizer)
+    else:
+        run.micro_batch(51, half, math.inf if rank == 0 else 1.0)
+        assert run.micro_batch(52, half) == "non_finite"
+    for seed in range(STEPS):
+        assert run.micro_batch(seed, half) == ("applied" if seed == STEPS - 1 else "accumulating")
+    return run.weights(), run.amp.loss_scale
+
+
+@pytest.mark.parametrize("how", ["discard", "exception", "overflow"])
+def test_a_window_that_is_dropped_leaves_nothing(how):
+    assert close(run_ranks(discarding, how), expected(range(3))) == [(8.0,)] * 2
+
+
+def masters(rank):
+    run = Counted("bfloat16", master_weights=True)
+    half = slice(ROWS // 2 * rank, ROWS // 2 * (rank + 1))
+    for seed in range(STEPS):
+        run.micro_batch(seed, half)
+    return run.weights(), run.reductions
+
+
+def test_master_weights_get_reduced_gradients():
+    assert close(run_ranks(masters), expected(range(3)), 2.0**-6) == [(STEPS,)] * 2
+
+
+def early(rank):
+    torch.manual_seed(0)
+    wrapped = DistributedDataParallel(torch.nn.Linear(8, 4))
+    amp = session(accumulate_steps=STEPS)
+    optimizers = [torch.optim.SGD([param], lr=0.5) for param in wrapped.parameters()]
+    model, *optimizers = amp.prepare(wrapped, *optimizers)
+    x, y = (each[ROWS // 2 * rank : ROWS // 2 * (rank + 1)] for each in batch(0))
+    for _ in range(STEPS - 1):
+        amp.backward(lambda: cross_entropy(model(x), y), optimizers)
+        with amp.autocast():
+            loss = cross_entropy(model(x), y)  # the next micro-batch's, before this one's steps
+        for optimizer in optimizers:
+            amp.step(optimizer)
+    with amp.scale_loss(loss, optimizers) as scaled_loss:
+        scaled_loss.backward()
+    before = amp.master_weights(model)
+    for optimizer in optimizers:
+        with pytest.raises(ua.StepOrderError, match="gradients were not reduced over the ranks: enter amp.autocast"):
+            amp.step(optimizer)
+        amp.discard_step(optimizer)
+    assert all((array == before[name]).all() for name, array in amp.master_weights(model).items())
+    for seed in range(STEPS):
+        x, y = (each[ROWS // 2 * rank : ROWS // 2 * (rank + 1)] for each in batch(seed))
+        amp.backward(lambda x=x, y=y: cross_entropy(model(x), y), optimizers)
+        for optimizer in optimizers:
+            amp.step(optimizer)
+    return [array.tolist() for array in amp.master_weights(model).values()], amp.applied_steps
+
+
+def test_gradients_that_were_not_reduced_are_refused():
+    assert close(run_ranks(early), expected(range(3))) == [(2,)] * 2
