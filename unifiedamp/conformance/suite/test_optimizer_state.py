@@ -53,6 +53,7 @@ def test_training_goes_on_bit_for_bit(harness, form, steps, scale):
     for feed in FEEDS[:steps]:
         run.feed(*feed)
     other = going_on(harness, run, form, loss_scale=scale)
+    assert harness.optimizer_steps(other.optimizer) == steps
     for feed in FEEDS[steps:]:
         for each in (run, other):
             each.feed(*feed)
