@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.reducers import make_reducer, why_kept
-from ..distributed.wrapped import replicated, wrapped_by
+from ..distributed.wrapped import is_shared, replicated, world_size, wrapped_by
 from .compile import compile_call
 
 REDUCER_WARM_UP = 11
@@ -26,6 +26,11 @@ def why_uncaptured(models: Sequence[torch.nn.Module]) -> str:
     """Return why steps of these models cannot be captured; empty where they can."""
     if wrapped_by(models, "FullyShardedDataParallel"):
         return "FullyShardedDataParallel (FSDP1) cannot be captured; use fully_shard (FSDP2)"
+    if not any(map(is_shared, models)):
+        return (
+            f"{world_size()} processes train together, and no prepared model is wrapped: prepare the one that "
+            "DistributedDataParallel or fully_shard returned"
+        )
     for model in replicated(models):
         if model.find_unused_parameters and not model.static_graph:
             return "DistributedDataParallel(find_unused_parameters=True) reads from the device which ones were used"
