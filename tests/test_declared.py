@@ -51,9 +51,20 @@ LACKING = {
 }
 """Features that a backend does not declare on a CPU; tests of these do not count on it."""
 WITHOUT = {
-    "torch": {"device_steps", "rescaled_sgd"},
-    "tensorflow": {"device_steps", "extend", "grouped_sgd", "rescaled_sgd", "rest", "native_backward", "native_step"},
-    "mxnet": {"complex_probe", "extend", "rest", "wide_dense"},
+    "torch": {"device_steps", "fit", "recorded_device_run", "rescaled_sgd", "scheduled_sgd"},
+    "tensorflow": {
+        "device_steps",
+        "extend",
+        "grouped_sgd",
+        "native_backward",
+        "native_calls",
+        "native_step",
+        "recorded_device_run",
+        "rescaled_sgd",
+        "rest",
+        "run_op_on",
+    },
+    "mxnet": {"complex_probe", "extend", "fit", "kept_dense", "rest", "wide_dense"},
 }
 """Native objects and calls that a framework lacks; tests that need one are skipped on it."""
 

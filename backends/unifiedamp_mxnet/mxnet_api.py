@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy as copying
 import ctypes
 import functools
 import importlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -118,9 +119,14 @@ def from_numpy(array: HostArray, context: Context) -> Array:
 
 
 def map_tensors(function: Callable[[Any], object], value: object) -> Any:
-    """Apply ``function`` to every array and symbol in nested lists and tuples."""
+    """Apply ``function`` to every array and symbol in nested lists, tuples and mappings, which keep their classes."""
     if isinstance(value, (NDArray, Symbol)):
         return function(value)
+    if isinstance(value, MutableMapping):
+        mapped = copying.copy(value)
+        mapped.update({key: map_tensors(function, item) for key, item in value.items()})
+        return mapped
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(function, item) for item in value)
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

@@ -74,7 +74,7 @@ class TensorFlowBackend(Backend):
         self.recorder = recorder
         self.weights = TensorFlowWeights(prepared.master_of)
         self.averaging = prepared.averaging
-        self.converter = TensorFlowConverter(spec, info)
+        self.converter = TensorFlowConverter(spec, info, prepared.master_of)
         self.layer_shapes = TensorFlowLayerShapes()
         self.profiler = Unsupported(NO_KERNELS) if info.is_cpu else TensorFlowProfiler()
         self.interop = TensorFlowInterop(spec, distributed, scaler, steps, prepared, fitting)

@@ -16,6 +16,7 @@ class ToyAverage(WeightAverage):
         self.counts: dict[int, int] = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.kept: dict[str, np.ndarray] | None = None
+        self.stopped = False
 
     def names(self, optimizer):
         """Return name → parameter of those that an optimizer trains."""
@@ -46,7 +47,7 @@ class ToyAverage(WeightAverage):
         found = {}
         for optimizer in self.moved_by():
             for name, p in self.names(optimizer).items():
-                has = id(optimizer) in self.counts and name in self.arrays
+                has = self.stopped or (id(optimizer) in self.counts and name in self.arrays)
                 found[name] = (self.arrays[name] if has else p.data).astype(np.float32)
         return found
 
@@ -69,7 +70,7 @@ class ToyAverage(WeightAverage):
         self.kept = None
 
     def stop(self):
-        self.arrays, self.optimizers = self.read(), list(self.optimizers)
+        self.arrays, self.optimizers, self.stopped = self.read(), list(self.optimizers), True
         self._all.remove(self)
 
 

@@ -115,7 +115,7 @@ class ToyTraining(Training):
         return [(p, p.grad) for p in all_of_them if id(p) not in ids]
 
     def _grads(self, optimizer):
-        return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None}
+        return {name: p.grad for name, p in optimizer.parameters.items() if p.grad is not None and not p.frozen}
 
     def backward(self, closure, optimizers):
         return backward_in_context(self.precision, self, closure, optimizers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -29,6 +29,10 @@ class OptionalHarness:
         """Return SGD with weight decay, of the framework's kind."""
         self._lacks("weight decay")
 
+    def scheduled_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        """Return SGD that chooses its learning rate by its own count of updates: these in turn, and then the last."""
+        self._lacks("optimizers that hold a schedule")
+
     def rescaled_sgd(self, model: Any, learning_rate: float, factor: float) -> Any:
         """Return SGD with the framework's own setting by which gradients are multiplied before they are applied."""
         self._lacks("a setting by which optimizers multiply gradients")
@@ -54,6 +58,32 @@ class OptionalHarness:
         """
         self._lacks("complex parameters")
 
+    def layer_sgd(self, model: Any, layer: str, learning_rate: float) -> Any:
+        """Return SGD over the parameters of one layer, ``layer0`` …, of what :meth:`mlp` returned."""
+        self._lacks("optimizers over a part of a model")
+
+    def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
+        """Run one operation as ``Harness.run_op`` does, ``low_precision_op`` at least, on inputs of these dtypes.
+
+        Args:
+            op: the operation.
+            dtypes: of its two inputs, "float32" or "bfloat16" each; both are made outside of regions.
+
+        Returns:
+            The dtype name that it computed in (of its output).
+        """
+        self._lacks("operations on inputs of two dtypes")
+
+    def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
+        """Return name → call, of each call of a prepared optimizer's own that takes its gradients or changes them."""
+        self._lacks("calls of an optimizer that take gradients")
+
+    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> None:
+        """Train a prepared model by the framework's own loop, on the mean squared error, through the batches once, in
+        order.
+        """
+        self._lacks("a training loop of its own")
+
     def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
         """Freeze or unfreeze the parameters of one layer, the framework's own way, after ``amp.prepare``.
 
@@ -78,6 +108,20 @@ class OptionalHarness:
         """
         self._lacks("models that return structures")
 
+    def mapped(self, weight: Array, bias: Array) -> Any:
+        """Return a model of a dense layer with this (inputs, outputs) weight and bias.
+
+        It returns a dict: ``output``, the layer's output, and ``pair``, a named tuple of twice the output, ``double``,
+        and the place of each row's largest number, ``place``, whole numbers.
+        """
+        self._lacks("models that return mappings")
+
+    def kept_dense(self, weight: Array, bias: Array) -> Any:
+        """Return a model of a dense layer with this (inputs, outputs) weight and bias, which its author keeps in
+        float32 under mixed policies by the framework's own means.
+        """
+        self._lacks("layers that choose their own dtype")
+
     def wide_dense(self, weight: Array, bias: Array) -> Any:
         """Return a model of a float64 dense layer, whatever the policy, with this (inputs, outputs) weight and bias."""
         self._lacks("layers in float64")
@@ -85,6 +129,10 @@ class OptionalHarness:
     def layer_norm(self, size: int) -> Any:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
         self._lacks("layer normalization")
+
+    def nested_norm(self, size: int) -> Any:
+        """Return a model of one block ``block`` that holds what :meth:`layer_norm` returns the layers of."""
+        self._lacks("blocks that hold layers")
 
     def extend(self, optimizer: Any, model: Any) -> None:
         """Add a model's parameters to a prepared optimizer that is in use."""
@@ -133,6 +181,18 @@ class OptionalHarness:
             For each device, the parameter afterwards, and what was trained: its master, or itself.
         """
         self._lacks("steps on two devices that sum gradients")
+
+    def recorded_device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> Mapping[str, Sequence[int]]:
+        """Record one step on two devices that one process drives.
+
+        Args:
+            gradients: the true gradient of a parameter on each of the two devices.
+            loss_scale: the session's.
+
+        Returns:
+            Name → the counts ``true`` of ``GradientCounts``.
+        """
+        self._lacks("a recorded step on two devices of one process")
 
     def attached(self, obj: Any) -> Any:
         """Return something comparable that tells what a session attached to a model or an optimizer: hooks, replaced

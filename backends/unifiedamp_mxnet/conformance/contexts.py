@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -67,6 +67,18 @@ def steps(
     # Plain SGD has no state besides the master; their order differs between MXNet 1 and 2.
     states = [next(part for part in updater.states[0] if part is not None) for updater in trainer._updaters]
     return list(zip(parameters, [state.asnumpy().item() for state in states], strict=True))
+
+
+def recorded(gradients: Sequence[float], loss_scale: LossScale) -> Mapping[str, Sequence[int]]:
+    """Return name → counts of the true gradients of a recorded step; see ``Harness.recorded_device_run``."""
+    backend = MXNetBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
+    model, trainer = _prepared(backend, lambda: Probe([1.0]), 0.1)
+    recorder = backend.recorder
+    recorder.begin(False)
+    _backward(backend, model, trainer, [(value,) for value in gradients])
+    recorder.note_gradients(trainer)
+    backend.training.step(trainer, True)
+    return {name: counts.true for name, counts in recorder.end().gradients.items()}
 
 
 def _prepared(backend: MXNetBackend, make: Callable[[], Probe], learning_rate: float) -> tuple[Probe, Trainer]:

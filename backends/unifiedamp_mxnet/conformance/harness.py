@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,23 @@ from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.policies import PRODUCTS
 from . import contexts
-from .models import Picked, Probe, Ratio, Structured, dense, initialized, named, native
-from .operations import OPERATIONS, sample
+from .models import Mapped, Picked, Probe, Ratio, Structured, dense, initialized, named, native
+from .operations import OF_TWO, OPERATIONS, sample
 
 nn = gluon.nn
 F = mx.np if NUMPY_API else mx.nd
+
+
+class Listed(mx.lr_scheduler.LRScheduler):  # type: ignore[misc]  # MXNet has no type hints
+    """A learning rate for each update, which MXNet counts before it asks; the last stays."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        super().__init__(base_lr=rates[0])
+        self.rates = rates
+
+    def __call__(self, num_update: int) -> float:
+        """Return the rate of the update with this number, from 1."""
+        return self.rates[min(num_update, len(self.rates)) - 1]
 
 
 class MXNetHarness(Harness):
@@ -171,9 +183,27 @@ class MXNetHarness(Harness):
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(dense(weight, bias, hidden=False))
 
+    def layer_sgd(self, model: Block, layer: str, learning_rate: float) -> Any:
+        return self.sgd([getattr(model, layer)], learning_rate)
+
+    def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
+        return dtype_name(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
+
+    def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
+        return {
+            "step": lambda: optimizer.step(1), "update": lambda: optimizer.update(1),
+            "allreduce_grads": optimizer.allreduce_grads,
+        }  # fmt: skip
+
+    def mapped(self, weight: Array, bias: Array) -> Any:
+        return Mapped(dense(weight, bias, hidden=False))
+
     def layer_norm(self, size: int) -> Any:
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
         return named({name: initialized(layer) for name, layer in layers.items()})
+
+    def nested_norm(self, size: int) -> Any:
+        return named({"block": self.layer_norm(size)})
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
@@ -194,6 +224,13 @@ class MXNetHarness(Harness):
     ) -> list[tuple[float, float]]:
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
         return contexts.steps(lambda: Probe([1.0]), policy, gradients, loss_scale, clip_value)
+
+    def recorded_device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> Mapping[str, Sequence[int]]:
+        return contexts.recorded(gradients, loss_scale)
+
+    def scheduled_sgd(self, model: Block, learning_rates: Sequence[float]) -> Any:
+        first = learning_rates[0]
+        return self._trainer([model], "sgd", learning_rate=first, lr_scheduler=Listed(learning_rates))
 
     def attached(self, obj: Any) -> Any:
         if not isinstance(obj, gluon.Block):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,26 @@ class Structured(gluon.HybridBlock):
         def hybrid_forward(self, F: Any, x: Symbol) -> Any:
             output = self.dense(x)
             return output, [2 * output, F.argmax(output.astype("float32"), axis=-1).astype("int32")]
+
+
+class Doubled(NamedTuple):
+    """Twice an output, and the place of each row's largest."""
+
+    double: Array
+    place: Array
+
+
+class Mapped(gluon.Block):
+    """A dense layer's output in a dict, with a named tuple: graphs return lists alone, so it is not hybrid."""
+
+    def __init__(self, layer: Block) -> None:
+        super().__init__()
+        self.dense = layer
+
+    def forward(self, x: Array) -> Any:
+        output: Any = self.dense(x)
+        place = output.astype("float32").argmax(axis=-1).astype("int32")
+        return {"output": output, "pair": Doubled(2 * output, place)}
 
 
 class Ratio(gluon.HybridBlock):

@@ -61,6 +61,13 @@ else:
         "norm": mx.nd.norm,
     }
 
+OF_TWO: Mapping[str, Callable[[Array, Array], Array]] = {
+    "linear": (lambda x, y: N.fully_connected(x, y, no_bias=True, num_hidden=8))
+    if NUMPY_API
+    else (lambda x, y: mx.nd.FullyConnected(x, y, no_bias=True, num_hidden=8))
+}
+"""The same, on two inputs."""
+
 
 def sample() -> Array:
     """Return the input that each operation takes."""

@@ -11,11 +11,12 @@ from .._types import Array, Block, HybridBlock, Symbol
 from ..device.arrays import is_array
 from ..device.numpy_semantics import in_numpy_semantics
 from ..layer_paths import is_hybrid, is_symbol_block
-from ..mxnet_api import cast, context_of, gluon, mx
+from ..mxnet_api import NUMPY_API, base, cast, context_of, gluon, mx
 from ..patches import GRAPH_FIELDS
 from ..precision.autocast import Region
 from ..precision.casts import CastTable
 from ..precision.layers import BoundaryCasts
+from ..precision.low_precision_params import is_low_precision
 from ..precision.policies import check_policy, multicasts
 from ..training.prepare_checks import kind
 from .weights import MastersOf
@@ -61,6 +62,7 @@ def convert_model(
     Raises:
         WrongObjectError: ``block`` is no HybridBlock (or a SymbolBlock already), or an input is no array.
         PolicyNotSupportedError: the policy cannot run on the inputs' device.
+        UnsupportedError: MXNet cannot trace the model under the policy.
     """
     arrays = _check(block, inputs)
     if isinstance(policy, str):
@@ -101,9 +103,21 @@ def _trace(block: HybridBlock, inputs: Sequence[Array], policy: Policy) -> tuple
         with Region(table, infer=True):
             names, output = block._get_graph(*inputs)
         return list(names), output
+    except base.MXNetError as error:
+        raise errors.UnsupportedError(
+            f"amp.convert_model: {type(block).__name__} cannot be traced under policy '{policy}': "
+            f"{str(error).strip().rpartition(chr(10))[2]}{_advice(block)}"
+        ) from error
     finally:
         fields.update(found)
         boundaries.close()
+
+
+def _advice(block: HybridBlock) -> str:
+    """Say what to do about parameters of 16 bits: MXNet 2 runs the model while it is traced, on its own parameters."""
+    if NUMPY_API and any(is_low_precision(param) for param in block.collect_params().values()):
+        return "; its parameters have 16 bits: make it in a session with a mixed policy, and load its weights there"
+    return ""
 
 
 def _copy_parameters(source: Block, target: Block, masters_of: MastersOf) -> None:

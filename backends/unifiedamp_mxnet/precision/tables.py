@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unifiedamp.backend import Policy, SessionSpec
+from unifiedamp.backend import Policy, SessionSpec, errors
 
 from .._types import Context
 from .autocast import Region
@@ -40,12 +40,27 @@ class CastTables:
         self.inference = Region(self.session, infer=True)
 
     def region(self, enabled: bool, policy: Policy | None) -> Region:
-        """Return the region of a policy (None: the session's), or the one that casts nothing."""
+        """Return the region of a policy (None: the session's), or the one that casts nothing.
+
+        Raises:
+            PolicyNotSupportedError, UnsupportedError: the policy cannot run in a region of this session.
+        """
         region = self._regions.get((enabled, policy))
         if region is None:
+            if enabled and policy is not None:
+                self._check_params(policy)
             region = Region(self._table(policy or self._policy) if enabled else None)
             self._regions[(enabled, policy)] = region
         return region
+
+    def _check_params(self, policy: Policy) -> None:
+        """Refuse float32 over parameters of 16 bits: operators run in their inputs' dtype there."""
+        params = self._policy.param_dtype
+        if policy.compute_dtype == "float32" != params:
+            raise errors.PolicyNotSupportedError(
+                f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and no operator "
+                f"is cast to float32; use policy 'mixed_{params}' for the session"
+            )
 
     def _table(self, policy: Policy) -> CastTable:
         table = self._tables.get(policy)

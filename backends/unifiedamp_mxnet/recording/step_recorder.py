@@ -7,7 +7,7 @@ a graph for recorded steps is traced, see ``precision.recorded_graphs``. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +171,8 @@ def _arrays(value: object) -> Iterator[Array]:
     if is_array(value):
         if dtype_name(value) in FLOATS and value.size and value.stype == "default":
             yield value
+    elif isinstance(value, Mapping):
+        yield from _arrays(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _arrays(item)

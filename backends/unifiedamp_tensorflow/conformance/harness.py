@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -96,6 +96,22 @@ class Structured(keras.Model):
         return output, [2 * output, tf.argmax(output, -1)]
 
 
+class Doubled(NamedTuple):
+    """Twice an output, and the place of each row's largest."""
+
+    double: Any
+    place: Any
+
+
+class Mapped(Structured):
+    """The same in a dict, with a named tuple."""
+
+    def call(self, x: Any) -> Any:
+        """Return the dict."""
+        output = self.dense(x)
+        return {"output": output, "pair": Doubled(2 * output, tf.argmax(output, -1))}
+
+
 class Ratio(keras.layers.Layer):
     """Divides each row by the sum of its absolute values."""
 
@@ -107,6 +123,21 @@ class Ratio(keras.layers.Layer):
         """Return rows of sum 1."""
         total = tf.reduce_sum(tf.abs(x), -1, keepdims=True)
         return x / (total + tf.cast(self.epsilon, x.dtype))
+
+
+class Listed(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate for each step; the last stays."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self.rates = [float(rate) for rate in rates]
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate of the step with this number, from 0."""
+        return tf.gather(tf.constant(self.rates), tf.minimum(tf.cast(step, tf.int64), len(self.rates) - 1))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what it was made with."""
+        return {"rates": self.rates}
 
 
 @functools.cache
@@ -243,6 +274,9 @@ class TensorFlowHarness(Harness):
     def decaying_sgd(self, model: Any, learning_rate: float, weight_decay: float) -> Any:
         return self._built(keras.optimizers.SGD(learning_rate, weight_decay=weight_decay), [model])
 
+    def scheduled_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
+        return self._built(keras.optimizers.SGD(Listed(learning_rates)), [model])
+
     def sparse(self, table: Array, learning_rate: float) -> tuple[Any, Any]:
         model = Picked(table)
         return model, self.sgd([model], learning_rate)
@@ -259,6 +293,22 @@ class TensorFlowHarness(Harness):
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(weight, bias)
 
+    def mapped(self, weight: Array, bias: Array) -> Any:
+        return Mapped(weight, bias)
+
+    def kept_dense(self, weight: Array, bias: Array) -> Any:
+        layer = keras.layers.Dense(bias.shape[0], dtype="float32", name="dense")
+        model = keras.Sequential([keras.Input((weight.shape[0],)), layer])
+        layer.set_weights([weight, bias])
+        return model
+
+    def layer_sgd(self, model: Any, layer: str, learning_rate: float) -> Any:
+        return self._built(keras.optimizers.SGD(learning_rate), [model.get_layer(layer)])
+
+    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> None:
+        model.compile(optimizer=optimizer, loss="mse")
+        model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+
     def wide_dense(self, weight: Array, bias: Array) -> Any:
         layer = keras.layers.Dense(bias.shape[0], dtype="float64", name="dense")
         model = keras.Sequential([keras.Input((weight.shape[0],), dtype="float64"), layer])
@@ -268,6 +318,11 @@ class TensorFlowHarness(Harness):
     def layer_norm(self, size: int) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
+
+    def nested_norm(self, size: int) -> Any:
+        layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
+        block = keras.Sequential([keras.Input((size,)), *layers], name="block")
+        return keras.Sequential([keras.Input((size,)), block])
 
     @contextmanager
     def other_state(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from ..internals import is_graph_network, native, set_dtype_policy
 from ..precision import layers, region_layers
 from ..precision.global_policy import PolicyScope
 from ..precision.keras_mode import KerasMode
+from .weights import MasterOf
 
 keras = tf.keras
 
@@ -26,12 +27,13 @@ class TensorFlowConverter(Converter):
 
     Args:
         spec, device: the session's.
+        master_of: returns the float32 master of a variable, whose values the copy takes.
     """
 
     means = "a clone whose variables are cast"
 
-    def __init__(self, spec: SessionSpec, device: DeviceInfo) -> None:
-        self._spec, self._device = spec, device
+    def __init__(self, spec: SessionSpec, device: DeviceInfo, master_of: MasterOf) -> None:
+        self._spec, self._device, self._master_of = spec, device, master_of
 
     def convert(self, model: Model, inputs: Sequence[Any], policy: Policy) -> Model:
         """Return a clone; Keras runs it in evaluation mode unless ``training`` is given.
@@ -52,7 +54,7 @@ class TensorFlowConverter(Converter):
                 f"amp.convert_model: model {model.name!r} has no variables yet; call it once on a batch"
             )
         made = _finish(self._cloned(model, policy), inputs, policy)
-        _copy_weights(model, made)
+        _copy_weights(model, made, self._master_of)
         made.trainable = False
         return made
 
@@ -127,7 +129,7 @@ def _finish(made: Any, inputs: Sequence[Any], policy: Policy) -> Model:
     return made
 
 
-def _copy_weights(model: Model, made: Model) -> None:
+def _copy_weights(model: Model, made: Model, master_of: MasterOf) -> None:
     old, new = (list(map(native, each.weights)) for each in (model, made))
     if [tuple(each.shape) for each in old] != [tuple(each.shape) for each in new]:
         raise errors.UnsupportedError(
@@ -135,4 +137,5 @@ def _copy_weights(model: Model, made: Model) -> None:
             f"and not {len(old)}, or of other shapes), so weights cannot be copied"
         )
     for target, source in zip(new, old, strict=True):
-        target.assign(tf.cast(source, target.dtype))
+        master = master_of(source)
+        target.assign(tf.cast(source if master is None else master, target.dtype))

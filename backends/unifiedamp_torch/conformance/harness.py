@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -13,8 +13,8 @@ from torch import nn
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
-from .models import ComplexProbe, ConvNet, Mlp, Picked, Probe, Ratio, Structured, linear
-from .operations import OPERATIONS
+from .models import ComplexProbe, ConvNet, Kept, Mapped, Mlp, Picked, Probe, Ratio, Structured, linear
+from .operations import OF_TWO, OPERATIONS
 
 ON_GPU = torch.cuda.is_available()
 """There all optimizers are fused, as one that decides on the device must be; elsewhere some, so that both kinds are
@@ -167,6 +167,23 @@ class TorchHarness(Harness):
     def structured(self, weight: Array, bias: Array) -> nn.Module:
         return Structured(linear(weight, bias, torch.float32))
 
+    def mapped(self, weight: Array, bias: Array) -> nn.Module:
+        return Mapped(linear(weight, bias, torch.float32))
+
+    def kept_dense(self, weight: Array, bias: Array) -> nn.Module:
+        return Kept(linear(weight, bias, torch.float32))
+
+    def layer_sgd(self, model: nn.Module, layer: str, learning_rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.get_submodule(layer).parameters(), lr=learning_rate, fused=True)
+
+    def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
+        device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+        x, y = [torch.ones(8, 8, dtype=getattr(torch, dtype), device=device) for dtype in dtypes]
+        return self.dtype_of(OF_TWO[op](x, y))
+
+    def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
+        return {"step": optimizer.step, "step with a closure": lambda: optimizer.step(lambda: torch.zeros(()))}
+
     def wide_dense(self, weight: Array, bias: Array) -> nn.Module:
         return nn.Sequential(linear(weight, bias, torch.float64))
 
@@ -174,6 +191,11 @@ class TorchHarness(Harness):
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(size, size))
         model.add_module("norm", nn.LayerNorm(size))
+        return model
+
+    def nested_norm(self, size: int) -> nn.Module:
+        model = nn.Sequential()
+        model.add_module("block", self.layer_norm(size))
         return model
 
     def clipped_device_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,40 @@ class Structured(nn.Module):
         """Return the structure."""
         output = self.dense(x)
         return output, [2 * output, torch.argmax(output, -1)]
+
+
+class Doubled(NamedTuple):
+    """Twice an output, and the place of each row's largest."""
+
+    double: torch.Tensor
+    place: torch.Tensor
+
+
+class Mapped(nn.Module):
+    """A dense layer's output in a dict, with a named tuple."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        """Return the dict."""
+        output = self.dense(x)
+        return {"output": output, "pair": Doubled(2 * output, torch.argmax(output, -1))}
+
+
+class Kept(nn.Module):
+    """A dense layer outside autocast."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output."""
+        with torch.autocast(x.device.type, enabled=False):
+            output: torch.Tensor = self.dense(x.float())
+        return output
 
 
 def linear(weight: NDArray[Any], bias: NDArray[Any], dtype: torch.dtype) -> nn.Linear:

@@ -53,6 +53,9 @@ OPERATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 """Operation of the neutral vocabulary → how to run it."""
 
+OF_TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"matmul": torch.matmul, "linear": _F.linear}
+"""The same, on two inputs."""
+
 
 def _low_lstm_runs() -> bool:
     """Return whether torch's own bfloat16 LSTM runs here: oneDNN has none for CPUs without AVX512."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,13 @@ def zero_grad(optimizer: Optimizer) -> None:
     """Set every gradient to None."""
     for group in optimizer.param_groups:
         for param in group["params"]:
+            param.grad = None
+
+
+def drop_frozen(optimizer: Optimizer, model_param: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Set the gradients of frozen parameters to None; ``model_param`` returns the model's own of a master."""
+    for param in parameters(optimizer):
+        if param.grad is not None and not model_param(param).requires_grad:
             param.grad = None
 
 

@@ -14,9 +14,10 @@ from ..distributed.agreement import check_agreement
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
 from ..distributed.wrapped import casting, is_shared, is_wrapped, replicated, sharded
-from ..layer_paths import is_in
+from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
+from .gradients import parameters
 from .native_calls import NativeCalls
 from .prepared import Optimizer, PreparedObjects
 
@@ -62,7 +63,10 @@ class Preparation:
         prepared = self._prepared
         new = [model for model in models if not is_in(model, prepared.models)]
         fresh = [each for each in optimizers if not is_in(each, prepared.optimizers)]
+        earlier = prepared.names
         dtypes, checkpointed = self._check(new, optimizers)
+        if prepared.optimizers:
+            _drop_gradients(fresh, earlier)
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
             check_agreement(self._ranks, self._spec, self._read_scale())
@@ -161,3 +165,11 @@ class Preparation:
         self._prepared.masters.detach(self._prepared.optimizers)
         while self._undo:
             self._undo.pop()()
+
+
+def _drop_gradients(optimizers: Sequence[Optimizer], earlier: ParamNames) -> None:
+    """Drop gradients that losses for other optimizers left in parameters of models that were prepared before."""
+    for optimizer in optimizers:
+        for param in parameters(optimizer):
+            if param in earlier:
+                param.grad = None

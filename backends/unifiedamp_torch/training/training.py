@@ -113,6 +113,7 @@ class TorchTraining(Training):
         self._flags.grad_enabled = torch.is_grad_enabled()
         if self._masters.in_use:
             self._masters.model_grads_to_master_grads(optimizer)
+        self._drop_frozen(optimizer)
         self._native.check(optimizer, "unscale")
         self._steps.unscale(optimizer)
 
@@ -133,6 +134,7 @@ class TorchTraining(Training):
         if masters is not None:
             masters.attach([optimizer])
             masters.model_grads_to_master_grads(optimizer)
+        self._drop_frozen(optimizer)
         self._native.check(optimizer, "step")
         if masters is not None:
             masters.begin_update(optimizer)
@@ -145,6 +147,11 @@ class TorchTraining(Training):
         self._native.end(optimizer)
         self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
+
+    def _drop_frozen(self, optimizer: Optimizer) -> None:
+        """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""
+        if self._spec.accumulate_steps > 1:
+            gradients.drop_frozen(optimizer, self._masters.model_param)
 
     def _no_gradients(self, optimizer: Optimizer) -> StepResult:
         names = self._prepared.param_names(optimizer)

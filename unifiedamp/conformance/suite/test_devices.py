@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.recording.counts import Distribution
 
 pytestmark = pytest.mark.needs("several_devices")
 
@@ -61,3 +62,13 @@ def test_what_was_summed_is_clamped_on_all(harness, gradients):
     scale = ua.DynamicLossScale(initial_scale=4.0)
     answers = harness.device_steps("float32", [gradients, (math.inf, 1.0), gradients], scale, clip_value=2.0)
     assert answers == [(1.0 - 4 * TINY, 1.0 - 4 * TINY)] * 2
+
+
+@pytest.mark.needs("recording")
+@pytest.mark.parametrize("gradients", [(0.5, 4.0), (4.0, 0.5), (2.0, 2.0)])
+def test_what_is_recorded_is_of_all(harness, gradients):
+    """The numbers of each device are counted, whatever they sum to."""
+    counts = harness.recorded_device_run(gradients, ua.StaticLossScale(8.0))
+    (found,) = [Distribution.of(each) for each in counts.values()]
+    assert found.exponents == {math.log2(g): gradients.count(g) for g in gradients}
+    assert (found.zero, found.inf, found.nan) == (0, 0, 0)

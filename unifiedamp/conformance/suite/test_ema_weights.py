@@ -168,6 +168,24 @@ def test_an_average_that_no_step_has_moved_outlives_its_session(harness):
     assert {name: found[name].tolist() for name in expected} == {n: v.tolist() for n, v in expected.items()}
 
 
+@pytest.mark.parametrize("feeds", [(), (1.0, 2.0)], ids=["unmoved", "moved"])
+def test_a_closed_average_rests_while_the_model_trains(harness, feeds):
+    """Under another session."""
+    averaged = Averaged(harness)
+    for feed in feeds:
+        averaged.feed(feed)
+    averaged.amp.close()
+    before, updates = bits(averaged.ema.weights()), averaged.ema.updates
+    amp = session(harness, loss_scale=SCALE)
+    model, optimizer = amp.prepare(averaged.model, harness.sgd([averaged.model], 0.5))
+    weights, x = averaged.weights(), amp.to_native(np.float32([1.0, 2.0]))
+    for _ in range(2):
+        amp.backward(lambda: model(x), optimizer)
+        assert amp.step(optimizer).applied
+        assert all((value != weights[name]).all() for name, value in averaged.weights().items())
+        assert (bits(averaged.ema.weights()), averaged.ema.updates) == (before, updates)
+
+
 def test_closing_restores_weights_that_are_swapped_out(harness):
     averaged = Averaged(harness)
     averaged.feed(1.0)

@@ -124,6 +124,25 @@ def test_frozen_layers_are_in_no_norm(harness, frozen):
         assert values == pytest.approx(expected[layer], rel=1e-5)
 
 
+@pytest.mark.parametrize("scale", ["none", 4.0])
+@pytest.mark.parametrize("grouped", [False, True], ids=["together", "groups"])
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_the_rest_of_an_optimizer_trains(harness, form, frozen, grouped, scale):
+    """Also where whole parameter groups are frozen, the first or the last ones, and without a scale."""
+    net = Net(harness)
+    optimizer = harness.grouped_sgd(net.model, [LR] * 4) if grouped else harness.sgd([net.model], LR)
+    amp = session(harness, form, loss_scale=scale)
+    net.model, optimizer = amp.prepare(net.model, optimizer)
+    step = stepping(harness, form, amp, [net], [optimizer])
+    for names in ((frozen,), (), (frozen,)):
+        net.freeze(names)
+        step(1.5, 0.5)
+        net.train(1.5, 0.5)
+        for layer, values in net.read().items():
+            assert values == pytest.approx(net.values[layer], rel=1e-5)
+    assert (amp.applied_steps, amp.skipped_steps) == (3, 0)
+
+
 @pytest.mark.needs("several_optimizers")
 def test_beside_other_optimizers(harness, form):
     nets = [Net(harness), Net(harness)]
@@ -151,6 +170,27 @@ def test_windows_leave_frozen_layers_out(harness, form):
         net.train(1.5, 0.5)
         for layer, values in net.read().items():
             assert values == pytest.approx(net.values[layer], rel=1e-5)
+
+
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_a_layer_frozen_inside_a_window_stays(harness, form, frozen):
+    """Though the micro-batches before had gradients for it; the others get the mean of all."""
+    net = Net(harness)
+    amp, optimizers = prepare(harness, form, [net], accumulate_steps=2)
+    step = stepping(harness, form, amp, [net], optimizers)
+    for names in ((), (frozen,)):
+        net.freeze(names)
+        step(1.5, 0.5)
+    net.train(1.5, 0.5)
+    net.freeze(())
+    for layer, values in net.read().items():
+        assert values == pytest.approx(net.values[layer], rel=1e-5)
+    for _ in range(2):
+        step(1.5, 0.5)
+    net.train(1.5, 0.5)
+    for layer, values in net.read().items():
+        assert values == pytest.approx(net.values[layer], rel=1e-5)
 
 
 @pytest.mark.needs("master_weights")

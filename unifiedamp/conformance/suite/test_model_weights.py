@@ -136,6 +136,28 @@ def test_a_copy_rests_while_the_model_trains(harness, kept):
     np.testing.assert_array_equal(np.asarray(amp.to_numpy(made(x))), first)
 
 
+@pytest.mark.needs("convert_model", "layer_overrides", "master_weights", "float32_weights")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_copy_is_of_the_master_weights(harness, dtype):
+    """What it keeps in float32 holds what the model's own 16 bits round away."""
+    amp = session(harness, policy=harness.pure_policies[dtype], master_weights=True, loss_scale=4.0)
+    with amp.scope():
+        model = harness.mlp(layers())
+        optimizer = harness.sgd([model], 0.1)
+    model, optimizer = amp.prepare(model, optimizer)
+    fine = 1.0 + 2.0**-12
+    own = amp.master_weights(model)
+    amp.load_master_weights(model, {name: np.full(each.shape, fine, np.float32) for name, each in own.items()})
+    policy = LOW.replace(layer_overrides={"layer*": "float32"})
+    try:
+        made = amp.convert_model(model, amp.to_native(batch()), policy=policy)
+    except ua.UnsupportedError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    held = amp.master_weights(made)
+    assert len(held) == 4
+    assert all((array == fine).all() for array in held.values())
+
+
 @pytest.mark.needs("convert_model")
 def test_a_copy_evaluates(harness):
     amp = session(harness, policy="mixed_bfloat16")

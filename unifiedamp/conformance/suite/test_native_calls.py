@@ -147,6 +147,19 @@ def test_a_native_step_while_a_scaled_loss_waits(harness, form, unscaled):
     loop.refused(step, "step()", "amp.step")
 
 
+def test_every_native_call_while_a_scaled_loss_waits(harness):
+    """Those that apply its gradients, and those that change them first."""
+    for name in harness.native_calls(Loop(harness).optimizer):
+        loop = Loop(harness)
+
+        def step(loss, loop=loop, name=name):
+            with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+                scaled_loss.backward()
+            harness.native_calls(loop.optimizer)[name]()
+
+        loop.refused(step, name.partition(" ")[0], "amp.step")
+
+
 def test_the_step_can_be_ended_rightly_after_a_refused_native_step(harness):
     loop = Loop(harness)
 

@@ -74,6 +74,26 @@ def test_a_norm_that_is_named_has_the_dtype_named(harness, keep, dtype):
     assert kept(harness, policy, lambda: harness.layer_norm(8)) == {"norm": dtype == "float32", "other": False}
 
 
+@pytest.mark.needs("float32_weights", "layer_overrides")
+def test_a_norm_in_a_block_has_the_dtype_that_names_it(harness):
+    """By a glob that matches it as it does the block, or by one of its own."""
+    policy = pure(harness, True, "float16")
+    expected = {"block": False, "block.norm": True}
+    for overrides in ({}, {"block*": "float16"}, {"block": "float16", "block.norm": "float32"}):
+        amp = session(harness, policy=policy.replace(layer_overrides=overrides))
+        with amp.scope():
+            model = harness.nested_norm(8)
+        model = prepared(amp, model)
+        names = amp.master_weights(model)
+        amp.load_master_weights(model, {name: np.full(array.shape, FINE, np.float32) for name, array in names.items()})
+        found = {}
+        for name, array in harness.parameters(model).items():
+            layer = "block.norm" if "norm" in name else "block"
+            found[layer] = found.get(layer, True) and bool((array == FINE).all())
+        expected["block.norm"] = "block*" not in overrides
+        assert found == expected
+
+
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_mixed_policies_keep_all_parameters(harness, policy):

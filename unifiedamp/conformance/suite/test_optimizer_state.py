@@ -1,5 +1,7 @@
 """What an optimizer holds beside its settings: read, checked, and written into another one."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,23 @@ def test_that_of_another_model_is_refused(harness):
     other = probe_run(harness, values=(1.0,), optimizer="adam", loss_scale=4.0)
     with pytest.raises(ua.CheckpointError):
         other.amp.backend.weights.check_optimizer(other.optimizer, [other.model], state)
+
+
+def test_a_schedule_goes_on(harness, form):
+    """One that the optimizer holds: a skipped step leaves it where it is, and a saved state continues it."""
+    rates = (0.5, 0.25, 0.125, 0.0625)
+    options = {"make": lambda model: harness.scheduled_sgd(model, rates), "loss_scale": 4.0}
+    run = probe_run(harness, form, **options)
+    for feed in (1.0, math.inf, 1.0):
+        run.feed(feed)
+    assert run.weights() == [0.25]
+    weights, other = run.amp.backend.weights, probe_run(harness, form, **options)
+    state = state_of(run, weights)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    other.amp.backend.weights.write_optimizer(other.optimizer, [other.model], state)
+    for each in (run, other):
+        each.feed(1.0)
+        assert each.weights() == [0.125]
+        each.feed(math.nan)
+        each.feed(1.0)
+        assert each.weights() == [0.0625]

@@ -45,6 +45,49 @@ def test_numbers_in_structures_have_the_output_dtype(harness, form, dtype):
         assert amp.to_numpy(places).tolist() == np.argmax(amp.to_numpy(output), -1).tolist()
 
 
+@pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")  # what returns mappings may not be compiled
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mappings_and_named_tuples_keep_their_kind(harness, form, dtype):
+    """Users read them by name."""
+    amp, found, expected = answers(harness, form, replace(MIXED, output_dtype=dtype), harness.mapped)
+    for answer in found:
+        assert set(answer) == {"output", "pair"}
+        output, double, place = answer["output"], answer["pair"].double, answer["pair"].place
+        assert [harness.dtype_of(output), harness.dtype_of(double)] == [dtype, dtype]
+        assert harness.dtype_of(place).startswith("int")
+        np.testing.assert_allclose(np.float64(amp.to_numpy(output)), expected, rtol=0.05, atol=0.05)
+        np.testing.assert_allclose(np.float64(amp.to_numpy(double)), 2 * expected, rtol=0.05, atol=0.1)
+        assert amp.to_numpy(place).tolist() == np.argmax(amp.to_numpy(output), -1).tolist()
+
+
+def test_a_layer_keeps_the_dtype_that_its_author_chose(harness, form):
+    """It computes in float32 in a session of a mixed policy, in regions that are disabled, and trains so."""
+    amp = session(harness, form, MIXED)
+    weight, bias = layer()
+    with amp.scope():
+        model = harness.kept_dense(weight, bias)
+        optimizer = harness.sgd([model], 1.0)
+    model, optimizer = amp.prepare(model, optimizer)
+    batch = np.random.default_rng(1).integers(-4, 5, size=(4, SIZE)) / 4.0  # which bfloat16 holds
+    call, x = compiled(amp, form, lambda x: model(x)), amp.to_native(batch)
+    expected = batch @ weight + bias
+    for region in (amp.inference(model), amp.autocast(), amp.autocast(enabled=False)):
+        with region:
+            np.testing.assert_allclose(np.float64(amp.to_numpy(call(x))), expected, rtol=1e-5, atol=1e-5)
+
+    def step(x, y):
+        loss = amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+        return loss
+
+    before = {name: value.size for name, value in harness.parameters(model).items()}
+    loss = compiled(amp, form, step)(x, amp.to_native(np.zeros((4, SIZE))))
+    assert float(np.ravel(amp.to_numpy(loss))[0]) == pytest.approx(float(np.mean(expected**2)), rel=1e-5)
+    after = {value.size: value for value in harness.parameters(model).values()}
+    assert set(after) == set(before.values()) == {SIZE, SIZE * SIZE}
+    np.testing.assert_allclose(after[SIZE].ravel(), bias - expected.sum(0) * 2 / expected.size, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_layers_in_float64_stay(harness, form, policy):
     """No policy names float64: the layer computes in it inside regions too. The answer may be rounded to float32."""

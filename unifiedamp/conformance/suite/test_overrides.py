@@ -66,9 +66,10 @@ def test_a_name_is_no_prefix(harness, kept):
 
 
 @pytest.mark.needs("layer_overrides")
-def test_an_overridden_layer_in_a_low_dtype(harness, form):
-    """The other way round: everything in float32 but one layer."""
-    policy = ua.Policy.parse("float32").replace(layer_overrides={"layer1": "bfloat16"})
+@pytest.mark.parametrize("low", ["layer0", "layer1"])
+def test_an_overridden_layer_in_a_low_dtype(harness, form, low):
+    """The other way round: everything in float32 but one layer, be it the first or the last."""
+    policy = ua.Policy.parse("float32").replace(layer_overrides={low: "bfloat16"})
     try:
         net = Net(harness, policy, form=form)
     except ua.PrepareError as refusal:

@@ -50,6 +50,19 @@ def test_a_step_after_a_skipped_one_is_recorded(harness, form):
     assert [record["step"] for record in kept.of("step") if record["reason"] != "after a skip"] == [1, 6, 12]
 
 
+def test_the_scale_told_is_that_of_the_gradients(harness, form):
+    """Also of steps that change it: by growth, and by a skip."""
+    run = probe_run(harness, form, loss_scale=ua.DynamicLossScale(initial_scale=4.0, growth_interval=2))
+    kept = Kept()
+    with run.amp.record(kept, every=1):
+        for value in (1.0, 1.0, 1.0, math.inf, 1.0, 1.0):
+            run.feed(value)
+    records = kept.of("step")
+    assert [each["scale"] for each in records] == run.scales == [4.0, 4.0, 8.0, 8.0, 4.0, 4.0]
+    told = [list(each["gradients"]["w0"]["scaled"]["exponents"]) for each in records]
+    assert told == [[] if index == 3 else [str(int(math.log2(scale)))] for index, scale in enumerate(run.scales)]
+
+
 @pytest.mark.needs("accumulation")
 def test_a_window_of_micro_batches_is_one_step(harness, form):
     run = probe_run(harness, form, loss_scale=4.0, accumulate_steps=2)

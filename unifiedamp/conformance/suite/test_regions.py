@@ -305,3 +305,25 @@ def test_inference_is_of_all_models(harness):
             found.append(np.asarray(amp.to_numpy(model(x))))
         for answer in found[1:]:
             np.testing.assert_array_equal(answer, found[0])
+
+
+@pytest.mark.parametrize("first", ["inference", "autocast"])
+def test_a_compiled_call_follows_its_region(harness, form, first):
+    """One call is for both: it answers by the batch's statistics where it trains, else by the running ones."""
+    answers = []
+    for each in ("eager", form):
+        amp = session(harness, each)
+        with amp.scope():
+            model = harness.convnet(0)
+        model = amp.prepare(model)
+        call, found = compiled(amp, each, lambda x, model=model: model(x)), []
+        images = np.random.default_rng(0).normal(2.0, 3.0, (8, 8, 8, 1)).astype(np.float32)
+        x = amp.to_native(harness.image_batch(images))
+        second = "autocast" if first == "inference" else "inference"
+        for kind in (first, second, second, first):
+            with getattr(amp, kind)(*[model] * (kind == "inference")):
+                found.append(np.float64(amp.to_numpy(call(x))))
+        answers.append(found)
+    eager, here = answers
+    assert np.abs(eager[0] - eager[1]).max() > 0.1
+    np.testing.assert_allclose(here, eager, rtol=1e-3, atol=1e-3)

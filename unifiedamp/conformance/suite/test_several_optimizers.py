@@ -114,3 +114,26 @@ def test_an_interrupted_step_ends_the_iteration_of_the_others(harness):
         seen.append(pair.amp.loss_scale)
     assert seen == [2.0, 2.0, 4.0]
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.StepWarning")
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_iteration_ends_with_a_step_without_gradients(harness, form, first):
+    """The scale is updated by what the first step found, where no gradient reached the last."""
+    pair = Pair(harness, form)
+    order = (pair.optimizers[first], pair.optimizers[1 - first])
+
+    def step(x):
+        pair.amp.backward(lambda: pair.models[first](x), pair.optimizers)
+        for optimizer in order:
+            pair.amp.step(optimizer)
+
+    step, seen = compiled(pair.amp, form, step), []
+    for x in (INF, 1.0, 1.0, INF, 1.0):
+        step(pair.native(x))
+        seen.append(pair.amp.loss_scale)
+    assert seen == [2.0, 2.0, 4.0, 2.0, 2.0]
+    weights = pair.weights()
+    assert (weights[1 - first], weights[first]) == (1.0, pytest.approx(0.7, abs=1e-6))
+    assert pair.amp.skipped_steps == 2
+    assert pair.amp.applied_steps in (3, 8)  # a framework may have zeros where no gradient is

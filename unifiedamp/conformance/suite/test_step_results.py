@@ -205,6 +205,17 @@ def test_the_loss_told_is_that_of_the_last_skipped_step(harness, form):
     assert caught.value.loss_was_finite is True
 
 
+def test_the_loss_told_is_of_that_step_alone(harness, form):
+    """After a step whose own loss was not finite, and none that was discarded."""
+    run = probe_run(harness, form, values=(0.0,), loss_scale=ua.StaticLossScale(4.0, max_consecutive_skips=2))
+    for gradient in (INF, 1.0):
+        run.feed(gradient)
+    with pytest.raises(ua.LossScaleExhausted) as caught:
+        for _ in range(60):
+            run.feed(2.0**127)
+    assert caught.value.loss_was_finite is True
+
+
 @pytest.mark.needs("recording")
 def test_the_recorder_of_discarded_steps(harness, form):
     """A discarded step is none: it has no number and no record, and the next one is recorded in its place."""

@@ -1,0 +1,101 @@
+"""A framework's own training loop on prepared objects follows the rules of a step: scale, skips, windows, counts."""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+
+RATE = 2.0**-4
+ROWS = 2
+"""In a batch."""
+
+
+class Line:
+    """``w * x + b`` trained by the loop, and the same in float64."""
+
+    def __init__(self, harness, **options):
+        self.harness = harness
+        self.amp = session(harness, **{"loss_scale": 8.0} | options)
+        with self.amp.scope():
+            model = harness.mlp([(np.float32([[0.5]]), np.float32([0.25]))])
+            optimizer = harness.sgd([model], RATE)
+        self.model, self.optimizer = self.amp.prepare(model, optimizer)
+        self.values = np.array([0.5, 0.25])
+
+    def fit(self, batches, window=1):
+        """One pass; ``batches`` are the inputs, each of which is to give 1."""
+        x = np.float32(batches).reshape(-1, 1)
+        self.harness.fit(self.model, self.optimizer, x, np.ones_like(x), ROWS)
+        for start in range(0, len(batches) - window + 1, window):
+            gradient = np.mean([self.gradient(np.float64(batch)) for batch in batches[start : start + window]], 0)
+            if np.isfinite(gradient).all():
+                self.values = self.values - RATE * gradient
+
+    def gradient(self, x):
+        with np.errstate(invalid="ignore"):
+            residual = 2 * (self.values[0] * x + self.values[1] - 1.0)
+            return np.array([np.mean(residual * x), np.mean(residual)])
+
+    def check(self, applied, skipped=0):
+        own = self.harness.parameters(self.model)
+        found = {"bias" in name: float(np.ravel(value)[0]) for name, value in own.items()}
+        assert [found[False], found[True]] == pytest.approx(self.values, rel=1e-5)
+        assert (self.amp.applied_steps, self.amp.skipped_steps) == (applied, skipped)
+
+
+BATCHES = [(1.0, 2.0), (-0.5, 1.5), (3.0, 0.25), (1.0, 1.0)]
+BAD = (1.0, math.inf)
+
+
+@pytest.mark.parametrize("scale", ["none", 8.0, "dynamic"])
+def test_each_batch_is_a_step(harness, scale):
+    line = Line(harness, loss_scale=scale)
+    line.fit(BATCHES)
+    line.check(4)
+
+
+def test_an_overflow_skips_a_batch(harness):
+    line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
+    line.fit([BATCHES[0], BAD, BATCHES[1], BATCHES[2]])
+    line.check(3, 1)
+    assert line.amp.loss_scale == 4.0
+    line.fit([BATCHES[3]])
+    line.check(4, 1)
+    assert line.amp.loss_scale == 8.0
+
+
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("scale", ["none", 8.0])
+def test_windows_apply_their_mean(harness, scale):
+    line = Line(harness, accumulate_steps=2, loss_scale=scale)
+    line.fit(BATCHES, window=2)
+    line.check(2)
+
+
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_overflow_anywhere_discards_its_window(harness, bad):
+    line = Line(harness, accumulate_steps=2, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
+    batches = list(BATCHES)
+    batches[bad] = BAD
+    line.fit(batches, window=2)
+    line.check(1, 1)
+    assert line.amp.loss_scale == 4.0
+
+
+def test_a_loop_of_ones_own_goes_on(harness):
+    """Steps of both kinds are counted together, and share the scale."""
+    line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
+    line.fit(BATCHES[:2])
+    x, y = (line.amp.to_native(np.float32(rows).reshape(-1, 1)) for rows in (BATCHES[2], (1.0, 1.0)))
+    line.amp.backward(lambda: harness.mean_square(line.model(x), y), line.optimizer)
+    line.amp.step(line.optimizer)
+    line.values = line.values - RATE * line.gradient(np.float64(BATCHES[2]))
+    line.check(3)
+    assert line.amp.loss_scale == 16.0
+    line.fit([BAD, BATCHES[3]])
+    line.check(4, 1)
+    assert line.amp.loss_scale == 8.0

@@ -1,0 +1,108 @@
+"""Which policies a region takes, whatever the session's is and whatever ran before; and which dtype is the widest."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session, settled_state
+
+MIXED = ua.Policy.parse("mixed_bfloat16")
+SIZE = 8
+
+
+def parsed(policy):
+    return ua.Policy.parse(policy) if isinstance(policy, str) else policy
+
+
+def layers():
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(SIZE, SIZE)).astype(np.float32) / 2, np.zeros(SIZE, np.float32)) for _ in range(2)]
+
+
+def batch():
+    """Numbers that every dtype holds."""
+    return np.random.default_rng(1).integers(-4, 5, size=(4, SIZE)).astype(np.float32) / 4
+
+
+def prepared(amp, harness):
+    with amp.scope():
+        model = harness.mlp(layers())
+    return amp.prepare(model)
+
+
+def dtype_in(harness, amp, policy):
+    """The dtype that the harness's operation has in a region of that policy; "refused" where it is."""
+    try:
+        with amp.autocast(policy=policy):
+            return harness.run_op(harness.low_precision_op)
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError):
+        return "refused"
+
+
+@pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("fails", [False, True], ids=["whole", "failing"])
+@pytest.mark.parametrize("overridden", [False, True], ids=["plain", "overridden"])
+def test_regions_after_a_compiled_call(harness, form, overridden, fails):
+    """A region outside of compiled calls takes what it takes in a session that compiled nothing."""
+    op = {"op_overrides": {"linear": "float32"}} if overridden else {}
+    other = MIXED.replace(op_overrides={harness.low_precision_op: "float32"})
+    regions = (None, MIXED, other, "float32")
+    expected = [dtype_in(harness, session(harness, form, MIXED.replace(**op)), each) for each in regions]
+    amp = session(harness, form, MIXED.replace(**op))
+    model = prepared(amp, harness)
+    call = compiled(amp, form, lambda x: model(x))
+    for _ in range(2):
+        with amp.inference(model):
+            if fails:
+                with pytest.raises(Exception):  # noqa: B017  # the framework's own
+                    np.asarray(amp.to_numpy(call(amp.to_native(np.ones((4, SIZE + 1), np.float32)))))
+            else:
+                call(amp.to_native(batch()))
+        assert [dtype_in(harness, amp, each) for each in regions] == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_region_of_float32_over_parameters_of_16_bits(harness, form, dtype):
+    """It computes in float32 on the parameters as they are, or is refused, and leaves nothing behind."""
+    own = parsed(harness.pure_policies[dtype])
+    amp = session(harness, form, own, loss_scale="none")
+    model = prepared(amp, harness)
+    call, x = compiled(amp, form, lambda x: model(x)), amp.to_native(batch())
+    (w0, w1) = [value for value in harness.parameters(model).values() if value.size == SIZE * SIZE]
+
+    def answer():
+        with amp.inference(model):
+            return np.float64(amp.to_numpy(call(x)))
+
+    before, found = answer(), settled_state(harness)
+    for policy in ("float32", own.replace(compute_dtype="float32", output_dtype="float32")):
+        refused, output = "", None
+        try:
+            with amp.inference(model), amp.autocast(policy=policy):
+                output = call(x)
+        except (ua.UnsupportedError, ua.PolicyError) as refusal:
+            refused = str(refusal)
+        if output is None:
+            assert "float32" in refused
+        else:
+            rows = [w if np.abs(w - layers()[i][0]).max() < 0.01 else w.T for i, w in enumerate((w0, w1))]
+            exact = np.maximum(batch().astype(np.float64) @ rows[0], 0) @ rows[1]
+            rounding = {"float32": 1e-5, "float16": 2.0**-11, "bfloat16": 2.0**-8}[harness.dtype_of(output)]
+            np.testing.assert_allclose(np.float64(amp.to_numpy(output)), exact, rtol=rounding, atol=1e-5)
+        assert harness.global_state() == found
+        np.testing.assert_array_equal(answer(), before)
+
+
+@pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("first", ["float32", "bfloat16"])
+@pytest.mark.parametrize("second", ["float32", "bfloat16"])
+def test_the_widest_of_two_dtypes(harness, first, second):
+    """In whatever order the inputs come."""
+    op = harness.low_precision_op
+    try:
+        amp = session(harness, policy=MIXED.replace(op_overrides={op: "widest"}))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
+        pytest.skip(f"refused: {refusal}")
+    with amp.autocast():
+        found = harness.run_op_on(op, (first, second))
+    assert found == ("bfloat16" if first == second == "bfloat16" else "float32")
