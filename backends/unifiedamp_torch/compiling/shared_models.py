@@ -48,21 +48,28 @@ class SharedModels:
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._models = models
+        self._found: tuple[int, list[DistributedDataParallel]] = (0, [])
         self._ready: dict[int, DistributedDataParallel] = {}
+
+    def _replicated(self) -> list[DistributedDataParallel]:
+        """Return the models in ``DistributedDataParallel``; looked for once, since each call of a step asks."""
+        if self._found[0] != len(self._models):
+            self._found = len(self._models), list(replicated(self._models))
+        return self._found[1]
 
     def make_ready(self) -> None:
         """Make each reducer anew, once, on the present stream.
 
         Autograd runs what a reducer holds on the stream where the reducer was made, which must be the captured one.
         """
-        for model in replicated(self._models):
+        for model in self._replicated():
             if id(model) not in self._ready:
                 make_reducer(model)
                 self._ready[id(model)] = model
 
     def warm_up(self, least: int) -> int:
         """Return how many uncaptured calls a step needs before its capture; ``least``: without other ranks."""
-        return max(least, REDUCER_WARM_UP) if any(True for _ in replicated(self._models)) else least
+        return max(least, REDUCER_WARM_UP) if self._replicated() else least
 
 
 class CompiledModels:
