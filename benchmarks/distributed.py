@@ -43,6 +43,8 @@ ROWS = (
     ("GPT-2 small 1024", "DDP", "mixed_bfloat16"),
     ("GPT-2 small 1024", "FSDP2", "mixed_float16"),
     ("GPT-2 small 1024", "FSDP2", "mixed_bfloat16"),
+    ("GPT-2 small 1024, larger batch", "DDP", "mixed_bfloat16"),
+    ("ResNet-50 224", "DDP", "mixed_float16"),
 )
 NATIVE = "native AMP"
 FORMS = ("native AMP", "native AMP + torch.compile", "ours off", "ours default", "ours max")
@@ -257,7 +259,7 @@ def measure_all(options: argparse.Namespace) -> None:
             rows.append(row)
         gc.collect()
         if dist.get_rank() == 0:
-            title = f"torch: {dist.get_world_size()} ranks, {device}"
+            title = f"torch: {dist.get_world_size()} rank{'s' * (dist.get_world_size() > 1)}, {device}"
             write_race(path, title, [NATIVE], "speed", before, rows)
 
 

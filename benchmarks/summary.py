@@ -21,7 +21,7 @@ def summary(folder: Path, details: str) -> list[str]:
     lines = [f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | ---: | --- |"]
     for question, kind, rows in (
         ("times the speed of {}", "frameworks", _speeds),
-        ("times the speed of {} on two GPUs", "distributed", _ranks),
+        ("times the speed of {}", "distributed", _ranks),
         ("time of an eager step, over {}", "overhead", _overheads),
         ("time added by the recorder at every 100th step", "recorder", _recorded),
         ("time of a compiled step, over {}", "bf16", _pairs),
@@ -72,12 +72,14 @@ def _speeds(record: Record) -> Iterator[tuple[str, str, str]]:
 
 def _ranks(record: Record) -> Iterator[tuple[str, str, str]]:
     """Of several ranks: mode "max" against the native loop, as a ratio of speeds."""
+    ranks = record["hardware"]["ranks"]
     for row in record["rows"]:
         labels = row["labels"]
-        if labels["configuration"] == "ours max":
+        if labels["configuration"] == "ours max" and ranks > 1:
             for reference, (value, low, high) in row["ratios"].items():
-                model = f"{labels['recipe']}, {labels['wrapper']}, {labels['policy']}"
-                yield f"{reference} with {labels['wrapper']}", model, f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})"
+                asked = f"{reference} with {labels['wrapper']} on {ranks} GPUs"
+                model = f"{labels['recipe']}, batch {labels['batch per rank']}, {labels['policy']}"
+                yield asked, model, f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})"
 
 
 def _overheads(record: Record) -> Iterator[tuple[str, str, str]]:
