@@ -198,8 +198,6 @@ def warm(case: Case, form: str) -> Warm:
         last = step()
     torch_amp.finish()
     ready = time.perf_counter() - begun
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
     took = turn(step, 3)
     memory = {"peak": torch.cuda.max_memory_allocated() - before} if on_gpu else {}
     steps = int(agreed(max(1, round(TURN_SECONDS / took))))
