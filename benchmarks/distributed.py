@@ -43,6 +43,8 @@ ROWS = (
     ("GPT-2 small 1024", "DDP", "mixed_bfloat16"),
     ("GPT-2 small 1024", "FSDP2", "mixed_float16"),
     ("GPT-2 small 1024", "FSDP2", "mixed_bfloat16"),
+    ("GPT-2 small 1024, larger batch", "DDP", "mixed_bfloat16"),
+    ("ResNet-50 224", "DDP", "mixed_float16"),
 )
 NATIVE = "native AMP"
 FORMS = ("native AMP", "native AMP + torch.compile", "ours off", "ours default", "ours max")
@@ -196,8 +198,6 @@ def warm(case: Case, form: str) -> Warm:
         last = step()
     torch_amp.finish()
     ready = time.perf_counter() - begun
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
     took = turn(step, 3)
     memory = {"peak": torch.cuda.max_memory_allocated() - before} if on_gpu else {}
     steps = int(agreed(max(1, round(TURN_SECONDS / took))))
@@ -257,7 +257,7 @@ def measure_all(options: argparse.Namespace) -> None:
             rows.append(row)
         gc.collect()
         if dist.get_rank() == 0:
-            title = f"torch: {dist.get_world_size()} ranks, {device}"
+            title = f"torch: {dist.get_world_size()} rank{'s' * (dist.get_world_size() > 1)}, {device}"
             write_race(path, title, [NATIVE], "speed", before, rows)
 
 

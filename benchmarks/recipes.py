@@ -76,6 +76,8 @@ DISTRIBUTED = {
     "ResNet-50 28": RECIPES["ResNet-50 28"],
     "U-Net 128": Recipe("unet", (128, 128, 3), 16, classes=2, optimizer="adamw", rate=3e-4),
     "GPT-2 small 1024": replace(RECIPES["GPT-2 small 1024"], batch=8, classes=50304),
+    "GPT-2 small 1024, larger batch": replace(RECIPES["GPT-2 small 1024"], classes=50304),
+    "ResNet-50 224": RECIPES["ResNet-50 224"],
 }
 """The recipes of ``distributed.py``, with the batch of each rank."""
 GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small 1024")

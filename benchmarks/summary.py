@@ -21,6 +21,7 @@ def summary(folder: Path, details: str) -> list[str]:
     lines = [f"| {' | '.join(COLUMNS)} |", "| --- | --- | --- | ---: | --- |"]
     for question, kind, rows in (
         ("times the speed of {}", "frameworks", _speeds),
+        ("times the speed of {}", "distributed", _ranks),
         ("time of an eager step, over {}", "overhead", _overheads),
         ("time added by the recorder at every 100th step", "recorder", _recorded),
         ("time of a compiled step, over {}", "bf16", _pairs),
@@ -38,7 +39,7 @@ def summary(folder: Path, details: str) -> list[str]:
 
 ANCHORS = {
     "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "bf16": "bfloat16-on-cpu",
-    "fp8": "float8", "trainers": "inside-trainers",
+    "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus",
 }  # fmt: skip
 
 
@@ -67,6 +68,18 @@ def _speeds(record: Record) -> Iterator[tuple[str, str, str]]:
                 f"{recipe}, {best['labels']['configuration']}",
                 f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})",
             )
+
+
+def _ranks(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Of several ranks: mode "max" against the native loop, as a ratio of speeds."""
+    ranks = record["hardware"]["ranks"]
+    for row in record["rows"]:
+        labels = row["labels"]
+        if labels["configuration"] == "ours max" and ranks > 1:
+            for reference, (value, low, high) in row["ratios"].items():
+                asked = f"{reference} with {labels['wrapper']} on {ranks} GPUs"
+                model = f"{labels['recipe']}, batch {labels['batch per rank']}, {labels['policy']}"
+                yield asked, model, f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})"
 
 
 def _overheads(record: Record) -> Iterator[tuple[str, str, str]]:

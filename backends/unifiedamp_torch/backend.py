@@ -101,5 +101,6 @@ class TorchBackend(Backend):
         return rows
 
     def close(self) -> None:
+        self._steps.ranks.reduce_in_backward(True)
         self._preparation.close()
         self._regions.close()

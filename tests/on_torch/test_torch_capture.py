@@ -16,6 +16,7 @@ import unifiedamp as ua
 from unifiedamp_torch.compiling.capture_context import CaptureContext
 from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP, CapturedStep
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
+from unifiedamp_torch.compiling.shared_models import SharedModels
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 STEPS = 20
@@ -346,3 +347,39 @@ def test_a_tensor_that_is_returned_twice_is_copied_once(monkeypatch):
         assert float(eager["loss"].detach()) == pytest.approx(float(captured["loss"].detach()), rel=1e-6)
     places = [captured["loss"].data_ptr() for captured in given[1]]
     assert len(set(places)) == STEPS, "each call returns its own"
+
+
+class Fails(TapeCapturer):
+    """Fails in its first captures.
+
+    Args:
+        times: how many.
+    """
+
+    def __init__(self, times):
+        super().__init__()
+        self.left = times
+
+    def capture(self, fn):
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(fn)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a tape stands in for the GPU")
+@pytest.mark.parametrize(("shared", "failures", "captures"), [(True, 1, 1), (True, 2, 0), (False, 1, 0)])
+def test_a_step_of_several_ranks_may_fail_to_be_captured_once(monkeypatch, shared, failures, captures):
+    """The reducer of DDP asks things of the device at every hundredth step."""
+    eager, run = Trained(monkeypatch, False), Trained(monkeypatch, True)
+    context = run.step._context
+    run.stage = context.capturer = Fails(failures)
+    context.shared = SharedModels([]) if shared else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given = [[each.feed(i) for i in range(STEPS)] for each in (eager, run)]
+    refused = [str(each.message) for each in caught if "runs uncaptured" in str(each.message)]
+    assert len(refused) == (captures == 0)
+    assert run.stage.captures == captures
+    torch.testing.assert_close(given[0], given[1], rtol=1e-5, atol=1e-6)
+    assert run.amp.state_dict()["state"] == eager.amp.state_dict()["state"]

@@ -185,6 +185,47 @@ def test_fsdp1_is_refused():
     assert checked(run_ranks(old_sharding)) == [True, True]
 
 
+def ignoring(rank):
+    inner = torch.nn.ModuleDict({"all": torch.nn.Linear(1, 1, bias=False), "own": torch.nn.Linear(1, 1, bias=False)})
+    inner.forward = lambda x: inner["all"](x).sum() + (math.inf if not rank else 1.0) * inner["own"](x).sum()
+    torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ["own.weight"])
+    amp = session(loss_scale=SCALE)
+    model = torch.nn.parallel.DistributedDataParallel(inner)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    amp.backward(lambda: model(torch.ones(1, 1)), optimizer)
+    return amp.step(optimizer).applied, amp.loss_scale
+
+
+def test_parameters_that_a_wrapper_ignores_are_asked_about():
+    """Their gradients differ between the ranks."""
+    assert checked(run_ranks(ignoring)) == [(False, 4.0)] * 2
+
+
+def uncaptured(_rank, how):
+    from unifiedamp_torch.compiling.shared_models import why_uncaptured
+
+    model = mlp()
+    options = {"unused": {"find_unused_parameters": True}, "group": {"process_group": dist.new_group([0, 1])}}
+    if how != "plain":
+        model = torch.nn.parallel.DistributedDataParallel(model, **options.get(how, {}))
+    return why_uncaptured([model])
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("plain", "no prepared model is wrapped: prepare the one that DistributedDataParallel or fully_shard returned"),
+        ("unused", "find_unused_parameters=True) reads from the device"),
+        ("group", "with the default group alone"),
+        ("wrapped", ""),
+    ],
+)
+def test_what_cannot_be_captured_is_said(how, why):
+    for said in checked([[each] for each in run_ranks(uncaptured, how)]):
+        assert why in said[0]
+        assert bool(why) == bool(said[0])
+
+
 def explained(_rank, how):
     from torch.distributed.fsdp import fully_shard
 

@@ -154,3 +154,46 @@ def early(rank):
 
 def test_gradients_that_were_not_reduced_are_refused():
     assert close(run_ranks(early), expected(range(3))) == [(2,)] * 2
+
+
+def noise(rank, step):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(8, 4, generator=generator), torch.randn(8, 8, generator=generator)
+
+
+def duel(ranks, wrap):
+    """Train a generator and a discriminator on the batches of some ranks; return reasons and weights."""
+    torch.manual_seed(0)
+    generator, discriminator = wrap(torch.nn.Linear(4, 8)), wrap(torch.nn.Linear(8, 1))
+    amp = session(accumulate_steps=2, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=2))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, discriminator)]
+    generator, discriminator, makes, judges = amp.prepare(generator, discriminator, *optimizers)
+    reasons = []
+    for step in range(8):
+        seed, real = (torch.cat(parts) for parts in zip(*[noise(rank, step) for rank in ranks], strict=True))
+        real = real * math.inf if step == 5 else real
+        with amp.autocast():
+            fake = generator(seed)
+            loss = (discriminator(real) ** 2).mean() + ((discriminator(fake.detach()) - 1) ** 2).mean()
+        with amp.scale_loss(loss, judges) as scaled_loss:
+            scaled_loss.backward()
+        reasons.append(amp.step(judges).reason)
+        with amp.autocast():
+            loss = (discriminator(fake) ** 2).mean()
+        with amp.scale_loss(loss, makes) as scaled_loss:
+            scaled_loss.backward()
+        reasons.append(amp.step(makes).reason)
+    weights = [array.tolist() for each in (generator, discriminator) for array in amp.master_weights(each).values()]
+    scale = amp.loss_scale
+    amp.close()
+    return weights, reasons, scale, getattr(generator, "require_backward_grad_sync", True)
+
+
+def dueling(rank):
+    return duel([rank], DistributedDataParallel)
+
+
+def test_windows_of_two_optimizers_are_those_of_one_process():
+    weights, *rest = duel([0, 1], lambda model: model)
+    assert close(run_ranks(dueling), weights) == [tuple(rest)] * 2
+    assert rest[0].count("non_finite") == 1

@@ -94,3 +94,14 @@ def test_a_run_without_scaling_asks_before_it_goes_on_with_it(backend, tmp_path)
     scaled = {"model": "mlp", "epochs": 2, "amp": {"loss_scale": "dynamic"}}
     with pytest.raises(ua.CheckpointError, match="restart_scale"):
         run(tmp_path, backend, "mixed_bfloat16", resume=True, **scaled)
+
+
+def test_several_processes_of_a_launcher_are_refused(backend, tmp_path, monkeypatch):
+    """Each would train on all data, and write the same folder."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ua.ConfigError, match=r"torchrun started 2 processes, and a workload trains in one"):
+        run(tmp_path, backend, model="mlp", epochs=1)
+    assert not list(tmp_path.rglob("checkpoint.npz"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert run(tmp_path, backend, model="mlp", epochs=1).history.losses

@@ -58,6 +58,11 @@ class CaptureContext:
         """Return how many uncaptured calls a step needs before its capture; ``least``: without other ranks."""
         return least if self.shared is None else self.shared.warm_up(least)
 
+    @property
+    def attempts(self) -> int:
+        """How many captures of a step may fail: the reducer of DDP times every hundredth step on the device."""
+        return 1 if self.shared is None else 2
+
     def fixed(self) -> Hashable:
         """Return everything that a capture fixes now."""
         return fixed_by_capture(self.steps.prepared), self.steps.reports.keep, self.steps.averages.version

@@ -69,6 +69,7 @@ class Entry:
 
     calls: int = 0
     captures: int = 0
+    failures: int = 0
     graph: Graph | None = None
     refused: bool = False
 
@@ -189,6 +190,9 @@ class CapturedStep:
         if isinstance(error, CaptureDeferred):
             entry.calls, entry.captures = 0, entry.captures - 1
         elif isinstance(error, Exception):
+            entry.failures += 1
+            if entry.failures < self._context.attempts:
+                return  # the next call is captured
             self._refuse(entry, capture_reason(error, self._context.capturer))
         else:
             raise error

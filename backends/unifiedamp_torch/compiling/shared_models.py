@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.reducers import make_reducer, why_kept
-from ..distributed.wrapped import replicated, wrapped_by
+from ..distributed.wrapped import is_shared, replicated, world_size, wrapped_by
 from .compile import compile_call
 
 REDUCER_WARM_UP = 11
@@ -26,6 +26,11 @@ def why_uncaptured(models: Sequence[torch.nn.Module]) -> str:
     """Return why steps of these models cannot be captured; empty where they can."""
     if wrapped_by(models, "FullyShardedDataParallel"):
         return "FullyShardedDataParallel (FSDP1) cannot be captured; use fully_shard (FSDP2)"
+    if not any(map(is_shared, models)):
+        return (
+            f"{world_size()} processes train together, and no prepared model is wrapped: prepare the one that "
+            "DistributedDataParallel or fully_shard returned"
+        )
     for model in replicated(models):
         if model.find_unused_parameters and not model.static_graph:
             return "DistributedDataParallel(find_unused_parameters=True) reads from the device which ones were used"
@@ -43,21 +48,28 @@ class SharedModels:
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._models = models
+        self._found: tuple[int, list[DistributedDataParallel]] = (0, [])
         self._ready: dict[int, DistributedDataParallel] = {}
+
+    def _replicated(self) -> list[DistributedDataParallel]:
+        """Return the models in ``DistributedDataParallel``; looked for once, since each call of a step asks."""
+        if self._found[0] != len(self._models):
+            self._found = len(self._models), list(replicated(self._models))
+        return self._found[1]
 
     def make_ready(self) -> None:
         """Make each reducer anew, once, on the present stream.
 
         Autograd runs what a reducer holds on the stream where the reducer was made, which must be the captured one.
         """
-        for model in replicated(self._models):
+        for model in self._replicated():
             if id(model) not in self._ready:
                 make_reducer(model)
                 self._ready[id(model)] = model
 
     def warm_up(self, least: int) -> int:
         """Return how many uncaptured calls a step needs before its capture; ``least``: without other ranks."""
-        return max(least, REDUCER_WARM_UP) if any(True for _ in replicated(self._models)) else least
+        return max(least, REDUCER_WARM_UP) if self._replicated() else least
 
 
 class CompiledModels:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from .wrapped import groups_of, replicated, world_size
+from .wrapped import groups_of, reduced_parameters, replicated, world_size
 
 NamedGroup = Any
 """``backend_options.torch.process_group``: a ``torch.distributed.ProcessGroup``, False for this rank alone, or None."""
@@ -36,7 +36,7 @@ class TrainingRanks:
         self._copies = list(replicated(models))
         if self._named is None:
             self._groups = groups_of(models) or None
-            self._reduced = {id(param) for each in self._copies for param in each.module.parameters()}
+            self._reduced = {id(param) for each in self._copies for param in reduced_parameters(each)}
         self._alike.clear()
 
     @property

@@ -43,6 +43,12 @@ def replicated(models: Iterable[torch.nn.Module]) -> Iterator[DistributedDataPar
             yield module
 
 
+def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
+    """Yield the parameters whose gradients a model reduces: those that train, but for the ones it is told to ignore."""
+    ignored = model.parameters_to_ignore
+    yield from (each for name, each in model.module.named_parameters() if each.requires_grad and name not in ignored)
+
+
 def is_shared(model: torch.nn.Module) -> bool:
     """Return whether several ranks hold a model together: it is wrapped, or has DTensors."""
     return is_wrapped(model) or any(mesh_of(param) is not None for param in model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -60,6 +61,7 @@ def train(
         KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
         AmpError: the configuration, workload or checkpoint is invalid, or the loss scale is exhausted.
     """
+    check_alone(os.environ)
     if resume:
         check_resumable(settings)
     run = make_run(settings)
@@ -73,6 +75,24 @@ def train(
     finally:
         display.end(run)
     return run
+
+
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Refuse to train the same workload in several processes at once, into one folder.
+
+    Args:
+        environment: the process's.
+
+    Raises:
+        ConfigError: torchrun started this process beside others.
+    """
+    size = environment.get("WORLD_SIZE", "1") if "LOCAL_RANK" in environment else "1"
+    if size not in ("", "1"):
+        raise ConfigError(
+            f"train: torchrun started {size} processes, and a workload trains in one: each would train on all data "
+            "and write the same folder. Start it without torchrun, or write the loop of several processes as a script "
+            "(examples/torch/several_ranks.py)"
+        )
 
 
 def make_run(settings: Settings) -> Run:
