@@ -59,7 +59,7 @@ def _check_group(value: Any) -> None:
     Raises:
         ConfigError: another kind of object, or a group that this rank is not in.
     """
-    if value is None or value is False:
+    if value is False:
         return
     if value is dist.GroupMember.NON_GROUP_MEMBER:
         raise errors.ConfigError(

@@ -20,6 +20,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "description": "amp.scope() creates tensors on the session's device; false leaves them where torch creates "
         "them, and amp.prepare moves the models.",
     },
+    "process_group": {
+        "const": False,
+        "description": "False: this rank trains alone. In Python also a torch.distributed.ProcessGroup: the ranks that "
+        "train together. Left out: those that share the models.",
+    },
 }
 """``backend_options.torch``."""
 

@@ -113,7 +113,7 @@ def test_a_rank_may_train_alone():
     assert [applied for applied, _ in answers] == [[False, True], [True, True], [True] * 3, [True] * 3]
 
 
-@pytest.mark.parametrize("wrong", ["world", True, 3])
+@pytest.mark.parametrize("wrong", ["world", True, 3, None])
 def test_a_group_that_is_none_is_refused(wrong):
     with pytest.raises(
         ua.ConfigError, match=r"process_group must be a torch\.distributed\.ProcessGroup, or False, got"
