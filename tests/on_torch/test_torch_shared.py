@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -392,6 +393,28 @@ def test_fsdp2_computes_under_the_policy(policy, dtype):
     float32 = torch.float32
     for answer in checked(run_ranks(under_policy, policy)):
         assert answer == ([(dtype, dtype, False)], float32, {float32}, {float32})
+
+
+def overridden(_rank, overrides):
+    from torch.distributed.fsdp import fully_shard
+
+    policy = replace(ua.Policy.parse("mixed_bfloat16"), **overrides)
+    amp, model = session(policy), mlp()
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)), mp_policy=amp.mp_policy())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return [[str(each.message) for each in caught if issubclass(each.category, ua.PolicyWarning)]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [({"op_overrides": {"softmax": "float32"}}, 1), ({"layer_overrides": {"0": "float32"}}, 1), ({}, 0)],
+)
+def test_overrides_that_fsdp2_leaves_without_effect_are_said(overrides, said):
+    for (messages,) in checked(run_ranks(overridden, overrides)):
+        assert len(messages) == said
+        assert all("have no effect inside FSDPSequential" in message for message in messages)
 
 
 def test_the_policy_of_float8_is_refused():

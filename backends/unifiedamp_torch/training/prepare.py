@@ -114,7 +114,7 @@ class Preparation:
         policy = self._spec.policy
         changed = policy.param_dtype != "float32" and self._cast(model, dtypes)
         self._undo += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
-        self._undo += layers.without_autocast(casting(model), self._device.type)
+        self._leave_to_fsdp(model, dtypes)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
         self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
@@ -132,6 +132,18 @@ class Preparation:
         cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
         self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
         return changed
+
+    def _leave_to_fsdp(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
+        """Run what FSDP2 casts without autocast inside."""
+        found = casting(model)
+        if found and (dtypes or self._spec.policy.op_overrides):
+            self._spec.warn(
+                f"policy '{self._spec.policy}' has overrides, which act through autocast and have no effect inside "
+                f"{type(found[0]).__name__}: fully_shard(mp_policy=...) casts it as a whole. Shard layers that need "
+                "another dtype with an mp_policy of their own",
+                errors.PolicyWarning,
+            )
+        self._undo += layers.without_autocast(found, self._device.type)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
         chosen = float8_layers.choose(model, dtypes)
