@@ -120,7 +120,7 @@ def main() -> None:
     path = options.out / f"keras-fit{'-gpu' if gpu else ''}.json"
     options.out.mkdir(parents=True, exist_ok=True)
     before, rows = hardware(gpu), []
-    title = f"a step of fit with AmpCallback over Keras {keras.__version__}'s own mixed precision"
+    title = f"tensorflow: fit with AmpCallback over Keras {keras.__version__}'s own mixed precision"
     for model in options.models:
         for policy in options.policies:
             for form in options.forms:

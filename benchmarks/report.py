@@ -73,6 +73,11 @@ SECTIONS = {
         "trainer's own mixed precision. Steps of ResNet-50 28 on the GPU are limited by launching kernels, on a host "
         "that others use: hence the wide intervals. The GPU limits those of GPT-2 and ResNet-50 224.",
     ),
+    "keras": (
+        "Keras fit",
+        "`fit` with `AmpCallback`, compared with Keras's own mixed precision on the same batches; a turn is one call of "
+        "`fit`.",
+    ),
     "distributed": (
         "Several GPUs",
         "DDP and FSDP2 by hand-written loops of torch's own AMP and by unifiedamp, on the same ranks in one run; every "

@@ -27,6 +27,7 @@ def summary(folder: Path, details: str) -> list[str]:
         ("time of a compiled step, over {}", "bf16", _pairs),
         ("time of a compiled step, over {}", "fp8", _pairs),
         ("time of a step in {}, over its own mixed precision", "trainers", _trainers),
+        ("time of a step in fit, over Keras's own mixed precision", "keras", _fits),
     ):
         for record in _records(folder, kind):
             for reference, model, ratio in rows(record):
@@ -39,7 +40,7 @@ def summary(folder: Path, details: str) -> list[str]:
 
 ANCHORS = {
     "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "bf16": "bfloat16-on-cpu",
-    "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus",
+    "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus", "keras": "keras-fit",
 }  # fmt: skip
 
 
@@ -98,6 +99,12 @@ def _recorded(record: Record) -> Iterator[tuple[str, str, str]]:
 def _pairs(record: Record) -> Iterator[tuple[str, str, str]]:
     for row in record["rows"]:
         yield record["columns"][1], _model(row["labels"]), _interval(row)
+
+
+def _fits(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        if row["labels"]["output"] == "silent":
+            yield "", f"{row['labels']['model']}, {row['labels']['form']}", _interval(row)
 
 
 def _trainers(record: Record) -> Iterator[tuple[str, str, str]]:
