@@ -75,8 +75,8 @@ SECTIONS = {
     ),
     "keras": (
         "Keras fit",
-        "`fit` with `AmpCallback`, compared with Keras's own mixed precision on the same batches; a turn is one call of "
-        "`fit`.",
+        "`fit` with `AmpCallback`, compared with Keras's own mixed precision on the same batches; a turn is one call "
+        "of `fit`.",
     ),
     "distributed": (
         "Several GPUs",
