@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -247,32 +246,6 @@ def test_peers_run_and_say_who_is_not_installed(tmp_path):
             # All train the same model from the same weights.
             assert row["losses"] == pytest.approx(rows["native AMP"]["losses"], rel=0.05, abs=0.02)
             assert f"mlp 3x256, 8, {name}: {row['ms']:.3f} ms" in printed
-
-
-@torch_only
-def test_ranks_train_as_the_native_loop_does(tmp_path):
-    options = [
-        "--smoke",
-        "--rows",
-        "2",
-        "6",
-        "--forms",
-        "native AMP",
-        "ours off",
-        "--rounds",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    command = [sys.executable, str(BENCHMARKS / "distributed.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "distributed-torch.json").read_text(encoding="utf-8"))
-    assert [row["labels"]["wrapper"] for row in found["rows"]] == ["DDP", "DDP", "FSDP2", "FSDP2"]
-    for native, ours in (found["rows"][:2], found["rows"][2:]):
-        assert ours["failed"] == native["failed"] == ""
-        assert ours["losses"] == pytest.approx(native["losses"], rel=0.05, abs=0.05)
-        assert ours["ratios"]["native AMP"][0] > 0
 
 
 @pytest.mark.parametrize("name", backends())

@@ -158,11 +158,8 @@ class Amp:
         return self.backend.precision.autocast(enabled, chosen)
 
     def mp_policy(self) -> Any:
-        """Return the policy for torch's FSDP2: ``fully_shard(module, mp_policy=amp.mp_policy())``.
-
-        Parameters are gathered and computed in the policy's ``compute_dtype``, gradients are reduced in float32, and
-        autocast stays off inside. Other frameworks raise ``UnsupportedError``, a float8 policy
-        ``PolicyNotSupportedError``.
+        """Return the policy for torch's FSDP2, ``fully_shard(module, mp_policy=amp.mp_policy())``: compute in
+        ``compute_dtype``, reduce gradients in float32, no autocast inside. Other frameworks raise ``UnsupportedError``.
         """
         return self.backend.distributed.mp_policy()
 
@@ -218,9 +215,7 @@ class Amp:
         return self._loop.step(optimizer, scheduler)
 
     def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients: nothing is applied, the scale stays. Idempotent.
-        Rejects a batch, also after an exception between ``backward`` and ``step``.
-        """
+        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent."""
         return self._loop.discard(optimizer)
 
     @property
@@ -306,8 +301,7 @@ class Amp:
     def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
-        Only these steps compute anything or synchronize. Recording ends when the returned context is left, by its
-        ``stop()``, or by ``amp.close()``.
+        Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
 
         Args:
             *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
@@ -339,20 +333,16 @@ class Amp:
     def prefetch(self, batches: Iterable[Any], size: int = 2) -> Iterable[Any]:
         """Return ``batches`` as native ones on the session's device, prepared ahead of the loop.
 
-        A thread reads ``batches`` while the loop computes. On a GPU, copies overlap with the computation; a ``tf.data``
-        dataset uses TensorFlow's own prefetching. Arrays (numpy, DLPack, any framework's) in nested lists, tuples and
-        dicts are converted as by :meth:`to_native`; everything else stays. ``size`` is the number of batches ahead of
-        the one in use, at least 1 (else ``ConfigError``). Each loop over the result starts ``batches`` anew; what they
-        raise is raised in its place, after the batches before it.
+        A thread reads ``batches`` while the loop computes; a ``tf.data`` dataset prefetches itself. Arrays in nested
+        lists, tuples and dicts are converted as by :meth:`to_native`. ``size`` is the number of batches ahead, at least
+        1 (else ``ConfigError``). Each loop over the result starts ``batches`` anew, and raises what they raise.
         """
         values.check_prefetch(batches, size)
         return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
         """Undo what the session attached to models, optimizers and the framework; end a recording. Idempotent.
-
-        Afterwards ``state_dict``, ``loss_scale``, ``applied_steps``, ``skipped_steps``, ``explain`` and ``to_numpy``
-        work as before; every other call, compiled steps included, raises ``StepOrderError``.
+        State, counts, ``explain`` and ``to_numpy`` can still be read; other calls raise ``StepOrderError``.
         """
         close_session(self, self._compiled, self._recorder)
 

@@ -49,3 +49,10 @@ def _rank(
         dist.destroy_process_group()
     except BaseException:
         queue.put((rank, traceback.format_exc()))
+
+
+def checked(answers: list[Any]) -> list[Any]:
+    """Return the answers of all ranks; fail where one raised."""
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+    return answers

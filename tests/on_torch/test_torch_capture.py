@@ -3,88 +3,13 @@
 On the CPU a tape stands in for the CUDA graph (see ``tape.py``); where there is a GPU the real thing runs too.
 """
 
-import gc
-import math
-import warnings
-
 import pytest
 import torch
-from loops import batch, mlp, pretend_reads_sync, weights
-from tape import TapeCapturer
+from captured import SCALE, STEPS, Trained, assert_same, both, plain
+from loops import batch
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling.capture_context import CaptureContext
-from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP, CapturedStep
-from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
-from unifiedamp_torch.compiling.shared_models import SharedModels
-
-SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
-STEPS = 20
-
-
-class Trained:
-    """A model under a session, and a step that is captured or not."""
-
-    def __init__(self, monkeypatch, captured, *, policy="float32", loss_scale=SCALE, fused=True, optimizer="AdamW",
-                 body=None, drop=0.0, **options):  # fmt: skip
-        if not torch.cuda.is_available():
-            pretend_reads_sync(monkeypatch)
-        self.amp = ua.Amp("torch", policy, loss_scale=loss_scale, **options)
-        model = torch.nn.Sequential(mlp(), torch.nn.Dropout(drop)).to(self.amp.backend.device.native)
-        extra = {"momentum": 0.9} if optimizer == "SGD" else {}
-        native = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, fused=fused, **extra)
-        self.model, self.optimizer = self.amp.prepare(model, native)
-        self.stage = None
-        step = lambda x, y: (body or plain)(self, x, y)  # noqa: E731
-        self.step = self._captured(step) if captured else step
-
-    def _captured(self, step):
-        backend, device = self.amp.backend, self.amp.backend.device.native
-        if device.type == "cuda":
-            compiled = self.amp.compile(step)
-            self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
-            return compiled
-        self.stage, rates = TapeCapturer(), DeviceLearningRates(device)
-        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type)
-        return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
-
-    def feed(self, seed, bad=False, size=32):
-        x, y = (each[:size].to(self.amp.backend.device.native) for each in batch(seed))
-        if bad:
-            x[0] = math.inf
-        return self.step(x, y)
-
-
-def plain(run, x, y):
-    amp, optimizer = run.amp, run.optimizer
-    with amp.autocast():
-        loss = torch.nn.functional.cross_entropy(run.model(x), y)
-    with amp.scale_loss(loss, optimizer) as scaled_loss:
-        scaled_loss.backward()
-    amp.clip_grad_norm(optimizer, 1.0)
-    amp.step(optimizer)
-    return loss
-
-
-def both(monkeypatch, feed, **options):
-    """Run ``feed(run, i)`` for each step, uncaptured and captured; return the two runs and what they gave."""
-    runs = [Trained(monkeypatch, captured, **options) for captured in (False, True)]
-    given = []
-    for run in runs:
-        torch.manual_seed(3)
-        given.append([feed(run, i) for i in range(STEPS)])
-    return runs, given
-
-
-def assert_same(runs, given):
-    eager, captured = runs
-    assert captured.amp.state_dict()["state"] == eager.amp.state_dict()["state"]
-    for one, other in zip(*given, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
-    for one, other in zip(weights(eager.model), weights(captured.model), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    if captured.stage is not None:
-        assert captured.stage.replays > 0
+from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adam"])
@@ -209,51 +134,6 @@ def test_outputs_are_left_alone_by_later_steps(monkeypatch):
     assert len(set(values)) == 10
 
 
-def test_a_step_that_the_host_takes_part_in_says_which_line(monkeypatch):
-    def body(run, x, y):
-        loss = plain(run, x, y)
-        run.last = loss.item()  # the host reads
-        return loss
-
-    runs, given = [], []
-    for captured in (False, True):
-        run = Trained(monkeypatch, captured, body=body)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            given.append([run.feed(i) for i in range(STEPS)])
-        runs.append(run)
-    messages = [str(each.message) for each in seen if issubclass(each.category, ua.CompileWarning)]
-    assert len(messages) == 1
-    assert "test_torch_capture.py" in messages[0]
-    assert "`run.last = loss.item()  # the host reads`" in messages[0]
-    for one, other in zip(*given, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_an_optimizer_that_the_host_steps_is_named(monkeypatch):
-    run = Trained(monkeypatch, True, fused=False)
-    for i in range(WARM_UP):
-        run.feed(i)
-    with pytest.warns(ua.CompileWarning, match=r"amp.step\(optimizer\)`: .*this AdamW; make it with fused=True"):
-        run.feed(9)
-    run.feed(10)
-    assert run.amp.applied_steps == WARM_UP + 2
-
-
-def test_under_strict_it_is_an_error(monkeypatch):
-    run = Trained(monkeypatch, True, fused=False, strict=True)
-    for i in range(WARM_UP):
-        run.feed(i)
-    with pytest.raises(ua.UnsupportedError, match="fused=True"):
-        run.feed(9)
-
-
-def test_first_steps_that_overflow_delay_the_capture(monkeypatch):
-    runs, given = both(monkeypatch, lambda run, i: run.feed(i, bad=i < 6), optimizer="SGD")
-    assert_same(runs, given)
-    assert runs[1].amp.skipped_steps == 6
-
-
 def test_two_optimizers(monkeypatch):
     def train(captured):
         run = Trained(monkeypatch, False)
@@ -310,27 +190,6 @@ def test_prefetched_batches_feed_a_captured_step(monkeypatch):
     torch.testing.assert_close(given[0], given[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_no_garbage_is_collected_while_a_step_is_captured(monkeypatch, fails):
-    """Another session's pinned memory or graph, freed in a capture, would break it off."""
-    collects = []
-
-    def body(run, x, y):
-        collects.append(gc.isenabled())
-        if fails and not gc.isenabled():
-            raise ValueError("cannot be captured")
-        return plain(run, x, y)
-
-    run = Trained(monkeypatch, True, body=body)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ua.errors.CompileWarning)
-        for seed in range(WARM_UP + 2):
-            run.feed(seed)
-    assert collects[: WARM_UP + 1] == [True] * WARM_UP + [False]
-    assert gc.isenabled()
-    assert collects[WARM_UP + 1 :] == ([True] * 2 if fails else [])
-
-
 def test_a_tensor_that_is_returned_twice_is_copied_once(monkeypatch):
     """Outputs that are the same memory in an uncaptured step are so in a captured one, and later replays leave them."""
 
@@ -347,39 +206,3 @@ def test_a_tensor_that_is_returned_twice_is_copied_once(monkeypatch):
         assert float(eager["loss"].detach()) == pytest.approx(float(captured["loss"].detach()), rel=1e-6)
     places = [captured["loss"].data_ptr() for captured in given[1]]
     assert len(set(places)) == STEPS, "each call returns its own"
-
-
-class Fails(TapeCapturer):
-    """Fails in its first captures.
-
-    Args:
-        times: how many.
-    """
-
-    def __init__(self, times):
-        super().__init__()
-        self.left = times
-
-    def capture(self, fn):
-        if self.left:
-            self.left -= 1
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return super().capture(fn)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a tape stands in for the GPU")
-@pytest.mark.parametrize(("shared", "failures", "captures"), [(True, 1, 1), (True, 2, 0), (False, 1, 0)])
-def test_a_step_of_several_ranks_may_fail_to_be_captured_once(monkeypatch, shared, failures, captures):
-    """The reducer of DDP asks things of the device at every hundredth step."""
-    eager, run = Trained(monkeypatch, False), Trained(monkeypatch, True)
-    context = run.step._context
-    run.stage = context.capturer = Fails(failures)
-    context.shared = SharedModels([]) if shared else None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        given = [[each.feed(i) for i in range(STEPS)] for each in (eager, run)]
-    refused = [str(each.message) for each in caught if "runs uncaptured" in str(each.message)]
-    assert len(refused) == (captures == 0)
-    assert run.stage.captures == captures
-    torch.testing.assert_close(given[0], given[1], rtol=1e-5, atol=1e-6)
-    assert run.amp.state_dict()["state"] == eager.amp.state_dict()["state"]

@@ -302,7 +302,7 @@ class Distributed:
         Raises:
             UnsupportedError: the framework has no such form.
         """
-        raise UnsupportedError("amp.mp_policy: only torch shards models (fully_shard) under a policy of their own")
+        raise UnsupportedError("amp.mp_policy: only torch's sharded models (fully_shard) take a policy")
 
 
 class Tuner:

@@ -82,7 +82,7 @@ class OptionalHarness:
         """Train a prepared model by the framework's own loop, on the mean squared error, through the batches once, in
         order.
         """
-        self._lacks("a training loop of its own")
+        self._lacks("its own training loop")
 
     def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
         """Freeze or unfreeze the parameters of one layer, the framework's own way, after ``amp.prepare``.

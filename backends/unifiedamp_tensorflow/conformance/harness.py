@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,10 +13,11 @@ import tensorflow as tf
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 
-from ..internals import native, set_dtype_policy
+from ..internals import set_dtype_policy
 from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
+from .models import ComplexProbe, Listed, Mapped, Picked, Probe, Ratio, Structured
 
 keras: Any = tf.keras
 
@@ -25,119 +26,6 @@ keras: Any = tf.keras
 tf.config.experimental.enable_tensor_float_32_execution(False)
 if tf.config.list_physical_devices("GPU"):
     tf.config.experimental.enable_op_determinism()
-
-
-class Probe(keras.Model):
-    """``sum(w_i * x_i)`` in float32."""
-
-    def __init__(self, values: Sequence[float], wide: bool = False) -> None:
-        super().__init__(name="probe")
-        self.ws = [
-            self.add_weight(
-                name=f"w{i}", shape=(1,), dtype="float64" if wide and i % 2 else self.variable_dtype,
-                initializer=keras.initializers.Constant(value),
-            )
-            for i, value in enumerate(values)
-        ]  # fmt: skip
-        self.built = True
-
-    def call(self, x: Any) -> Any:
-        """Return the scalar."""
-        return sum(tf.reduce_sum(tf.cast(w, tf.float32) * tf.cast(x[i], tf.float32)) for i, w in enumerate(self.ws))
-
-
-class ComplexProbe(keras.Model):
-    """``sum(real(w_i) * x_2i + imag(w_i) * x_2i+1)``."""
-
-    def __init__(self, values: Sequence[complex]) -> None:
-        super().__init__(name="complex_probe")
-        self.ws = [
-            self.add_weight(name=f"w{i}", shape=(1,), dtype="complex64", initializer="zeros")
-            for i in range(len(values))
-        ]
-        for weight, value in zip(self.ws, values, strict=True):
-            native(weight).assign([value])
-        self.built = True
-
-    def call(self, x: Any) -> Any:
-        """Return the scalar."""
-        weights = tf.concat([tf.convert_to_tensor(native(weight)) for weight in self.ws], 0)
-        return tf.reduce_sum(tf.math.real(weights) * x[0::2] + tf.math.imag(weights) * x[1::2])
-
-
-class Picked(keras.Model):
-    """The sum of the rows picked, of a table whose gradient is ``IndexedSlices``."""
-
-    def __init__(self, table: Array) -> None:
-        super().__init__(name="picked")
-        self.table = self.add_weight(
-            name="table", shape=table.shape, dtype=self.variable_dtype, initializer=keras.initializers.Constant(table)
-        )
-        self.built = True
-
-    def call(self, rows: Any) -> Any:
-        """Return the scalar."""
-        return tf.reduce_sum(tf.cast(tf.gather(native(self.table), rows), tf.float32))
-
-
-class Structured(keras.Model):
-    """A dense layer's output, and a list of twice that and the place of each row's largest."""
-
-    def __init__(self, weight: Array, bias: Array) -> None:
-        super().__init__(name="structured")
-        self.dense = keras.layers.Dense(bias.shape[0], name="dense")
-        self.dense.build((None, weight.shape[0]))
-        self.dense.set_weights([weight, bias])
-        self.built = True
-
-    def call(self, x: Any) -> Any:
-        """Return the structure."""
-        output = self.dense(x)
-        return output, [2 * output, tf.argmax(output, -1)]
-
-
-class Doubled(NamedTuple):
-    """Twice an output, and the place of each row's largest."""
-
-    double: Any
-    place: Any
-
-
-class Mapped(Structured):
-    """The same in a dict, with a named tuple."""
-
-    def call(self, x: Any) -> Any:
-        """Return the dict."""
-        output = self.dense(x)
-        return {"output": output, "pair": Doubled(2 * output, tf.argmax(output, -1))}
-
-
-class Ratio(keras.layers.Layer):
-    """Divides each row by the sum of its absolute values."""
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__(name="ratio")
-        self.epsilon = epsilon
-
-    def call(self, x: Any) -> Any:
-        """Return rows of sum 1."""
-        total = tf.reduce_sum(tf.abs(x), -1, keepdims=True)
-        return x / (total + tf.cast(self.epsilon, x.dtype))
-
-
-class Listed(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate for each step; the last stays."""
-
-    def __init__(self, rates: Sequence[float]) -> None:
-        self.rates = [float(rate) for rate in rates]
-
-    def __call__(self, step: Any) -> Any:
-        """Return the rate of the step with this number, from 0."""
-        return tf.gather(tf.constant(self.rates), tf.minimum(tf.cast(step, tf.int64), len(self.rates) - 1))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what it was made with."""
-        return {"rates": self.rates}
 
 
 @functools.cache

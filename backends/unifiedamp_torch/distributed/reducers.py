@@ -13,7 +13,7 @@ from .wrapped import replicated
 def why_kept(model: DistributedDataParallel) -> str:
     """Return why a model's reducer cannot be made anew; empty where it can."""
     if vars(model).get("mixed_precision") is not None:
-        return "DistributedDataParallel(mixed_precision=...) casts parameters on a stream of its own"
+        return "DistributedDataParallel(mixed_precision=...) casts parameters on a separate stream"
     if model.process_group is not torch.distributed.group.WORLD:
         return "DistributedDataParallel(process_group=...) can be made anew with the default group alone"
     return ""

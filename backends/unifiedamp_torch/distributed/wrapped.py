@@ -61,7 +61,7 @@ def sharded(models: Iterable[torch.nn.Module]) -> bool:
 
 
 def casting(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the outermost modules that FSDP2 runs in a dtype of its own: ``fully_shard(mp_policy=...)``."""
+    """Return the outermost modules that FSDP2 casts: those sharded by ``fully_shard(mp_policy=...)``."""
     found: list[torch.nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():

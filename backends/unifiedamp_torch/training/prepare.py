@@ -55,6 +55,7 @@ class Preparation:
         self._spec, self._device = spec, device
         self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
         self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
+        self._images = spec.compile_mode == "max" or bool(spec.tuning.channels_last)
         self._undo: list[Callable[[], None]] = []
         self.float8: list[dict[str, str]] = []
 
@@ -70,14 +71,8 @@ class Preparation:
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
             check_agreement(self._ranks, self._spec, self._read_scale())
-        moved = []
-        for model, chosen, recomputed in zip(new, dtypes, checkpointed, strict=True):
-            changed = [placement.move(model, self._device), self._attach(model, chosen, recomputed)]
-            if any(changed):
-                renew_reducers(model)
-            moved += changed
-        if self._spec.compile_mode == "max" or self._spec.tuning.channels_last:
-            moved += [self._to_channels_last(model) for model in new]
+        moved = [self._change(*each) for each in zip(new, dtypes, checkpointed, strict=True)]
+        if self._images:
             for each in optimizers:
                 self._undo.append(each.register_load_state_dict_post_hook(placement.match_layouts).remove)
         prepared.masters.match_layouts()
@@ -106,6 +101,17 @@ class Preparation:
         checkpointed = [recomputation.choose(model, spec.tuning.checkpoint_layers) for model in new]
         prepared.names = names
         return dtypes, checkpointed
+
+    def _change(
+        self, model: torch.nn.Module, dtypes: Mapping[str, str], recomputed: Mapping[str, torch.nn.Module]
+    ) -> bool:
+        """Move a model, attach casts, convert its layout; return whether parameters changed."""
+        changed = placement.move(model, self._device)
+        changed |= self._attach(model, dtypes, recomputed)
+        changed |= self._images and self._to_channels_last(model)
+        if changed:
+            renew_reducers(model)
+        return changed
 
     def _attach(
         self, model: torch.nn.Module, dtypes: Mapping[str, str], recomputed: Mapping[str, torch.nn.Module]
@@ -140,7 +146,7 @@ class Preparation:
             self._spec.warn(
                 f"policy '{self._spec.policy}' has overrides, which act through autocast and have no effect inside "
                 f"{type(found[0]).__name__}: fully_shard(mp_policy=...) casts it as a whole. Shard layers that need "
-                "another dtype with an mp_policy of their own",
+                "another dtype with a different mp_policy",
                 errors.PolicyWarning,
             )
         self._undo += layers.without_autocast(found, self._device.type)
@@ -159,10 +165,7 @@ class Preparation:
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
         if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):
-            done = placement.to_channels_last(model)
-            if done:
-                renew_reducers(model)  # buckets have the layout of the parameters
-            return done
+            return placement.to_channels_last(model)
         if self._spec.tuning.channels_last and placement.has_images(model):
             self._spec.warn(
                 f"tuning.channels_last has no effect on {type(model).__name__}: torch.distributed keeps its gradients "

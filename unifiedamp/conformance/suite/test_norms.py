@@ -76,7 +76,7 @@ def test_a_norm_that_is_named_has_the_dtype_named(harness, keep, dtype):
 
 @pytest.mark.needs("float32_weights", "layer_overrides")
 def test_a_norm_in_a_block_has_the_dtype_that_names_it(harness):
-    """By a glob that matches it as it does the block, or by one of its own."""
+    """The dtype that the block's glob gives it, or a separate glob."""
     policy = pure(harness, True, "float16")
     expected = {"block": False, "block.norm": True}
     for overrides in ({}, {"block*": "float16"}, {"block": "float16", "block.norm": "float32"}):
