@@ -15,9 +15,14 @@ AVAILABLE = dist.is_available()
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
+def joined() -> bool:
+    """Return whether this process has joined others, so that there may be DTensors."""
+    return AVAILABLE and dist.is_initialized()
+
+
 def world_size() -> int:
     """Return how many processes there are."""
-    return dist.get_world_size() if AVAILABLE and dist.is_initialized() else 1
+    return dist.get_world_size() if joined() else 1
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ..device.kinds import traits
 from ..distributed.ranks import reduce_over
-from ..distributed.wrapped import mesh_of
+from ..distributed.wrapped import joined, mesh_of
 from .gradients import Optimizer, by_kind, is_sharded, local_part, parameters, real_values, refuse_sparse, sum_partial
 
 Layout = tuple[Any, Any]
@@ -26,7 +26,7 @@ def clip_norm(optimizer: Optimizer, max_norm: float, reads_without_sync: bool) -
         reads_without_sync: reading the norm waits for nothing.
     """
     refuse_sparse(optimizer, "clip_grad_norm")
-    if any(is_sharded(param) for param in parameters(optimizer)):
+    if joined() and any(is_sharded(param) for param in parameters(optimizer)):
         return _clip_sharded(optimizer, max_norm)
     grads = [param.grad for param in parameters(optimizer) if param.grad is not None]
     if not grads:

@@ -9,6 +9,8 @@ import torch
 
 from unifiedamp.backend import errors
 
+from ..distributed.wrapped import joined
+
 Optimizer = torch.optim.Optimizer
 
 
@@ -96,9 +98,11 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     Returns:
         Whether there was any gradient.
     """
-    sum_partial(optimizer)
+    shared = joined()
+    if shared:
+        sum_partial(optimizer)
     values = [
-        real_values(param) if grad.is_sparse or grad.dtype.is_complex or is_sharded(grad) else grad
+        real_values(param) if grad.is_sparse or grad.dtype.is_complex or (shared and is_sharded(grad)) else grad
         for group in optimizer.param_groups
         for param in group["params"]
         if (grad := param.grad) is not None
