@@ -41,10 +41,10 @@ def find_python(version: str) -> str | None:
 
 
 NEWER = find_python("3.13")
-# Long ones first: `everything` starts them in this order.
+# What fails soon first, then long ones: `everything` starts them in this order.
 nox.options.sessions = [
-    "lint", "tests", "tests_keras2", "tests_jax", "tests_integrations", "tests_numpy2", "tests_mxnet2", "types",
-    "wheel", "site", "imports",
+    "lint", "imports", "tests", "tests_keras2", "tests_jax", "tests_integrations", "tests_numpy2", "tests_mxnet2",
+    "types", "wheel", "site",
     *(["tests_python313"] if NEWER else []),
 ]  # fmt: skip
 PACKAGES = ("unifiedamp", "unifiedamp_torch", "unifiedamp_tensorflow", "unifiedamp_mxnet")
@@ -207,7 +207,8 @@ def everything(session: nox.Session) -> None:
     """All that `nox` runs, in less time: `tests` in two processes, then the others two at a time, in one each."""
     for path in REPORTS.glob("*.xml"):
         path.unlink()
-    first, rest = ["lint", "tests"], [name for name in nox.options.sessions if name not in ("lint", "tests")]
+    first = ["lint", "imports", "tests"]
+    rest = [name for name in nox.options.sessions if name not in first]
     failed = [name for name in first if not _apart(name, session.posargs, PROCESSES)]
     with ThreadPoolExecutor(PROCESSES) as pool:
         done = pool.map(lambda name: _apart(name, session.posargs, 1), rest)
