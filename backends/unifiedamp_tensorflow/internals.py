@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.jit.ops import xla_ops
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.debug.lib import check_numerics_callback
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_ops, control_flow_util
 from tensorflow.python.profiler import profiler_v2
 
-from ._types import Dense, Graph, Layer, Model, Named, Optimizer, Strategy, Variable
+from ._types import Dense, Graph, Layer, Model, Named, Optimizer, Strategy, Tensor, Variable
 
 try:
     from tensorflow.python.eager import context as _eager
@@ -142,6 +144,44 @@ def optimizer_strategy(optimizer: Optimizer, otherwise: Strategy | None) -> Stra
 def under_xla(graph: Graph) -> bool:
     """Whether XLA will compile the graph, or one around it."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+XlaContext: Any = control_flow_ops.XLAControlFlowContext
+"""The base of what a graph tells of each of its operations, as it is made."""
+
+PROGRAM = "_xla_compile_id"
+"""The attribute by which TensorFlow knows which operations XLA compiles into one program."""
+
+
+def context_of(graph: Graph) -> Any:
+    """Return what a graph tells of each of its operations; None without."""
+    found: Any = graph
+    return found._get_control_flow_context()
+
+
+def set_context(graph: Graph | Any, context: Any) -> None:
+    """Have a graph, or an operation, belong to a context."""
+    graph._set_control_flow_context(context)
+
+
+def assign_to_program(operation: Any, name: str) -> None:
+    """Make an operation part of the program of this name."""
+    operation._set_attr(PROGRAM, attr_value_pb2.AttrValue(s=name.encode()))
+
+
+def set_device(operation: Any, device: str) -> None:
+    """Place an operation that has been made."""
+    operation._set_device(device)
+
+
+def replace_input(operation: Any, index: int, tensor: Tensor) -> None:
+    """Have an operation that has been made read another tensor."""
+    operation._update_input(index, tensor)
+
+
+def program_output(tensor: Tensor) -> Tensor:
+    """Return a tensor of a program for use outside it."""
+    return xla_ops.xla_cluster_output(tensor)
 
 
 def collect_graphs() -> AbstractContextManager[list[Any]] | None:

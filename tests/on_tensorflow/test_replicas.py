@@ -16,7 +16,7 @@ import unifiedamp as ua
 keras = pytest.importorskip("tensorflow").keras
 
 CASES = Path(__file__).with_name("replica_cases.py")
-FORMS = ("eager", "compiled", "inside")
+FORMS = ("eager", "compiled", "inside", "max")
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 GOOD, INF, NAN = (0.5, 0.5), (0.5, float("inf")), (float("nan"), 0.5)
 

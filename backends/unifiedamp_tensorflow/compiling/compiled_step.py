@@ -15,6 +15,7 @@ from unifiedamp.backend import SessionSpec, StepOrderState, Switches, WrappedSte
 
 from .. import patches
 from ..distributed.distributed import TensorFlowDistributed
+from ..distributed.replica_programs import ReplicaPrograms
 from ..precision.autocast import thread
 from ..precision.modes import Mode
 from ..recording.recorder import TensorFlowRecorder
@@ -24,6 +25,12 @@ from ..training.step_tracing import StepTracing
 from .retraces import Traces
 
 patches.exempt_from_autograph()
+
+NOT_BY_XLA = (
+    "amp.compile: {0} calls strategy.run inside a loop, a branch or a tf.function, where XLA cannot compile the "
+    "replicas' programs by themselves, so it runs as tf.function runs it; call strategy.run directly in the step that "
+    "amp.compile compiles"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class CompiledStep:
     one at the boundary are two), as do the layers that train, and the order of calls in which the trace ended is
     restored after each call. Which of its traces a ``tf.function`` replayed is known by its output structure, which
     costs nothing: results come back under a key that stands for the end state.
+
+    Over several replicas XLA compiles a program for each, and ``tf.function`` runs the rest.
 
     Without XLA, a second shape of an argument is traced with that dimension left open, and serves all further ones; a
     step that cannot be traced so (it needs a size as a number) is traced for each shape. XLA compiles for each shape.
@@ -147,38 +156,51 @@ class CompiledStep:
         def step(*args: Any, **kwargs: Any) -> dict[int, Any]:
             arguments = self._arguments(args, kwargs)
             self._loosened = reduce_retracing and _open_shapes(arguments)
-            recorder = self._context.recorder.current
-            records = nullcontext() if recorder is None else recorder.tracing(self._records)
-            with self._context.tracing.trace(), records as recorded:
-                result = converted(*args, **kwargs)
+            outputs = self._traced(converted, args, kwargs)
             self._loosened = False
             self._traces.note(start, arguments)
-            return {self._end(): (result, recorded)}
+            return {self._end(): outputs}
 
         step.__name__ = _name(self._fn)
         if self._signature is not None:
             step.__signature__ = self._signature  # type: ignore[attr-defined]  # inspect reads it
         function = self._functions[start] = tf.function(
-            step, autograph=False, jit_compile=self._xla or None, reduce_retracing=reduce_retracing
+            step, autograph=False, jit_compile=self._whole_by_xla() or None, reduce_retracing=reduce_retracing
         )
         return function
 
+    def _whole_by_xla(self) -> bool:
+        return self._xla and self._context.distributed.replicas.count == 1
+
+    def _traced(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the step's Python once; return its result and what was recorded."""
+        if self._xla and not self._whole_by_xla():
+            return self._by_replica(step, args, kwargs)
+        return self._recorded(step, args, kwargs, None)
+
+    def _by_replica(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Trace a step of which XLA compiles a program for each replica."""
+        programs = ReplicaPrograms(self._context.distributed.replicas.device)
+        with programs.assigning():
+            outputs = self._recorded(step, args, kwargs, programs)
+        if programs.missed:
+            self._context.spec.warn(NOT_BY_XLA.format(_name(self._fn)), errors.CompileWarning)
+        return programs.seal(outputs)
+
+    def _recorded(self, step: Callable[..., Any], args: Any, kwargs: Any, programs: ReplicaPrograms | None) -> Any:
+        recorder = self._context.recorder.current
+        records = nullcontext() if recorder is None else recorder.tracing(self._records)
+        with self._context.tracing.trace(programs), records as recorded:
+            result = step(*args, **kwargs)
+        return result, recorded
+
     def _settle_xla(self) -> None:
         try:
-            self._check_xla()
+            self._context.mode.check_xla()
         except errors.AmpError:
             if not self._context.spec.tuning.best_effort:
                 raise
             self._xla = False
-
-    def _check_xla(self) -> None:
-        self._context.mode.check_xla()
-        count = self._context.distributed.replicas.count
-        if count > 1:
-            raise errors.UnsupportedError(
-                f"amp.compile: XLA compiles for one device, and this step spans {count} replicas, each of which would "
-                "need the others' variables; use compile='default' (tf.function) and leave out xla"
-            )
 
     def _arguments(self, args: Any, kwargs: Any) -> Mapping[str, Any]:
         if self._signature is None:

@@ -17,6 +17,7 @@ from unifiedamp.backend import errors
 
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
+from .replica_programs import end_program, outside_programs
 
 T = TypeVar("T")
 MakePairs = Callable[[], list[tuple[Gradient, Variable]]]
@@ -46,6 +47,9 @@ class Replicas(Protocol):
 
     def here(self) -> int:
         """Return the index, within this process, of the calling replica; 0 outside replicas."""
+
+    def device(self) -> str:
+        """Return the name of the calling replica's device; empty for any."""
 
     def calling(self) -> bool:
         """Whether a replica calls, eagerly."""
@@ -97,6 +101,10 @@ class SingleReplica:
     def here(self) -> int:
         """The only one."""
         return 0
+
+    def device(self) -> str:
+        """Any."""
+        return ""
 
     def calling(self) -> bool:
         """No other replica has to be waited for."""
@@ -167,6 +175,10 @@ class MirroredReplicas:
         index = int(tf.get_static_value(index)) if tf.is_tensor(index) else int(index)
         return index % len(self.strategy.extended.worker_devices)
 
+    def device(self) -> str:
+        """One of this worker's."""
+        return str(self.strategy.extended.worker_devices[self.here()])
+
     def calling(self) -> bool:
         """Inside ``strategy.run``, outside ``tf.function``."""
         mine = tf.distribute.get_strategy() is self.strategy
@@ -180,15 +192,17 @@ class MirroredReplicas:
 
     def sum(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """All-reduce."""
+        end_program()
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""
+        end_program()
         return tf.distribute.get_replica_context().merge_call(lambda _strategy: action())
 
     def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
         """Apply on each replica, without summing the gradients a second time."""
-        with patches.gradients_summed_already(optimizer) as options:
+        with patches.gradients_summed_already(optimizer) as options, outside_programs():
             self.strategy.extended.call_for_each_replica(lambda: optimizer.apply_gradients(pairs(), **options))
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from unifiedamp.backend import Switches
 
+from ..distributed.replica_programs import resume_program
 from .tapes import Recording, Tapes
 
 DISABLED = "disabled"
@@ -69,6 +70,7 @@ class Region(_Settings):
         try:
             thread.compute, thread.training = self._compute, trains
             if trains:
+                resume_program()
                 self._recording = self._tapes.enter()
         except BaseException as error:
             self._leave(type(error), error, error.__traceback__)

@@ -77,6 +77,7 @@ class TensorFlowScaledLoss:
         context, loss = self._context, self._loss
         context.distributed.replicas.check("amp.scale_loss")
         self._check_window()
+        context.tracing.enter_program()
         wanted = [prepared.params.training() for prepared in self._optimizers]
         variables = [variable for named in wanted for variable in named.values()]
         seed = self._seed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..distributed.replica_programs import ReplicaPrograms, present_programs
 from ..precision.tapes import Tapes
 from .native_steps import NativeSteps
 
@@ -18,19 +19,36 @@ class StepTracing:
 
     Attributes:
         depth: how many compiled steps, nested, are being traced.
+        programs: what XLA compiles of the present one for each replica; None where it does not.
     """
 
     def __init__(self, tapes: Tapes, native_steps: NativeSteps) -> None:
         self._tapes, self._native_steps = tapes, native_steps
         self.depth = 0
+        self.programs: ReplicaPrograms | None = None
 
     @contextmanager
-    def trace(self) -> Iterator[None]:
-        """Trace a compiled step inside."""
+    def trace(self, programs: ReplicaPrograms | None = None) -> Iterator[None]:
+        """Trace a compiled step inside.
+
+        Args:
+            programs: what XLA compiles of it for each replica.
+        """
+        before, self.programs = self.programs, programs
         self.depth += 1
         try:
             with self._native_steps.following():
                 yield
         finally:
             self.depth -= 1
+            self.programs = before
             self._tapes.drop()
+
+    def enter_program(self) -> None:
+        """Note that the calling replica is about to compute gradients."""
+        if self.programs is None:
+            return
+        if present_programs() is self.programs:
+            self.programs.resume()
+        else:
+            self.programs.missed = True
