@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -167,6 +167,31 @@ def set_context(graph: Graph | Any, context: Any) -> None:
 def assign_to_program(operation: Any, name: str) -> None:
     """Make an operation part of the program of this name."""
     operation._set_attr(PROGRAM, attr_value_pb2.AttrValue(s=name.encode()))
+
+
+def leave_program(operation: Any) -> None:
+    """Make an operation part of no program."""
+    operation._clear_attr(PROGRAM)
+
+
+def calls_deeply(operation: Any) -> bool:
+    """Whether an operation calls a function with variables that calls others: TensorFlow's placer sets it apart."""
+    if "PartitionedCall" not in operation.type or all(tensor.dtype != tf.resource for tensor in operation.inputs):
+        return False
+    body = operation.graph._get_function(operation.get_attr("f").name).cached_definition.node_def
+    return any(value.HasField("func") for node in body for value in node.attr.values())
+
+
+@contextmanager
+def unwrapped_control_flow(graph: Graph) -> Iterator[None]:
+    """Have loops and branches made inside be operations of the graph, not of functions that it calls."""
+    named: Any = graph
+    name = named.name
+    named.name = f"{name}_cflow_gradient_wrapper"
+    try:
+        yield
+    finally:
+        named.name = name
 
 
 def set_device(operation: Any, device: str) -> None:

@@ -27,9 +27,8 @@ from .retraces import Traces
 patches.exempt_from_autograph()
 
 NOT_BY_XLA = (
-    "amp.compile: {0} calls strategy.run inside a loop, a branch or a tf.function, where XLA cannot compile the "
-    "replicas' programs by themselves, so it runs as tf.function runs it; call strategy.run directly in the step that "
-    "amp.compile compiles"
+    "amp.compile: XLA cannot compile the replicas' programs of {}, which runs as tf.function runs it: {}; call "
+    "strategy.run, and what is in tf.function, directly in the step that amp.compile compiles"
 )
 
 
@@ -184,7 +183,7 @@ class CompiledStep:
         with programs.assigning():
             outputs = self._recorded(step, args, kwargs, programs)
         if programs.missed:
-            self._context.spec.warn(NOT_BY_XLA.format(_name(self._fn)), errors.CompileWarning)
+            self._context.spec.warn(NOT_BY_XLA.format(_name(self._fn), programs.missed), errors.CompileWarning)
         return programs.seal(outputs)
 
     def _recorded(self, step: Callable[..., Any], args: Any, kwargs: Any, programs: ReplicaPrograms | None) -> Any:

@@ -23,6 +23,8 @@ HOST = ("Assert", "Collective", "EagerPyFunc", "Iterator", "LookupTable", "Nccl"
 COPIED = 1024
 """Elements of a constant that is made anew inside a program, where XLA may need to know its value."""
 
+DEEP = "{} calls a tf.function that has variables and calls others (a loop, a branch, a function)"
+
 _numbers = itertools.count()
 
 
@@ -51,12 +53,12 @@ class ReplicaPrograms(internals.XlaContext):
         device: returns the name of the calling replica's device.
 
     Attributes:
-        missed: gradients were computed outside the graph of the trace, in a loop or a function of the user's.
+        missed: why XLA compiles nothing, or not all; None where it compiles.
     """
 
     def __init__(self, device: Callable[[], str]) -> None:
         super().__init__()
-        self.missed = False
+        self.missed: str | None = None
         self._device, self._here = device, _Here()
         self._main, self._meetings, self._outside = threading.get_ident(), 0, 0
         self._programs: dict[str, str] = {}
@@ -93,6 +95,8 @@ class ReplicaPrograms(internals.XlaContext):
     def _assign(self, op: Any, program: str) -> None:
         internals.assign_to_program(op, program)
         self._programs[op.name] = program
+        if internals.calls_deeply(op):
+            self.missed = DEEP.format(op.name)
         for index, tensor in enumerate(op.inputs):
             if tensor.op.type == "Const" and tensor.op.name not in self._programs:
                 self._copy(op, index, tensor, program)
@@ -136,14 +140,16 @@ class ReplicaPrograms(internals.XlaContext):
         before = internals.context_of(graph)
         internals.set_context(graph, self)
         try:
-            yield
+            with internals.unwrapped_control_flow(graph):
+                yield
         finally:
             internals.set_context(graph, before)
 
     def seal(self, result: Any) -> Any:
         """End all programs of a trace; return its result as it is outside them."""
         graph: Any = tf.compat.v1.get_default_graph()
-        self._outputs.clear()
+        if self.missed:
+            self._give_up(graph)
         for op in list(graph.get_operations()):
             self._seal_inputs(op)
         graph.control_outputs = _ControlOutputs(self._programs, self._ends(graph))
@@ -153,6 +159,13 @@ class ReplicaPrograms(internals.XlaContext):
             return self._output(leaf) if made_here else leaf
 
         return tf.nest.map_structure(outside, result, expand_composites=True)
+
+    def _give_up(self, graph: Graph) -> None:
+        """Leave the trace as it would be without programs."""
+        for op in graph.get_operations():
+            if op.name in self._programs:
+                internals.leave_program(op)
+        self._programs.clear()
 
     def _seal_inputs(self, op: Any) -> None:
         program = self._programs.get(op.name)

@@ -9,6 +9,8 @@ from ..distributed.replica_programs import ReplicaPrograms, present_programs
 from ..precision.tapes import Tapes
 from .native_steps import NativeSteps
 
+INSIDE = "it calls strategy.run inside a loop, a branch or a tf.function"
+
 
 class StepTracing:
     """The compiled steps of one session that are being traced.
@@ -51,4 +53,4 @@ class StepTracing:
         if present_programs() is self.programs:
             self.programs.resume()
         else:
-            self.programs.missed = True
+            self.programs.missed = INSIDE
