@@ -10,7 +10,7 @@ from .device.hardware import dtype_gain, recommended_policy
 from .device.selection import DeviceInfo
 from .training.checks import NO_FLOAT8
 
-MASTERS = "float32 variables of the optimizer, which is built over them; on one device"
+MASTERS = "float32 variables of the optimizer, which is built over them; on each replica"
 
 
 def declare(device: DeviceInfo, op_overrides: Support, tuning: Mapping[str, Support], *, emulate: bool) -> Capabilities:

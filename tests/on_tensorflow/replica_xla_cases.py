@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import unittest.mock
 import warnings
 from collections import Counter, namedtuple
 
@@ -11,6 +13,7 @@ from replica_sessions import MODES, SCALE, STRATEGY, keras
 
 import unifiedamp as ua
 from unifiedamp_tensorflow import internals
+from unifiedamp_tensorflow.distributed.replica_programs import ReplicaPrograms
 from unifiedamp_tensorflow.internals import native
 
 Pair = namedtuple("Pair", "loss extra")
@@ -108,7 +111,158 @@ def case_networks(form):
     }
 
 
-if __name__=="__main__":
-    import sys,json
-    for form in sys.argv[1].split(','):
-        for k,v in case_networks(form).items(): print(form,k,v[0],v[2:], [np.abs(np.array(w[0])-np.array(w[1])).max() for w in v[1]], [w[0][0] for w in v[1]])
+def graph_of(step, *args):
+    """Return the operations of a compiled step's trace, and those of all functions that were run, optimized."""
+    with internals.collect_graphs() as graphs:
+        step(*args)
+    return Counter(node.op for graph in graphs for node in graph.node)
+
+
+def case_layout(form):
+    """What XLA runs of a step, and what TensorFlow runs beside it."""
+    if form not in MODES:
+        return None
+    amp, model, optimizer = prepared(convnet)
+    inside, outside, seal = Counter(), Counter(), ReplicaPrograms.seal
+
+    def sealed(programs, result):
+        result = seal(programs, result)
+        for op in tf.compat.v1.get_default_graph().get_operations():
+            (inside if internals.PROGRAM in op.node_def.attr else outside)[op.type] += 1
+        return result
+
+    def replica_step(x, y):
+        amp.backward(lambda: cross_entropy(y, model(x)), optimizer)
+        amp.unscale(optimizer)
+        amp.step(optimizer)
+
+    step = amp.compile(lambda x, y: STRATEGY.run(replica_step, (x, y)), mode=MODES[form])
+    with unittest.mock.patch.object(ReplicaPrograms, "seal", sealed):
+        ran = graph_of(step, *global_batches((6, 6, 1), 1)[0])
+    return [inside, outside, ran]
+
+
+def case_odd(form):
+    """Outputs of all kinds, what XLA cannot run, metrics, a constant from outside, two batches of other sizes."""
+    if form not in MODES:
+        return None
+    amp, model, optimizer = prepared(small)
+    with STRATEGY.scope():
+        mean = keras.metrics.Mean()
+    axis = tf.constant(-1)
+
+    def replica_step(x, y):
+        rows = tf.shape(x)[0]
+        with amp.autocast():
+            logits = model(tf.reshape(x, [rows, 4]))
+            tf.debugging.assert_all_finite(logits, "logits")
+            tf.print("rows", rows, output_stream=f"file://{os.devnull}")
+            loss = cross_entropy(y, tf.concat([logits, logits], axis)[:, :3])
+        positive = tf.cond(loss > 0.0, lambda: 1.0, lambda: 0.0)
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        mean.update_state(loss)
+        amp.step(optimizer)
+        return {"pair": Pair(loss, [positive, rows]), "none": None, "name": "step", "logits": logits}
+
+    step = amp.compile(lambda x, y: STRATEGY.run(replica_step, (x, y)), mode=MODES[form])
+    rows = []
+    for batch in global_batches((4,), 3, last=2):
+        result = step(*batch)
+        pair, local = result["pair"], STRATEGY.experimental_local_results
+        rows.append([
+            [float(one) for one in local(pair.loss)], [float(one) for one in local(pair.extra[0])],
+            [int(one) for one in local(pair.extra[1])], str(local(result["none"])[0]), str(local(result["name"])[0]),
+            [np.asarray(one).tolist() for one in local(result["logits"])],
+        ])  # fmt: skip
+    return [rows, float(mean.result()), everything(model)]
+
+
+def small():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh", kernel_initializer=dense())])
+
+
+def looping():
+    layers = [keras.Input((4, 1)), keras.layers.SimpleRNN(3, kernel_initializer=dense(), recurrent_initializer=dense(1))]
+    return keras.Sequential(layers)
+
+
+def by_turns(form, make, shape):
+    """Train two models; both forward passes, then a backward pass and a step for each."""
+    amp = ua.Amp("tensorflow", "float32", loss_scale=SCALE)
+    with STRATEGY.scope(), amp.scope():
+        models, natives = [make(), make()], [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)]
+    *models, one, two = amp.prepare(*models, *natives)
+
+    def replica_step(x, y):
+        with amp.autocast():
+            first, second = (cross_entropy(y, model(x)) for model in models)
+        for loss, optimizer in ((first, one), (second, two)):
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            amp.step(optimizer)
+        return first + second
+
+    step = amp.compile(lambda x, y: STRATEGY.run(replica_step, (x, y)), mode=MODES[form])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = [
+            [float(one) for one in STRATEGY.experimental_local_results(step(*batch))] for batch in global_batches(shape, 2)
+        ]
+    told = [str(one.message) for one in caught if issubclass(one.category, ua.CompileWarning)]
+    return [losses, everything(models[0]) + everything(models[1]), amp.applied_steps, amp.loss_scale, told]
+
+
+def case_two_losses(form):
+    """Of dense layers, which XLA compiles, and of loops, whose gradients need more than one program may pass on."""
+    return [by_turns(form, small, (4,)), by_turns(form, looping, (4, 1))] if form in MODES else None
+
+
+def case_not_by_xla(form):
+    """Steps whose replicas XLA cannot compile: the same results, and a warning."""
+    if form not in MODES:
+        return None
+    amp, model, optimizer = prepared(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, kernel_initializer=dense())]))
+
+    @tf.function
+    def in_a_loop(x):
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, model(x)), (0, x))[1]
+
+    def replica_step(x, y, call):
+        amp.backward(lambda: cross_entropy(y, call(x)), optimizer)
+        amp.step(optimizer)
+
+    def often(x, y):
+        for _ in tf.range(2):
+            STRATEGY.run(replica_step, (x, y, model))
+
+    told = []
+    for body in (often, lambda x, y: STRATEGY.run(replica_step, (x, y, in_a_loop))):
+        step = amp.compile(body, mode=MODES[form])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step(*global_batches((4,), 1)[0])
+        told.append([str(one.message) for one in caught if issubclass(one.category, ua.CompileWarning)])
+    return [told, everything(model), amp.applied_steps]
+
+
+def case_dropout(form):
+    """Each replica and each step drops other elements."""
+    if form not in MODES:
+        return None
+    amp, model, optimizer = prepared(
+        lambda: keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, None, False)])
+    )
+
+    def replica_step(x):
+        with amp.autocast():
+            dropped = model.layers[0](x, training=True)
+            loss = tf.reduce_mean(model.layers[1](dropped))
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        amp.step(optimizer)
+        return dropped
+
+    step = amp.compile(lambda x: STRATEGY.run(replica_step, (x,)), mode=MODES[form])
+    ones = per_replica(np.ones((2, 1, 64), "f"))
+    return [np.asarray(one).ravel().tolist() for _ in range(2) for one in STRATEGY.experimental_local_results(step(ones))]

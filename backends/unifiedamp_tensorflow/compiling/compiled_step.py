@@ -28,7 +28,8 @@ patches.exempt_from_autograph()
 
 NOT_BY_XLA = (
     "amp.compile: XLA cannot compile the replicas' programs of {}, which runs as tf.function runs it: {}; call "
-    "strategy.run, and what is in tf.function, directly in the step that amp.compile compiles"
+    "strategy.run directly in the step that amp.compile compiles, without tf.function inside, and compute all "
+    "gradients before the first step"
 )
 
 
@@ -182,9 +183,10 @@ class CompiledStep:
         programs = ReplicaPrograms(self._context.distributed.replicas.device)
         with programs.assigning():
             outputs = self._recorded(step, args, kwargs, programs)
+            sealed = programs.seal(outputs)
         if programs.missed:
             self._context.spec.warn(NOT_BY_XLA.format(_name(self._fn), programs.missed), errors.CompileWarning)
-        return programs.seal(outputs)
+        return sealed
 
     def _recorded(self, step: Callable[..., Any], args: Any, kwargs: Any, programs: ReplicaPrograms | None) -> Any:
         recorder = self._context.recorder.current

@@ -25,6 +25,10 @@ COPIED = 1024
 
 DEEP = "{} calls a tf.function that has variables and calls others (a loop, a branch, a function)"
 
+CROSSING = "the gradients of a loop are computed after a step, and XLA keeps what they need inside one program"
+NOT_PASSED = (tf.variant, tf.resource)
+"""Types of tensors that no program passes to another."""
+
 _numbers = itertools.count()
 
 
@@ -148,10 +152,14 @@ class ReplicaPrograms(internals.XlaContext):
     def seal(self, result: Any) -> Any:
         """End all programs of a trace; return its result as it is outside them."""
         graph: Any = tf.compat.v1.get_default_graph()
+        crossing = list(self._crossing(graph))
+        if any(tensor.dtype in NOT_PASSED for _, _, tensor in crossing):
+            self.missed = self.missed or CROSSING
         if self.missed:
             self._give_up(graph)
-        for op in list(graph.get_operations()):
-            self._seal_inputs(op)
+            return result
+        for op, index, tensor in crossing:
+            internals.replace_input(op, index, self._output(tensor))
         graph.control_outputs = _ControlOutputs(self._programs, self._ends(graph))
 
         def outside(leaf: Any) -> Any:
@@ -167,13 +175,15 @@ class ReplicaPrograms(internals.XlaContext):
                 internals.leave_program(op)
         self._programs.clear()
 
-    def _seal_inputs(self, op: Any) -> None:
-        program = self._programs.get(op.name)
-        if program is not None:
-            internals.set_device(op, self._devices[program])
-        for index, tensor in enumerate(op.inputs):
-            if self._programs.get(tensor.op.name, program) != program:
-                internals.replace_input(op, index, self._output(tensor))
+    def _crossing(self, graph: Graph) -> Iterator[tuple[Any, int, Any]]:
+        """Yield (operation, index, tensor) of what operations read of other programs; place those of programs."""
+        for op in list(graph.get_operations()):
+            program = self._programs.get(op.name)
+            if program is not None:
+                internals.set_device(op, self._devices[program])
+            for index, tensor in enumerate(op.inputs):
+                if self._programs.get(tensor.op.name, program) != program:
+                    yield op, index, tensor
 
     def _output(self, tensor: Any) -> Tensor:
         if tensor.name not in self._outputs:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from .. import patches
 from .._types import Gradient, Named, Optimizer, Variable
+from ..distributed.replicas import Replicas
 from ..internals import native
 
 LOW = (tf.float16, tf.bfloat16)
@@ -23,12 +24,14 @@ class MasterWeights:
     Args:
         optimizer: a Keras optimizer that has no variables yet; it is built here.
         named: name → the model's parameter.
+        replicas: where the model trains; each has copies of both.
 
     Attributes:
         trained: name → what the optimizer trains: the master where there is one, else the parameter itself.
     """
 
-    def __init__(self, optimizer: Optimizer, named: Named) -> None:
+    def __init__(self, optimizer: Optimizer, named: Named, replicas: Replicas) -> None:
+        self._replicas = replicas
         self._model_params = {name: variable for name, variable in named.items() if variable.dtype in LOW}
         self.trained: Named = {
             name: native(_master(optimizer, variable)) if name in self._model_params else variable
@@ -39,11 +42,10 @@ class MasterWeights:
         patches.track(optimizer, "_amp_masters", [self.trained[name] for name in self._model_params])
 
     def master_params_to_model_params(self, names: Iterable[str]) -> None:
-        """Set the model's variables of these names to their rounded masters."""
+        """Set the model's variables of these names to their rounded masters, on each replica to its own."""
         for name in names:
             if name in self._model_params:
-                param = self._model_params[name]
-                param.assign(tf.cast(self.trained[name], param.dtype))
+                self._replicas.update(self._model_params[name], _set_rounded, (self.trained[name],))
 
     def master_of(self, variable: Variable) -> Variable | None:
         """Return the master of one of the model's variables; None where it has none."""
@@ -53,6 +55,10 @@ class MasterWeights:
 def widened(gradient: Gradient) -> Gradient:
     """Return a gradient in float32 where it has 16 bits; sparse ones too."""
     return tf.cast(gradient, tf.float32) if gradient.dtype in LOW else gradient
+
+
+def _set_rounded(param: Variable, master: Variable) -> None:
+    param.assign(tf.cast(master, param.dtype))
 
 
 def _master(optimizer: Optimizer, variable: Variable) -> Variable:

@@ -59,19 +59,11 @@ class Preparation:
         recomputed = [recomputation.choose(model, globs) for model in models]
         assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())
         replicas = replicas_of([v for _, named in assigned for v in named.values()], given)
-        self._check_masters(replicas)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
         outer = [self._bind(optimizer, named) for optimizer, named in assigned]
         self._undo += [self._fitting.attach(model, replicas) for model in self._prepared.add_models(models)]
         return list(models), outer
-
-    def _check_masters(self, replicas: Replicas) -> None:
-        if self._spec.master_weights and replicas.count > 1:
-            raise errors.UnsupportedError(
-                "master_weights=True: an optimizer's float32 copies are made on one device, and the model is spread "
-                f"over {replicas.count} replicas; use policy 'mixed_{self._spec.policy.compute_dtype}' there"
-            )
 
     def _attach(self, models: Sequence[Model], recomputed: Sequence[dict[str, Layer]]) -> None:
         self._mode.attach(models)
@@ -90,7 +82,7 @@ class Preparation:
     def _prepared_optimizer(self, optimizer: Optimizer, named: Named) -> PreparedOptimizer:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
-        masters = MasterWeights(optimizer, named) if spec.master_weights else None
+        masters = MasterWeights(optimizer, named, self._distributed.replicas) if spec.master_weights else None
         if not is_built(optimizer):
             optimizer.build(list(named.values()))
         outer = self._outer(optimizer, named)
