@@ -116,6 +116,52 @@ def case_two_optimizers(form):
     return rows
 
 
+def case_masters(form):
+    """Weights of 16 bits, updates that these cannot hold, a window that one replica alone cannot take."""
+    rows = []
+    for policy in ("float16", "bfloat16"):
+        amp, (model,), (optimizer,) = session(policy=policy, master_weights=True, accumulate_steps=2)
+
+        def step(x, amp=amp, model=model, optimizer=optimizer):
+            amp.backward(lambda: model(x), optimizer)
+            amp.step(optimizer)
+
+        run = spread(step, amp, form)
+        for pair in ((0.001, 0.002), (0.003, 0.001), INF, (0.5, 0.5), (0.002, 0.002), (0.001, 0.001)):
+            run(batch(pair))
+            (master,) = optimizer.inner_optimizer._amp_masters
+            rows.append([copies(model.ws[0]), copies(master), amp.applied_steps, amp.skipped_steps])
+    return rows
+
+
+def case_recording(form):
+    """Every step of a loop is recorded; the third batch has an inf on one replica."""
+    amp = ua.Amp("tensorflow", "mixed_bfloat16", loss_scale=SCALE)
+    with STRATEGY.scope(), amp.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="dense")
+        model, optimizer = keras.Sequential([keras.Input((2,)), layer]), keras.optimizers.SGD(0.125)
+    model, optimizer = amp.prepare(model, optimizer)
+    records = []
+
+    def step(x):
+        loss = amp.backward(lambda: tf.reduce_sum(model(x)), optimizer)
+        amp.step(optimizer)
+        return loss
+
+    run = spread(step, amp, form)
+    with amp.record(records.append, every=1):
+        for first, second in (((1.0, 2.0), (4.0, 0.5)), ((0.0, 1.0), (8.0, 1.0)), ((1.0, 1.0), (math.inf, 1.0))):
+            run(rows_of(first, second))
+    steps = [record for record in records if record["kind"] == "step"]
+    return [[record["loss"], record["scale"], record["gradients"], record["activations"]] for record in steps]
+
+
+def rows_of(first, second):
+    return STRATEGY.experimental_distribute_values_from_function(
+        lambda replica: tf.constant([(first, second)[replica.replica_id_in_sync_group]])
+    )
+
+
 def case_exhaustion(form):
     amp, (model,), (optimizer,) = session(loss_scale=ua.DynamicLossScale(max_consecutive_skips=3))
     seen = []

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from unifiedamp.backend import errors
+
 from .. import patches
 from .._types import Model
 from ..internals import SINGLE_STEPS
@@ -30,6 +32,9 @@ class FitRecorder:
     def __init__(self, recorder: TensorFlowRecorder, prepared: PreparedObjects) -> None:
         self._recorder, self._prepared = recorder, prepared
 
+    def _replicas(self) -> int:
+        return max((prepared.replicas.count for prepared in self._prepared.optimizers), default=1)
+
     def armed(self) -> bool:
         """Whether the next step is to be recorded."""
         return self._recorder.current is not None
@@ -40,7 +45,16 @@ class FitRecorder:
         Args:
             model: whose function.
             make: Keras's ``make_train_function`` of it.
+
+        Raises:
+            UnsupportedError: the model is on several replicas, whose numbers Keras would add up.
         """
+        count = self._replicas()
+        if count > 1:
+            raise errors.UnsupportedError(
+                f"model.fit: the model is spread over {count} replicas of a tf.distribute strategy, and Keras adds up "
+                "what a step returns on each; record a loop with amp.compile and strategy.run, or fit on one device"
+            )
         return SingleSteps(self._recorder, self._prepared, model, make)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unifiedamp.backend import Recorder, errors, recording
+from unifiedamp.backend import Recorder, recording
 
 from .._types import Optimizer
 from ..device.numerics import multiplied
@@ -37,14 +37,8 @@ class TensorFlowRecorder(Recorder):
         self.current: StepRecorder | None = None
 
     def begin(self, activations: bool) -> None:
-        """Record from here on; a model that is spread over replicas raises ``UnsupportedError``."""
-        count = self._distributed.replicas.count
-        if count > 1:
-            raise errors.UnsupportedError(
-                f"amp.record: the model is spread over {count} replicas of a tf.distribute strategy, and "
-                "what each notes cannot leave it; record a run on one device"
-            )
-        self.current = StepRecorder(self._prepared.models, activations)
+        """Record from here on; of several replicas, the largest values of any and the gradients of all together."""
+        self.current = StepRecorder(self._prepared.models, activations, self._distributed.replica)
 
     def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
         assert self.current is not None

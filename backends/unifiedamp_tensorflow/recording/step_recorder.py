@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ class LayerRecord(NamedTuple):
     place: str
     dtype: str
     which: int
+    replica: int
 
 
 class TraceRecord:
@@ -44,16 +46,16 @@ class TraceRecord:
     Attributes:
         home: the graph of its tensors; None for eager.
         activations: what was seen, each pointing into ``largest``.
-        names: of the gradients, as ``counts`` holds them.
+        names: of the gradients, as ``counts`` holds them, and whose they are: the replica's index.
         largest: per tensor seen, its largest absolute value and whether all were finite, as two float32 numbers.
         counts: per gradient, int32 of shape (2, buckets): scaled and true.
-        scalars: "scale" and "loss".
+        scalars: "scale", and for each replica "loss" and its index.
     """
 
     def __init__(self, home: Graph | None) -> None:
         self.home = home
         self.activations: list[LayerRecord] = []
-        self.names: list[str] = []
+        self.names: list[tuple[str, int]] = []
         self.largest: list[Tensor] = []
         self.counts: list[Tensor] = []
         self.scalars: dict[str, Any] = {}
@@ -82,13 +84,15 @@ class StepRecorder:
     Args:
         models: the prepared models.
         activations: record at their layers, until :meth:`stop`.
+        replica: returns the index of the calling replica.
 
     Attributes:
         key: traces of a compiled step with the same key record the same.
         fitting: a step of ``fit`` runs, which has no autocast region.
     """
 
-    def __init__(self, models: Sequence[Model], activations: bool) -> None:
+    def __init__(self, models: Sequence[Model], activations: bool, replica: Callable[[], int]) -> None:
+        self._replica = replica
         self.key = "activations" if activations else "gradients"
         self.fitting = False
         self._record = TraceRecord(None)
@@ -152,7 +156,7 @@ class StepRecorder:
                 continue
             else:
                 which = known[1]
-            record.activations.append(LayerRecord(layer, kind, place, tensor.dtype.name, which))
+            record.activations.append(LayerRecord(layer, kind, place, tensor.dtype.name, which, self._replica()))
 
     def here(self) -> bool:
         """Whether what is computed now can be recorded: eager, or in the trace that is being recorded."""
@@ -160,16 +164,16 @@ class StepRecorder:
 
     def gradients(self, gradients: Mapping[str, Gradient], scale: Tensor | None, loss: Tensor | None) -> None:
         """Count gradients; ``scale`` is what they were multiplied by (None: nothing)."""
-        record = self._record
+        record, replica = self._record, self._replica()
         inverse = tf.constant(1.0) if scale is None else tf.math.reciprocal(scale)
         both = count_now if tf.executing_eagerly() else count_both
         for name, gradient in gradients.items():
-            record.names.append(name)
+            record.names.append((name, replica))
             record.counts.append(both(tf.cast(real_values(gradient), tf.float32), inverse))
         if scale is not None:
             record.scalars["scale"] = scale
         if loss is not None:
-            record.scalars["loss"] = tf.cast(loss, tf.float32)
+            record.scalars[f"loss{replica}"] = tf.cast(loss, tf.float32)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -180,14 +184,35 @@ class StepRecorder:
         scalars: dict[str, float] = {}
         for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
             values = {name: tensor.numpy() for name, tensor in tensors.items()}
-            for seen in record.activations:
-                largest, finite = values["largest"][seen.which]
-                value = float(largest) if finite else math.inf
-                activations.append(recording.Activation(seen.layer, seen.kind, seen.place, seen.dtype, value))
-            for name, (scaled, true) in zip(record.names, values.get("counts", ()), strict=True):
-                gradients[name] = recording.GradientCounts(scaled.tolist(), true.tolist())
+            activations += _activations(record, values.get("largest", ()))
+            gradients |= _gradients(record, values.get("counts", ()))
             scalars |= {name: float(values[name]) for name in record.scalars}
-        return recording.RecordedStep(scalars.get("scale", 1.0), scalars.get("loss"), gradients, activations)
+        losses = [value for name, value in scalars.items() if name != "scale"]
+        loss = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)
+        return recording.RecordedStep(scalars.get("scale", 1.0), loss if losses else None, gradients, activations)
+
+
+def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:
+    """Return a record's activations; of the same call of a layer on several replicas, the largest value."""
+    calls: Counter[tuple[object, ...]] = Counter()
+    found: dict[tuple[object, ...], recording.Activation] = {}
+    for seen in record.activations:
+        value, finite = largest[seen.which]
+        row = recording.Activation(*seen[:4], float(value) if finite else math.inf)
+        place = (*seen[:4], calls[*seen[:4], seen.replica])
+        calls[*seen[:4], seen.replica] += 1
+        if place not in found or row.largest > found[place].largest:
+            found[place] = row
+    return list(found.values())
+
+
+def _gradients(record: TraceRecord, counts: Sequence[Any]) -> dict[str, recording.GradientCounts]:
+    """Return a record's counts by name, those of all replicas together."""
+    sums: dict[str, dict[int, Any]] = {}
+    for (name, replica), both in zip(record.names, counts, strict=True):
+        sums.setdefault(name, {})[replica] = both
+    totals = {name: sum(each.values()) for name, each in sums.items()}
+    return {name: recording.GradientCounts(scaled.tolist(), true.tolist()) for name, (scaled, true) in totals.items()}
 
 
 @functools.cache

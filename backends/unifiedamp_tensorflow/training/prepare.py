@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from unifiedamp.backend import SessionSpec, errors
+from unifiedamp.backend import SessionSpec
 
 from .._types import Layer, Model, Named, Optimizer
 from ..device.tuning import TensorFlowTuner
 from ..distributed.distributed import TensorFlowDistributed
-from ..distributed.replicas import Replicas
 from ..distributed.strategies import replicas_of
 from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
