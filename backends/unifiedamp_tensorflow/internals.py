@@ -94,6 +94,12 @@ def steps_per_execution(model: Model) -> int:
     return int(getattr(model, "steps_per_execution", 1) or 1)
 
 
+def uses_xla(model: Model) -> bool:
+    """Whether Keras compiles a model's training step by XLA."""
+    eager = getattr(model, "run_eagerly", False)
+    return bool(getattr(model, "jit_compile", getattr(model, "_jit_compile", False))) and not eager
+
+
 EPOCH_LOGS = ("_get_metrics_result_or_logs", "_validate_and_get_metrics_result")
 """The method that makes an epoch's logs of its last step's: Keras 3's, Keras 2's."""
 

@@ -13,9 +13,15 @@ from ..internals import optimizer_strategy
 from .replicas import MirroredReplicas, Replicas, SingleReplica
 
 SYNCHRONOUS = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-NOT_SYNCHRONOUS = ("CentralStorageStrategy", "ParameterServerStrategyV2", "ParameterServerStrategyV1", "TPUStrategyV2",
-                   "TPUStrategy", "TPUStrategyV1")  # fmt: skip
-"""Strategies that keep variables in one place, or that run on devices that are not supported."""
+CENTRAL = "all replicas read one copy of the variables from one device at each step"
+PARAMETER_SERVERS = "each worker updates the variables by itself and at its own time, so none decides with the others"
+TPU = "TPUs have no float16 and overflow no more in bfloat16 than in float32, so there is nothing to scale or to skip"
+NOT_SYNCHRONOUS = {
+    "CentralStorageStrategy": CENTRAL, "CentralStorageStrategyV1": CENTRAL,
+    "ParameterServerStrategyV2": PARAMETER_SERVERS, "ParameterServerStrategyV1": PARAMETER_SERVERS,
+    "TPUStrategyV2": TPU, "TPUStrategy": TPU, "TPUStrategyV1": TPU,
+}  # fmt: skip
+"""Strategies that are not supported, and why."""
 
 
 def active_replicas() -> Replicas:
@@ -56,12 +62,29 @@ def _check_made_under(optimizer: Optimizer, strategy: Strategy | None) -> None:
 
 
 def check_scope() -> None:
-    """Refuse to create a model under a strategy that is not supported.
+    """Refuse to create a model under a strategy, or a distribution of Keras 3, that is not supported.
 
     Raises:
         UnsupportedError: one is active.
     """
     _check_synchronous("amp.scope", _unsupported_strategy([]))
+    check_distribution("amp.scope")
+
+
+def check_distribution(call: str) -> None:
+    """Refuse ``keras.distribution``, which Keras 3's TensorFlow backend takes and does nothing with.
+
+    Raises:
+        UnsupportedError: a distribution is set.
+    """
+    api = getattr(tf.keras, "distribution", None)
+    found = None if api is None else api.distribution()
+    if found is not None:
+        raise errors.UnsupportedError(
+            f"{call}: keras.distribution is set to {type(found).__name__}, which Keras's TensorFlow backend takes and "
+            "ignores: the model would train on one device, in silence; use tf.distribute.MirroredStrategy, and undo it "
+            "by keras.distribution.set_distribution(None)"
+        )
 
 
 def _unsupported_strategy(optimizers: Sequence[Optimizer]) -> Strategy | None:
@@ -73,8 +96,10 @@ def _unsupported_strategy(optimizers: Sequence[Optimizer]) -> Strategy | None:
 
 def _check_synchronous(call: str, strategy: Strategy | None) -> None:
     if strategy is not None and not isinstance(strategy, SYNCHRONOUS):
+        name = type(strategy).__name__
+        why = f" ({NOT_SYNCHRONOUS[name]})" if name in NOT_SYNCHRONOUS else ""
         raise errors.UnsupportedError(
-            f"{call}: the model is under {type(strategy).__name__}; of tf.distribute, MirroredStrategy and "
+            f"{call}: the model is under {name}{why}; of tf.distribute, MirroredStrategy and "
             "MultiWorkerMirroredStrategy keep all replicas in step, others are not supported: make model and optimizer "
             "under one of these, or under none"
         )

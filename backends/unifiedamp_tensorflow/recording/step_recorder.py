@@ -188,8 +188,8 @@ class StepRecorder:
             gradients |= _gradients(record, values.get("counts", ()))
             scalars |= {name: float(values[name]) for name in record.scalars}
         losses = [value for name, value in scalars.items() if name != "scale"]
-        loss = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)
-        return recording.RecordedStep(scalars.get("scale", 1.0), loss if losses else None, gradients, activations)
+        loss = sum(losses) if losses else None
+        return recording.RecordedStep(scalars.get("scale", 1.0), loss, gradients, activations)
 
 
 def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:

@@ -18,7 +18,7 @@ from unifiedamp.backend import errors
 from .. import patches
 from .._types import Model
 from ..distributed.replicas import Replicas
-from ..internals import epoch_logs_method, steps_per_execution
+from ..internals import epoch_logs_method, steps_per_execution, uses_xla
 from .fit_losses import FitLosses
 from .fit_run import FitRun
 from .native_steps import NativeSteps
@@ -63,6 +63,8 @@ class Fitting:
         if not hasattr(model, MAKER):
             return lambda: None
         methods: dict[str, Callable[..., Any]] = {MAKER: self._make, FIT: self._fit}
+        if replicas.count > 1:
+            methods[MAKER] = self._make_over_replicas
         if self._native_steps.follower is not None:
             methods[RESET] = self._reset
         if SCALES_LOSS and replicas.over_workers():
@@ -113,6 +115,16 @@ class Fitting:
         if getattr(function, "followed_by", None) is not self:
             model.train_function = function = self._followed(model, make, function)
         return function
+
+    def _make_over_replicas(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
+        """Make it, unless Keras would compile the step of all replicas by XLA as one, which fails when it runs."""
+        if uses_xla(model):
+            raise errors.UnsupportedError(
+                "model.fit: model.compile(jit_compile=True) compiles the step of all replicas into one program, and "
+                "XLA compiles for one device; use jit_compile=False, or write the loop: amp.compile(mode='max') "
+                "compiles a program for each replica"
+            )
+        return self._make(model, make, force)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from unifiedamp.backend import SessionSpec
 from .._types import Layer, Model, Named, Optimizer
 from ..device.tuning import TensorFlowTuner
 from ..distributed.distributed import TensorFlowDistributed
-from ..distributed.strategies import replicas_of
+from ..distributed.strategies import check_distribution, replicas_of
 from ..internals import is_built
 from ..models.layout import biases_before_norm, channels_first
 from ..precision import recomputation
@@ -57,6 +57,7 @@ class Preparation:
         globs = self._spec.tuning.checkpoint_layers
         recomputed = [recomputation.choose(model, globs) for model in models]
         assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())
+        check_distribution("amp.prepare")
         replicas = replicas_of([v for _, named in assigned for v in named.values()], given)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
