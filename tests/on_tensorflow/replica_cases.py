@@ -12,11 +12,15 @@ import warnings
 
 import numpy as np
 import replica_fit_cases
+import replica_xla_cases
 import tensorflow as tf
-from replica_sessions import FORMS, GOOD, INF, NAN, SCALE, STRATEGY, batch, copies, keras, session, spread
+from replica_sessions import (
+    EAGER, FORMS, GOOD, INF, NAN, SCALE, STRATEGY, batch, copies, in_forms, keras, session, spread,
+)  # fmt: skip
 
 import unifiedamp as ua
 from unifiedamp.compat import keras2
+from unifiedamp.integrations.keras import AmpCallback
 from unifiedamp_tensorflow.conformance.harness import Probe
 from unifiedamp_tensorflow.internals import native
 
@@ -241,6 +245,7 @@ def case_traces(form):
     return len(calls)
 
 
+@in_forms(*EAGER)
 def case_refusals(form):
     messages = []
 
@@ -266,14 +271,13 @@ def case_refusals(form):
     told(lambda: ua.Amp("tensorflow", "float32").prepare(Probe([1.0]), inner))
     told(lambda: ua.Amp("tensorflow", "float32").prepare(mirrored, Probe([1.0]), inner))
     told(lambda: amp.prepare(Probe([1.0]), keras.optimizers.SGD(0.1)))
-    amp, (model,), (optimizer,) = session(compile="max")
-
-    def backward():
-        amp.backward(lambda: model(tf.ones(1)), optimizer)
-
-    told(amp.compile(lambda: STRATEGY.run(backward)))
-    told(lambda: STRATEGY.run(amp.compile(backward)))
-    told(lambda: amp.record(messages.append))
+    amp, (model,), (optimizer,) = session()
+    model.compile(optimizer, lambda target, output: output, jit_compile=True)
+    x = np.float32([1.0, 1.0])
+    told(lambda: model.fit(x, x, batch_size=2, verbose=0))
+    model.compile(optimizer, lambda target, output: output, jit_compile=False)
+    callback = AmpCallback(amp, messages.append, every=1)
+    told(lambda: model.fit(x, x, batch_size=2, verbose=0, callbacks=[callback]))
     return messages
 
 
@@ -281,8 +285,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", ua.AmpWarning)
     cases = {
         name[5:]: case
-        for name, case in [*globals().items(), *vars(replica_fit_cases).items()]
+        for name, case in [*globals().items(), *vars(replica_fit_cases).items(), *vars(replica_xla_cases).items()]
         if name.startswith("case_")
     }
-    results = {name: {form: case(form) for form in FORMS} for name, case in cases.items()}
+    results = {name: {form: case(form) for form in getattr(case, "forms", FORMS)} for name, case in cases.items()}
     print(json.dumps(results), file=open(sys.argv[1], "w"))  # noqa: SIM115

@@ -6,7 +6,9 @@ import math
 import tempfile
 
 import numpy as np
-from replica_sessions import GOOD, INF, NAN, SCALE, STRATEGY, WEIGHTS, batch, copies, keras, session, spread
+from replica_sessions import (
+    EAGER, FITTED, GOOD, INF, NAN, SCALE, STRATEGY, WEIGHTS, batch, copies, in_forms, keras, session, spread,
+)  # fmt: skip
 
 import unifiedamp as ua
 from unifiedamp.integrations.keras import AmpCallback
@@ -40,6 +42,7 @@ def case_ema_without_a_scale(form):
     return averaged(form, [GOOD, (2.0, 0.5), GOOD], loss_scale="none")
 
 
+@in_forms(*EAGER)
 def case_ema_in_fit(form):
     """With the session's loss scale, and without, where Keras calls the optimizer itself."""
     rows = []
@@ -79,19 +82,23 @@ def fitted(form, make, bad=(), loss_scale=SCALE, policy="float32", callback=Fals
     return [both, amp.applied_steps, amp.skipped_steps, amp.loss_scale, *([told] if callback else [])]
 
 
+@in_forms(*FITTED)
 def case_fit(form):
     return [fitted(form, True), fitted(form, False)]
 
 
+@in_forms(*FITTED)
 def case_fit_skips(form):
     """The second batch's last row is bad: on one replica only."""
     return fitted(form, True, bad=[15])
 
 
+@in_forms(*FITTED)
 def case_fit_logs(form):
     return [fitted(form, True, bad=[15], callback=True), fitted(form, True, callback=True)]
 
 
+@in_forms(*EAGER)
 def case_fit_saved(form):
     """Weights of a mirrored model hold the session."""
     states = []

@@ -17,6 +17,7 @@ SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 GOOD, INF, NAN = (0.5, 0.5), (0.5, math.inf), (math.nan, 0.5)
 FORMS = ("eager", "compiled", "inside", "max")
 MODES = {"compiled": "default", "max": "max"}
+EAGER, FITTED, BY_XLA = ("eager",), ("eager", "compiled"), ("compiled", "max")
 WEIGHTS = "model.weights.h5" if hasattr(keras.optimizers.SGD, "scale_loss") else "checkpoint"
 
 
@@ -48,3 +49,13 @@ def copies(variable):
     return [
         round(float(copy.numpy().reshape(-1)[0]), 6) for copy in STRATEGY.experimental_local_results(native(variable))
     ]
+
+
+def in_forms(*forms):
+    """Run a case in these forms alone."""
+
+    def mark(case):
+        case.forms = forms
+        return case
+
+    return mark

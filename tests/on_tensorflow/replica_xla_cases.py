@@ -9,7 +9,7 @@ from collections import Counter, namedtuple
 
 import numpy as np
 import tensorflow as tf
-from replica_sessions import MODES, SCALE, STRATEGY, keras
+from replica_sessions import BY_XLA, MODES, SCALE, STRATEGY, in_forms, keras
 
 import unifiedamp as ua
 from unifiedamp_tensorflow import internals
@@ -100,9 +100,8 @@ def trained(form, make, batches, policy="float32", clip=None, **options):
     return [losses, everything(model), amp.applied_steps, amp.loss_scale]
 
 
+@in_forms(*BY_XLA)
 def case_networks(form):
-    if form not in MODES:
-        return None
     images, words = global_batches((6, 6, 1), last=4), global_batches((4,), kind="words")
     return {
         "convnet": trained(form, convnet, images, clip=1.0),
@@ -118,10 +117,9 @@ def graph_of(step, *args):
     return Counter(node.op for graph in graphs for node in graph.node)
 
 
+@in_forms(*BY_XLA)
 def case_layout(form):
     """What XLA runs of a step, and what TensorFlow runs beside it."""
-    if form not in MODES:
-        return None
     amp, model, optimizer = prepared(convnet)
     inside, outside, seal = Counter(), Counter(), ReplicaPrograms.seal
 
@@ -142,10 +140,9 @@ def case_layout(form):
     return [inside, outside, ran]
 
 
+@in_forms(*BY_XLA)
 def case_odd(form):
     """Outputs of all kinds, what XLA cannot run, metrics, a constant from outside, two batches of other sizes."""
-    if form not in MODES:
-        return None
     amp, model, optimizer = prepared(small)
     with STRATEGY.scope():
         mean = keras.metrics.Mean()
@@ -167,7 +164,7 @@ def case_odd(form):
 
     step = amp.compile(lambda x, y: STRATEGY.run(replica_step, (x, y)), mode=MODES[form])
     rows = []
-    for batch in global_batches((4,), 3, last=2):
+    for batch in global_batches((4,), 2, last=2):
         result = step(*batch)
         pair, local = result["pair"], STRATEGY.experimental_local_results
         rows.append([
@@ -213,15 +210,15 @@ def by_turns(form, make, shape):
     return [losses, everything(models[0]) + everything(models[1]), amp.applied_steps, amp.loss_scale, told]
 
 
+@in_forms(*BY_XLA)
 def case_two_losses(form):
     """Of dense layers, which XLA compiles, and of loops, whose gradients need more than one program may pass on."""
-    return [by_turns(form, small, (4,)), by_turns(form, looping, (4, 1))] if form in MODES else None
+    return [by_turns(form, small, (4,)), by_turns(form, looping, (4, 1))]
 
 
+@in_forms(*BY_XLA)
 def case_not_by_xla(form):
     """Steps whose replicas XLA cannot compile: the same results, and a warning."""
-    if form not in MODES:
-        return None
     amp, model, optimizer = prepared(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, kernel_initializer=dense())]))
 
     @tf.function
@@ -246,10 +243,9 @@ def case_not_by_xla(form):
     return [told, everything(model), amp.applied_steps]
 
 
+@in_forms("max")
 def case_dropout(form):
     """Each replica and each step drops other elements."""
-    if form not in MODES:
-        return None
     amp, model, optimizer = prepared(
         lambda: keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, None, False)])
     )

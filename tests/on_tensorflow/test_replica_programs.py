@@ -1,0 +1,83 @@
+"""Mode "max" over replicas: XLA runs each replica's part of a step up to where they meet, with the same results."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+NOT_BY_XLA = "amp.compile: XLA cannot compile the replicas' programs of"
+
+
+def pairs(results, case):
+    """Return a case without XLA and with it."""
+    return results[case]["compiled"], results[case]["max"]
+
+
+def same(one, two, tolerance):
+    """Compare nested lists of numbers."""
+    if isinstance(one, list):
+        assert len(one) == len(two)
+        for first, second in zip(one, two, strict=True):
+            same(first, second, tolerance)
+    elif isinstance(one, float):
+        np.testing.assert_allclose(two, one, rtol=tolerance, atol=tolerance)
+    else:
+        assert one == two
+
+
+@pytest.mark.parametrize(("network", "tolerance"), [("convnet", 1e-5), ("float16", 4e-3), ("recurrent", 1e-5)])
+def test_networks_train_as_without_xla(replica_results, network, tolerance):
+    """Batch norms (each replica's and synchronized ones), clipping, a loop, a table, a shorter last batch."""
+    without, by_xla = (part[network] for part in pairs(replica_results, "networks"))
+    same(without, by_xla, tolerance)
+    losses, weights, applied, scale = by_xla
+    assert (len(losses), applied, scale) == (3, 3, 8.0)
+    assert not any(np.isnan(copy).any() for copies in weights for copy in copies)
+
+
+def test_xla_runs_forward_and_backward_and_nothing_else(replica_results):
+    (_, _, without), (inside, outside, ran) = pairs(replica_results, "layout")
+    assert "XlaLaunch" not in without
+    for forward_or_backward in ("Conv2D", "Conv2DBackpropFilter", "MatMul", "BiasAddGrad", "ReluGrad", "Rsqrt"):
+        assert inside[forward_or_backward] > 0
+        assert forward_or_backward not in outside
+        assert forward_or_backward not in ran
+    for together in ("CollectiveReduceV2", "IsFinite", "If", "Reciprocal"):
+        assert outside[together] > 0
+        assert together not in inside
+    # Two synchronized reductions in each pass part a replica's program; the gradients leave the last part.
+    assert ran["XlaLaunch"] >= 2
+    assert ran["CollectiveReduceV2"] == without["CollectiveReduceV2"]
+
+
+def test_outputs_metrics_and_what_xla_cannot_run(replica_results):
+    without, by_xla = pairs(replica_results, "odd")
+    same(without, by_xla, 1e-5)
+    rows = by_xla[0]
+    assert [row[2] for row in rows] == [[6, 6], [2, 2]]
+    assert [len(np.array(logits)) for logits in rows[-1][-1]] == [2, 2]
+
+
+def test_two_losses_of_one_region(replica_results):
+    (dense, loops), (dense_by_xla, loops_by_xla) = pairs(replica_results, "two_losses")
+    same(dense, dense_by_xla, 1e-5)
+    assert dense_by_xla[-1] == []
+    (told,) = loops_by_xla[-1]
+    assert told.startswith(NOT_BY_XLA)
+    assert "the gradients of a loop are computed after a step" in told
+    same(loops[:-1], loops_by_xla[:-1], 1e-5)
+
+
+def test_a_step_that_xla_cannot_compile_by_replica_runs_as_without(replica_results):
+    (silent, *without), (told, *by_xla) = pairs(replica_results, "not_by_xla")
+    assert silent == [[], []]
+    same(without, by_xla, 1e-5)
+    for (message,), reason in zip(told, ("strategy.run inside a loop", "calls a tf.function that has"), strict=True):
+        assert message.startswith(NOT_BY_XLA)
+        assert reason in message
+
+
+def test_dropout_differs_by_step_and_replica(replica_results):
+    masks = np.array(replica_results["dropout"]["max"])
+    assert set(masks.ravel()) == {0.0, 2.0}
+    assert len({tuple(mask) for mask in masks.tolist()}) == 4
