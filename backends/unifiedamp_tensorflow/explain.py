@@ -52,5 +52,6 @@ def _observer_row() -> PlanRow:
 
 def _compile_row(spec: SessionSpec) -> PlanRow:
     xla = compiles_with_xla(spec, spec.compile_mode)
-    note = "each new shape is compiled anew" if xla else "a second shape is traced with its size left open"
+    xla_note = "each new shape is compiled anew; over several replicas, XLA compiles forward and backward of each"
+    note = xla_note if xla else "a second shape is traced with its size left open"
     return PlanRow("compile", spec.compile_mode, f"tf.function(step, jit_compile={xla or None})", note=note)

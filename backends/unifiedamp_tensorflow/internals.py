@@ -165,9 +165,9 @@ def context_of(graph: Graph) -> Any:
     return found._get_control_flow_context()
 
 
-def set_context(graph: Graph | Any, context: Any) -> None:
+def set_context(owner: Any, context: Any) -> None:
     """Have a graph, or an operation, belong to a context."""
-    graph._set_control_flow_context(context)
+    owner._set_control_flow_context(context)
 
 
 def assign_to_program(operation: Any, name: str) -> None:

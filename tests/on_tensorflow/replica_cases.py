@@ -15,7 +15,19 @@ import replica_fit_cases
 import replica_xla_cases
 import tensorflow as tf
 from replica_sessions import (
-    EAGER, FORMS, GOOD, INF, NAN, SCALE, STRATEGY, batch, copies, in_forms, keras, session, spread,
+    EAGER,
+    FORMS,
+    GOOD,
+    INF,
+    NAN,
+    SCALE,
+    STRATEGY,
+    batch,
+    copies,
+    in_forms,
+    keras,
+    session,
+    spread,
 )  # fmt: skip
 
 import unifiedamp as ua

@@ -7,7 +7,20 @@ import tempfile
 
 import numpy as np
 from replica_sessions import (
-    EAGER, FITTED, GOOD, INF, NAN, SCALE, STRATEGY, WEIGHTS, batch, copies, in_forms, keras, session, spread,
+    EAGER,
+    FITTED,
+    GOOD,
+    INF,
+    NAN,
+    SCALE,
+    STRATEGY,
+    WEIGHTS,
+    batch,
+    copies,
+    in_forms,
+    keras,
+    session,
+    spread,
 )  # fmt: skip
 
 import unifiedamp as ua

@@ -180,7 +180,10 @@ def small():
 
 
 def looping():
-    layers = [keras.Input((4, 1)), keras.layers.SimpleRNN(3, kernel_initializer=dense(), recurrent_initializer=dense(1))]
+    layers = [
+        keras.Input((4, 1)),
+        keras.layers.SimpleRNN(3, kernel_initializer=dense(), recurrent_initializer=dense(1)),
+    ]
     return keras.Sequential(layers)
 
 
@@ -204,7 +207,8 @@ def by_turns(form, make, shape):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         losses = [
-            [float(one) for one in STRATEGY.experimental_local_results(step(*batch))] for batch in global_batches(shape, 2)
+            [float(one) for one in STRATEGY.experimental_local_results(step(*batch))]
+            for batch in global_batches(shape, 2)
         ]
     told = [str(one.message) for one in caught if issubclass(one.category, ua.CompileWarning)]
     return [losses, everything(models[0]) + everything(models[1]), amp.applied_steps, amp.loss_scale, told]
@@ -219,7 +223,9 @@ def case_two_losses(form):
 @in_forms(*BY_XLA)
 def case_not_by_xla(form):
     """Steps whose replicas XLA cannot compile: the same results, and a warning."""
-    amp, model, optimizer = prepared(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, kernel_initializer=dense())]))
+    amp, model, optimizer = prepared(
+        lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, kernel_initializer=dense())])
+    )
 
     @tf.function
     def in_a_loop(x):
@@ -261,4 +267,6 @@ def case_dropout(form):
 
     step = amp.compile(lambda x: STRATEGY.run(replica_step, (x,)), mode=MODES[form])
     ones = per_replica(np.ones((2, 1, 64), "f"))
-    return [np.asarray(one).ravel().tolist() for _ in range(2) for one in STRATEGY.experimental_local_results(step(ones))]
+    return [
+        np.asarray(one).ravel().tolist() for _ in range(2) for one in STRATEGY.experimental_local_results(step(ones))
+    ]

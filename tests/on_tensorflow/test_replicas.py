@@ -193,6 +193,7 @@ rank, ports = int(sys.argv[1]), sys.argv[2:]
 cluster = {"worker": [f"localhost:{port}" for port in ports]}
 os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf, unifiedamp as ua
+from unifiedamp_tensorflow import internals
 from unifiedamp_tensorflow.conformance.harness import Probe
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 amp = ua.Amp("tensorflow", "float32", loss_scale=ua.DynamicLossScale(initial_scale=4.0))
@@ -202,11 +203,16 @@ model, optimizer = amp.prepare(model, optimizer)
 def step(x):
     amp.backward(lambda: model(x), optimizer)
     amp.step(optimizer)
-run = amp.compile(lambda x: strategy.run(step, (x,)))
+ran = []
+for mode in ("default", "max"):
+    run = amp.compile(lambda x: strategy.run(step, (x,)), mode=mode)
+    with internals.collect_graphs() as graphs:
+        run(tf.constant([0.0]))
+    ran.append(any(node.op == "XlaLaunch" for graph in graphs for node in graph.node))
 for pair in ((0.5, 0.5), (0.5, math.inf), (0.5, 0.5)):
     run(tf.constant([pair[rank]]))
 weight = float(model.weights[0].numpy()[0])
-print(json.dumps([round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipped_steps]))
+print(json.dumps([round(weight, 5), amp.loss_scale, amp.applied_steps, amp.skipped_steps, ran]))
 """
 
 
@@ -247,7 +253,8 @@ def on_two_workers(script):
 
 
 def test_two_workers():
-    assert on_two_workers(WORKER) == [[0.8, 2.0, 2, 1]] * 2
+    """Compiled steps, then steps of which XLA runs each worker's forward and backward pass."""
+    assert on_two_workers(WORKER) == [[0.8, 2.0, 4, 1, [False, True]]] * 2
 
 
 def test_fit_on_two_workers():
@@ -268,5 +275,7 @@ def test_refusals(results):
     assert "SGD was made under MirroredStrategy, and the model under no strategy" in model
     assert "belong to 2 tf.distribute strategies" in both
     assert "make another Amp" in later
-    assert fit.startswith("UnsupportedError: model.fit: model.compile(jit_compile=True) compiles the step of all replicas")
+    assert fit.startswith(
+        "UnsupportedError: model.fit: model.compile(jit_compile=True) compiles the step of all replicas"
+    )
     assert record.startswith("UnsupportedError: model.fit: the model is spread over 2 replicas")

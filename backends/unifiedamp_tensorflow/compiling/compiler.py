@@ -31,7 +31,8 @@ class TensorFlowCompiler(Compiler):
     def compile(self, fn: Callable[..., Any], order: StepOrderState, mode: str) -> Callable[..., Any]:
         """Return the step as a ``tf.function``, compiled by XLA in mode "max" or by ``backend_options.tensorflow.xla``.
 
-        A step that XLA cannot compile (several replicas, graph rewrite) raises ``UnsupportedError`` when first called.
+        Over several replicas XLA compiles the forward and backward pass of each. A step that XLA cannot compile (graph
+        rewrite) raises ``UnsupportedError`` when first called.
         """
         self._device.expect_compiled_steps()
         return CompiledStep(fn, order, self._context, compiles_with_xla(self._context.spec, mode))

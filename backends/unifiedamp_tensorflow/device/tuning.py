@@ -153,7 +153,7 @@ class TensorFlowTuner(Tuner):
             return compile_note(mode)
         if not compiles_with_xla(self._spec, mode):
             return "no effect", "no effect here: mode='graph_rewrite' and XLA exclude each other"
-        return "native", "XLA; several replicas are left to tf.function" if self._spec.tuning.best_effort else "XLA"
+        return "native", "XLA; over several replicas, the forward and backward pass of each"
 
     def _recomputation(self) -> str:
         known = errors.first_names(self._recomputed) or "layers are known once a model is prepared"

@@ -72,16 +72,17 @@ class ReplicaPrograms(internals.XlaContext):
 
     # -- what a graph calls --------------------------------------------------------------------------------------
 
-    def IsXLAContext(self) -> bool:  # noqa: N802 - TensorFlow's name
+    def IsXLAContext(self) -> bool:
         """Whether what is being made goes to a program."""
         return self._in_replica() and self._here.on
 
-    def AddOp(self, op: Any) -> None:  # noqa: N802 - TensorFlow's name
+    def AddOp(self, op: Any) -> None:
         """Assign an operation that was made."""
         if not self._in_replica():
             self._meetings += 1
         elif self._here.on and not _needs_host(op):
-            return self._assign(op, self._program())
+            self._assign(op, self._program())
+            return
         else:
             self._here.program = None
         internals.set_context(op, None)
