@@ -288,7 +288,7 @@ def case_refusals(form):
     x = np.float32([1.0, 1.0])
     told(lambda: model.fit(x, x, batch_size=2, verbose=0))
     model.compile(optimizer, lambda target, output: output, jit_compile=False)
-    callback = AmpCallback(amp, messages.append, every=1)
+    callback = AmpCallback(amp, [].append, every=1)
     told(lambda: model.fit(x, x, batch_size=2, verbose=0, callbacks=[callback]))
     return messages
 
