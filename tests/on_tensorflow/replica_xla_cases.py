@@ -249,9 +249,9 @@ def case_not_by_xla(form):
     return [told, everything(model), amp.applied_steps]
 
 
-@in_forms("max")
+@in_forms(*BY_XLA)
 def case_dropout(form):
-    """Each replica and each step drops other elements."""
+    """What two replicas keep in each of two steps."""
     amp, model, optimizer = prepared(
         lambda: keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dense(1, None, False)])
     )

@@ -77,7 +77,10 @@ def test_a_step_that_xla_cannot_compile_by_replica_runs_as_without(replica_resul
         assert reason in message
 
 
-def test_dropout_differs_by_step_and_replica(replica_results):
-    masks = np.array(replica_results["dropout"]["max"])
-    assert set(masks.ravel()) == {0.0, 2.0}
-    assert len({tuple(mask) for mask in masks.tolist()}) == 4
+def test_dropout_differs_by_step_as_without_xla(replica_results):
+    """Keras 3's replicas have seeds that are alike, and so drop the same elements; Keras 2's do not."""
+    without, by_xla = (np.array(masks).reshape(2, 2, -1) for masks in pairs(replica_results, "dropout"))
+    for first, second in (without, by_xla):
+        assert set(first.ravel()) == set(second.ravel()) == {0.0, 2.0}
+        assert (first != second).any(axis=1).all()
+    assert (without[:, 0] == without[:, 1]).all() == (by_xla[:, 0] == by_xla[:, 1]).all()
