@@ -15,45 +15,37 @@ from unifiedamp.backend import errors
 from .ranks import TrainingRanks
 
 
-class Discards:
-    """Makes sure that all ranks discard a window.
+def meet_to_discard(ranks: TrainingRanks, place: int) -> None:
+    """Wait until all ranks discard the window of an optimizer, at most for the time limit of their store.
 
     Args:
         ranks: those that train together.
+        place: the optimizer's among the prepared ones.
+
+    Raises:
+        StepOrderError: one does not.
     """
-
-    def __init__(self, ranks: TrainingRanks) -> None:
-        self._ranks = ranks
-        self._counts: dict[int, int] = {}
-
-    def meet(self, place: int) -> None:
-        """Wait until all ranks discard the window of an optimizer, at most for the time limit of their group.
-
-        Args:
-            place: the optimizer's among the prepared ones.
-
-        Raises:
-            StepOrderError: one does not.
-        """
-        count = self._counts.get(place, 0)
-        for group in self._ranks.groups:
-            _meet(dist.get_process_group_ranks(group or dist.group.WORLD), f"{place}/{count}", f"{place}/{count - 1}")
-        self._counts[place] = count + 1
+    for group in ranks.groups:
+        _meet(dist.get_process_group_ranks(group or dist.group.WORLD), place)
 
 
-def _meet(ranks: list[int], name: str, last: str) -> None:
+def _meet(ranks: list[int], place: int) -> None:
+    """Meet those whose count of discarded windows is the same, over all sessions."""
     store, own = _store(), dist.get_rank()
-    keys = {rank: f"unifiedamp/discarded/{hash(tuple(ranks))}/{name}/{rank}" for rank in ranks}
+    name = f"unifiedamp/discarded/{hash(tuple(ranks))}/{place}"
+    count = store.add(f"{name}/{own}", 1)
+    keys = {rank: f"{name}/{rank}/{count}" for rank in ranks}
     store.set(keys[own], "")
     try:
         store.wait(list(keys.values()))
     except RuntimeError:
         absent = [rank for rank, key in keys.items() if not store.check([key])]
         store.delete_key(keys[own])
+        store.add(f"{name}/{own}", -1)
         if not absent:
             raise
         raise _alone(own, absent) from None
-    store.delete_key(keys[own].replace(name, last))  # all have left that one: they are here
+    store.delete_key(f"{name}/{own}/{count - 1}")  # all have left that meeting: they are in this one
 
 
 def _store() -> Any:

@@ -19,7 +19,7 @@ from unifiedamp.backend import (
     result,
 )
 
-from ..distributed.discards import Discards
+from ..distributed.discards import meet_to_discard
 from . import gradients
 from .gradient_norm import clip_norm
 from .kernel_skips import leave_kernel
@@ -56,7 +56,7 @@ class TorchTraining(Training):
         self._spec, self._preparation, self._precision = spec, preparation, precision
         self._reads_without_sync = reads_without_sync
         self._prepared, self._masters = context.prepared, context.prepared.masters
-        self._ranks, self._discards = context.ranks, Discards(context.ranks)
+        self._ranks = context.ranks
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
@@ -173,7 +173,7 @@ class TorchTraining(Training):
             return False
         if last and self._steps.conditions.of(optimizer):
             return True
-        self._discards.meet(self._prepared.optimizers.index(optimizer))
+        meet_to_discard(self._ranks, self._prepared.optimizers.index(optimizer))
         return False
 
     def update_scale(self) -> None:
