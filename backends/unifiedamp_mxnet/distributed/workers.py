@@ -29,7 +29,7 @@ class WorkerConditions:
             return condition
         flag = from_numpy(np.array([condition], np.float32), mx.cpu()).as_nd_ndarray()
         if not self._initialized:
-            store.init(CONDITION_KEY, flag.zeros_like())
+            store.init(CONDITION_KEY, from_numpy(np.zeros(1, np.float32), mx.cpu()).as_nd_ndarray())
             self._initialized = True
         store.push(CONDITION_KEY, flag)
         store.pull(CONDITION_KEY, out=flag)

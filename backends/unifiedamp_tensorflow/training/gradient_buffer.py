@@ -181,8 +181,7 @@ class GradientBuffer:
 
     def drop_if(self, condition: Tensor) -> None:
         """Drop the window's step where ``condition``, a bool scalar, holds on any replica; they all call it."""
-        ours = tf.cast(condition, tf.float32)
-        found = self._replicas.sum([ours])[0] > 0
+        found = tf.greater(self._replicas.sum([tf.cast(condition, tf.float32)])[0], 0)
         before = self.condition()
         self._condition, self._conditional = found if before is None else tf.logical_or(before, found), True
         if self._params.condition is not None:

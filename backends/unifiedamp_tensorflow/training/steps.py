@@ -123,7 +123,7 @@ class Steps:
             _note_skip(scaler, prepared, buffer)
         elif not dropped:
             prepared.apply()
-        reason = result.NON_FINITE if not finite else result.DISCARDED if dropped else result.APPLIED
+        reason: StepReason = result.NON_FINITE if not finite else result.DISCARDED if dropped else result.APPLIED
         return _outcome(reason, *scaler.step_now(finite, update=update, dropped=dropped))
 
     def _traced(

@@ -100,9 +100,7 @@ class CaptureContext:
         """Return what Python holds now."""
         gradients = [param.grad for param in self.parameters()]
         steps, native = self.steps.steps, self.steps.native
-        return CaptureState(
-            gradients, steps.findings(), order.snapshot(), native.pending(), steps.conditions.pending()
-        )
+        return CaptureState(gradients, steps.findings(), order.snapshot(), native.pending(), steps.conditions.pending())
 
     def restore(self, state: CaptureState, order: StepOrderState) -> None:
         """Make Python hold what it held then."""

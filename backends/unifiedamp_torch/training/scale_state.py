@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, result
+from unifiedamp.backend import LossScale, ScaleState, StepReason, StepResult, StepValues, result
 
 from ..device.kinds import traits
 from .scale_transition import update_scale
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 def step_values(found_inf: bool, skipped: bool, before: float, after: float) -> StepValues:
     """Return a step's outcome in plain values."""
-    reason = result.NON_FINITE if found_inf else result.DISCARDED if skipped else result.APPLIED
+    reason: StepReason = result.NON_FINITE if found_inf else result.DISCARDED if skipped else result.APPLIED
     return StepValues(not skipped, found_inf, reason, before, after)
 
 
@@ -111,7 +111,7 @@ class HostScale:
 
     def update(self, founds: Sequence[Found]) -> None:
         before = self._state
-        if not any([found.judges() for found in founds]):
+        if not any(found.judges() for found in founds):
             return
         self._state = self._settings.next_state(before, any(found.inf.item() for found in founds))
         if self._state.scale != before.scale:

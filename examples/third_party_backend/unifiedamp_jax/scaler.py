@@ -30,7 +30,9 @@ class Averaged:
     counts: dict[int, jax.Array]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found", "judged", "averages"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found", "judged", "averages"], meta_fields=[]
+)
 @dataclass
 class Carry:
     """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
@@ -48,7 +50,6 @@ class Carry:
     found: jax.Array | None = None
     judged: jax.Array | None = None
     averages: dict[int, Averaged] = field(default_factory=dict)
-
 
     def note(self, found: jax.Array, dropped: jax.Array | None) -> None:
         """Note what a step found, and whether a condition alone dropped it; None where there was no condition."""

@@ -127,12 +127,15 @@ def test_of_results_observers_and_schedulers(harness):
     loop, observer, scheduler, told = Loop(harness, "eager", loss_scale=SCALE), Observer(), Scheduler(), []
     loop.amp.observe(observer)
     for gradient, dropped in ((1.0, True), (INF, True), (1.0, False)):
-        loop.amp.backward(lambda x=loop.native([gradient]): loop.model(x), loop.optimizer)
+        x = loop.native([gradient])
+        loop.amp.backward(lambda x=x: loop.model(x), loop.optimizer)
         loop.amp.skip_if(loop.native(float(dropped)))
         told.append(tuple(loop.amp.step(loop.optimizer, scheduler).values))
     assert told == [
-        (False, False, "discarded", 4.0, 4.0), (False, True, "non_finite", 4.0, 2.0), (True, False, "applied", 2.0, 2.0),
-    ]  # fmt: skip
+        (False, False, "discarded", 4.0, 4.0),
+        (False, True, "non_finite", 4.0, 2.0),
+        (True, False, "applied", 2.0, 2.0),
+    ]
     assert (observer.heard, scheduler.moves) == ((1,), 1)
 
 
