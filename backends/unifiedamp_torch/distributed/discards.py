@@ -56,6 +56,6 @@ def _alone(own: int, absent: list[int]) -> errors.StepOrderError:
     others = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {errors.first_names(map(str, absent))}"
     return errors.StepOrderError(
         f"amp.discard_step: rank {own} discards a window that {others} did not discard, and would go on with other "
-        "weights; nothing was dropped. Where one rank decides for all, call amp.skip_if(condition) on every rank before "
+        "weights; nothing was dropped. Where one rank decides for all, call amp.skip_if(condition) on all ranks before "
         "amp.step(optimizer). Ranks that train separate models need backend_options={'torch': {'process_group': False}}"
     )
