@@ -312,7 +312,6 @@ class Amp:
         (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record. ``every`` is the number of steps from
         one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also
         records layers' outputs; recorded steps of compiled loops may run uncompiled for it.
-
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
         session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
         """
@@ -323,9 +322,8 @@ class Amp:
         """Return a batch as a native tensor on the session's device.
 
         ``array`` is a numpy array, a list, a number, another framework's array (DLPack), or a native tensor; ``dtype``
-        is "float32", "float16", "bfloat16" or "float64". None: floating-point input of more than 16 bits is returned in
-        float32; everything else, and any native tensor, keeps its dtype. One that the framework lacks here raises
-        ``UnsupportedError``.
+        is "float32", "float16", "bfloat16" or "float64". None: wider floating-point input is returned in float32; all
+        else, and any native tensor, keeps its dtype. One that the framework lacks here raises ``UnsupportedError``.
         """
         return self.backend.device.to_native(array, values.check_array_dtype(dtype))
 

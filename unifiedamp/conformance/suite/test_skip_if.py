@@ -10,6 +10,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.recorded import Kept
 from unifiedamp.loss_scale import ScaleState
 
 INF = math.inf
@@ -216,6 +217,19 @@ def test_averages_rest(harness, form):
         average += 0.0 if dropped else 0.5 * (loop.weight() - average)
         assert float(ema.weights().popitem()[1][0]) == pytest.approx(average)
     assert ema.updates == 2
+
+
+@pytest.mark.needs("recording")
+@pytest.mark.parametrize("scale", [SCALE, ua.NoLossScale()])
+def test_what_the_recorder_says(harness, scale):
+    """A dropped step is one: it has a number, and was not applied."""
+    loop, kept = Loop(harness, "eager", loss_scale=scale), Kept()
+    with loop.amp.record(kept, every=1):
+        for dropped in (False, True, False):
+            loop.feed(1.0, loop.native(float(dropped)))
+    told = [(each["step"], each["applied"], each["applied_steps"]) for each in kept.of("step")]
+    assert told == [(1, True, 1), (2, False, 1), (3, True, 2)]
+    assert kept.of("skip") == []
 
 
 def test_a_discarded_window_takes_its_condition_along(harness):
