@@ -7,6 +7,7 @@ from loops import batch, pretend_reads_sync
 from tape import HOST_READS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unifiedamp.loss_scale import ScaleState
 from unifiedamp_torch.compiling.captured_step import WARM_UP
 
 
@@ -27,6 +28,16 @@ def holds(seed, size=32):
     return bool(batch(seed)[0][:size].sum() > 0)
 
 
+def oracle(scale, dropped, bad):
+    """Return the scale after each step, by the reference transition, which dropped steps leave out."""
+    state, seen = ScaleState(1.0 if scale == "none" else scale.initial_scale), []
+    for i in range(STEPS):
+        if scale != "none" and i not in dropped:
+            state = scale.next_state(state, i in bad)
+        seen.append(state.scale)
+    return seen
+
+
 def told(given):
     return [[tuple(outcome.values) for outcome in outcomes] for outcomes in given]
 
@@ -45,6 +56,7 @@ def test_results_are_those_of_eager(monkeypatch, scale, optimizer):
     assert [i for i, values in enumerate(captured) if values[2] == "discarded"] == dropped
     assert 4 < len(dropped) < 16
     assert runs[1].amp.applied_steps == STEPS - len(dropped) - len(bad)
+    assert [values[4] for values in captured] == oracle(scale, dropped, bad)
     if runs[1].stage:
         assert runs[1].stage.captures == 1
         # The host applies an optimizer's first step, and the warm-up's are dropped: it begins once more.
@@ -75,6 +87,10 @@ def test_averages_of_captured_steps(monkeypatch):
     for one, other in zip(eager, captured, strict=True):
         torch.testing.assert_close(torch.from_numpy(one), torch.from_numpy(other), rtol=1e-5, atol=1e-6)
     assert means[0].updates == means[1].updates == runs[0].amp.applied_steps
+    before = means[1].weights()
+    runs[1].feed(next(i for i in range(STEPS) if holds(i)))  # after an applied step, averages differ from weights
+    for name, average in means[1].weights().items():
+        assert (average == before[name]).all()
 
 
 def test_a_condition_from_outside_the_capture(monkeypatch):

@@ -76,8 +76,7 @@ class Loop:
         return self.weight(), self.amp.loss_scale, self.amp.applied_steps, self.amp.skipped_steps
 
 
-@pytest.mark.parametrize("scale", [SCALE, ua.StaticLossScale(8.0), ua.NoLossScale()])
-@pytest.mark.parametrize("clip", [None, 64.0])
+@pytest.mark.parametrize(("scale", "clip"), [(SCALE, None), (ua.StaticLossScale(8.0), 64.0), (ua.NoLossScale(), 64.0)])
 def test_a_condition_on_the_device(harness, form, scale, clip):
     """With an overflow or without, before and after a clip: the numbers after each step."""
     loop, oracle = Loop(harness, form, clip, loss_scale=scale), Oracle(scale)
@@ -170,8 +169,7 @@ def test_conditions_are_joined_by_or(harness, form, order):
 
 
 @pytest.mark.needs("accumulation")
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("scale", [SCALE, ua.NoLossScale()])
+@pytest.mark.parametrize(("place", "scale"), [(0, SCALE), (1, ua.NoLossScale())])
 def test_a_window_is_dropped_as_a_whole(harness, form, place, scale):
     """By a condition in any of its micro-batches, which does not reach the next window."""
     loop, oracle = Loop(harness, form, loss_scale=scale, accumulate_steps=2), Oracle(scale)
