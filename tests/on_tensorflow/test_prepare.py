@@ -90,11 +90,13 @@ def test_a_central_storage_strategy():
         amp.prepare(model, optimizer)
 
 
-@pytest.mark.parametrize("name", ["TPUStrategyV2", "ParameterServerStrategyV2"])
-def test_strategies_that_cannot_be_made_here(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "reason"), [("TPUStrategyV2", "TPUs have no float16"), ("ParameterServerStrategyV2", "at its own time")]
+)
+def test_strategies_that_cannot_be_made_here(name, reason, monkeypatch):
     monkeypatch.setattr(tf.distribute, "has_strategy", lambda: True)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: type(name, (), {})())
-    with pytest.raises(ua.UnsupportedError, match=name):
+    with pytest.raises(ua.UnsupportedError, match=f"{name} .*{reason}"):
         session().prepare(mlp(), keras.optimizers.SGD(0.1))
 
 
@@ -125,3 +127,22 @@ def test_frozen_variables_are_left_out():
     x, y = batch()
     amp.backward(lambda: mean_square(model(x), y), optimizer)
     assert sorted(amp.gradients(optimizer)) == ["out.bias", "out.kernel"]
+
+
+@pytest.mark.skipif("not hasattr(keras, 'distribution')", reason="Keras 2 has no keras.distribution")
+def test_a_distribution_of_keras_is_refused_which_would_train_on_one_device():
+    amp = ua.Amp("tensorflow", "float32")
+    with amp.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    try:
+        with (
+            pytest.raises(ua.UnsupportedError, match=r"amp\.scope: keras\.distribution is set to DataParallel"),
+            amp.scope(),
+        ):
+            pass
+        with pytest.raises(ua.UnsupportedError, match=r"amp\.prepare: .* use tf\.distribute\.MirroredStrategy"):
+            amp.prepare(model, keras.optimizers.SGD())
+    finally:
+        keras.distribution.set_distribution(None)
+    amp.prepare(model, keras.optimizers.SGD())
