@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 pytestmark = pytest.mark.needs("float32_weights")
 
@@ -109,6 +109,26 @@ def test_that_of_another_model_is_refused(harness):
     other = probe_run(harness, values=(1.0,), optimizer="adam", loss_scale=4.0)
     with pytest.raises(ua.CheckpointError):
         other.amp.backend.weights.check_optimizer(other.optimizer, [other.model], state)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_that_of_other_shapes_is_refused(harness, size):
+    """Of a model with as many parameters, one of which is smaller or larger; nothing changes."""
+    runs = []
+    for outputs in (3, size):
+        amp = session(harness, loss_scale=4.0)
+        model = harness.mlp([(np.ones((2, outputs), np.float32), np.ones(outputs, np.float32))])
+        model, optimizer = amp.prepare(model, harness.adam([model], 0.1))
+        x, y = (amp.to_native(np.ones((1, width), np.float32)) for width in (2, outputs))
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)  # noqa: B023
+        amp.step(optimizer)
+        runs.append((amp.backend.weights, optimizer, [model]))
+    (weights, *given), (other, *taken) = runs
+    state = weights.read_optimizer(*given)
+    if state is None:
+        pytest.skip("read_optimizer returns None: this optimizer's state is not known")
+    with pytest.raises(ua.CheckpointError):
+        other.check_optimizer(*taken, state)
 
 
 def test_a_schedule_goes_on(harness, form):
