@@ -102,6 +102,40 @@ def test_that_of_master_weights_goes_on_bit_for_bit(harness, policy):
     assert other.weights() == run.weights()
 
 
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_that_of_16_bit_weights_goes_on_bit_for_bit(harness, policy):
+    """Moments of 16 bits too, where the framework keeps them so."""
+    options = {"policy": harness.pure_policies[policy], "loss_scale": "none"}
+    run, _ = run_of(harness, **options)
+    run.feed(*FEEDS[0])
+    other = going_on(harness, run, **options)
+    for feed in FEEDS[1:]:
+        run.feed(*feed)
+        other.feed(*feed)
+    assert other.weights() == run.weights()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_that_of_sgd_goes_on_bit_for_bit(harness, momentum):
+    """It is known where Adam's is, also if it holds next to nothing."""
+    run, _ = run_of(harness)
+    run.feed(*FEEDS[0])
+    state_of(run, run.amp.backend.weights)
+    options = {"values": (1.0, -1.0), "make": lambda model: harness.sgd([model], 2.0**-4, momentum), "loss_scale": 4.0}
+    run, other = probe_run(harness, **options), probe_run(harness, **options)
+    run.feed(*FEEDS[0])
+    state = run.amp.backend.weights.read_optimizer(run.optimizer, [run.model])
+    assert state is not None
+    weights = other.amp.backend.weights
+    weights.check_optimizer(other.optimizer, [other.model], state)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    weights.write_optimizer(other.optimizer, [other.model], state)
+    for feed in FEEDS[1:]:
+        run.feed(*feed)
+        other.feed(*feed)
+        assert other.weights() == run.weights()
+
+
 def test_that_of_another_model_is_refused(harness):
     run, weights = run_of(harness)
     run.feed(*FEEDS[0])
