@@ -130,6 +130,10 @@ class OptionalHarness:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
         self._lacks("layer normalization")
 
+    def dropout(self, size: int, rate: float) -> Any:
+        """Return a model of a dense layer ``dense`` of this size and, after it, a dropout ``drop`` of this rate."""
+        self._lacks("dropout")
+
     def nested_norm(self, size: int) -> Any:
         """Return a model of one block ``block`` that holds what :meth:`layer_norm` returns the layers of."""
         self._lacks("blocks that hold layers")

@@ -193,6 +193,10 @@ def test_which_layers_run_in_float8(harness, settings):
     plan = run.amp.explain()
     assert (plan.row("float8.layer0").value, plan.row("float8.layer1").value) == ("float8", "not float8")
     assert "=10: not a multiple of 16" in plan.row("float8.layer1").note
+    with pytest.warns(ua.PolicyWarning, match="'mixed_float8' runs no"):
+        narrow = Layers(harness, settings, layers(24, 32)).amp.explain().row("float8.layer0")
+    assert narrow.value == "not float8"
+    assert "=24: not a multiple of 16" in narrow.note
     assert np.abs(run.call(x) - plain).max() > 3 * np.abs(mixed - plain).max()
     weights = layers(48, 32, 16)
     for dtype in ("bfloat16", "float32"):
