@@ -124,7 +124,7 @@ def test_averages_of_several_models_are_taken_over(harness, tmp_path, made):
     assert [bits(ema.weights()) for ema in found] == [bits(ema.weights()) for ema in emas]
 
 
-@pytest.mark.needs("several_optimizers")
+@pytest.mark.needs("several_optimizers", "float32_weights")
 def test_averages_beside_other_optimizers_are_taken_over(harness):
     """Each with its own optimizer's count, also where weights are set by name: the other average stays."""
     first, second = Pair(harness, "eager"), Pair(harness, "eager")

@@ -101,6 +101,14 @@ def test_a_native_backward_of_the_unscaled_loss(harness, form, place):
     loop.refused(lambda loss: place(loop, loss), "backward()", "scaled_loss.backward()")
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("place", [inside, inside_and_through, instead, afterwards])
+def test_a_native_backward_beside_master_weights(harness, policy, place):
+    loop = Loop(harness, policy=harness.pure_policies[policy], master_weights=True)
+    loop.refused(lambda loss: place(loop, loss), "backward()", "scaled_loss.backward()")
+
+
 @pytest.mark.parametrize("call", ["unscale", "clip_grad_norm", "clip_grad_value"])
 def test_gradients_of_a_native_backward_are_not_prepared_either(harness, call):
     """Whatever call of the step comes first refuses them."""

@@ -10,7 +10,7 @@ ITEMS = ["channels_last", "fused_optimizer", "set_to_none"]
 
 def trained(harness, policy, tuning, **options):
     """Parameters and statistics of a convnet after three steps, by name."""
-    amp = session(harness, policy=policy, tuning={item: True for item in tuning} | {"best_effort": True}, **options)
+    amp = session(harness, policy=policy, tuning=dict.fromkeys(tuning, True) | {"best_effort": True}, **options)
     with amp.scope():
         model = harness.convnet(0)
         optimizer = harness.sgd([model], 0.1, 0.5)
