@@ -111,8 +111,8 @@ class OptionalHarness:
     def mapped(self, weight: Array, bias: Array) -> Any:
         """Return a model of a dense layer with this (inputs, outputs) weight and bias.
 
-        It returns a dict: ``output``, the layer's output, and ``pair``, a named tuple of twice the output, ``double``,
-        and the place of each row's largest number, ``place``, whole numbers.
+        It returns a dict, or a subclass of one: ``output``, the layer's output, and ``pair``, a named tuple of twice
+        the output, ``double``, and the place of each row's largest number, ``place``, whole numbers.
         """
         self._lacks("models that return mappings")
 
