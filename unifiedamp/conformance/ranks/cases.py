@@ -167,7 +167,7 @@ def cases_of(kind: RankKind, count: int, steps: int) -> dict[str, list[RankCase]
 def resumed(kind: RankKind, before: int, after: int) -> tuple[RankCase, RankCase]:
     """Return a training on ``before`` ranks and what follows it on ``after``, whose state and weights are to be set."""
     halves = []
-    for count, length in ((before, 5), (after, 6)):
+    for count, length in ((before, 6), (after, 6)):
         make = Maker(kind, count, seed=count + length)
         batches = make.batches(length, alike=True)
         make.spoil(batches, 2, count - 1, math.inf)

@@ -87,7 +87,7 @@ class RankOracle:
             mine = [(param, each) for param in params if (each := gradients[param][rank]) is not None]
             with np.errstate(invalid="ignore"):
                 norm = float(np.sqrt(sum(np.square(each).sum() for _, each in mine)))
-                norms[rank].append(norm)
+                norms[rank].append(norm if np.isfinite(norm) else np.inf)
                 for param, each in mine if norm > self.case.max_norm else ():
                     gradients[param][rank] = each * (self.case.max_norm / norm)
 

@@ -137,7 +137,8 @@ class RankProcesses:
         said = [f"processes {list(hanging)} of {self.count} gave no answer within {self.seconds:g} seconds"]
         for index in range(self.count):
             file = Path(str(self._folder and self._folder.name), f"stacks{index}")
-            said.append(f"-- stacks of process {index}\n{file.read_text() if file.exists() else ''}")
+            stacks = file.read_text() if file.exists() and index in hanging else "it had ended its work"
+            said.append(f"-- stacks of process {index}\n{stacks}")
         return "\n".join(said)
 
 
