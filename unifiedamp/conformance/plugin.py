@@ -87,9 +87,10 @@ def _over_ranks(metafunc: pytest.Metafunc, pairs: Iterable[tuple[str, str]]) -> 
     """Run a test once per kind and number of ranks that train together, where a harness has some."""
     params = []
     for name, form in pairs:
-        groups = [(kind, count) for kind, rules in load_harness(name).rank_kinds.items() for count in rules.runs(form)]
+        kinds = load_harness(name).rank_kinds
+        groups = [(kind, count) for kind, rules in kinds.items() for count in rules.runs(form)]
         params += [pytest.param(name, form, each, id=f"{name}-{form}-{each[0]}-{each[1]}") for each in groups]
-        if not groups:
+        if not kinds:
             lacks = pytest.mark.skip(reason=f"the harness of {name!r} has no rank_kinds")
             params.append(pytest.param(name, form, None, id=f"{name}-{form}", marks=lacks))
     metafunc.parametrize(("harness", "form", "ranks"), params, indirect=["harness"])

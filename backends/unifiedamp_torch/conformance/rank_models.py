@@ -21,7 +21,7 @@ KINDS: Mapping[str, RankKind] = {
     "fsdp2 + tensor parallel": RankKind(counts=(4,), shared_by=2, other_forms=_ON_DEVICE),
     "plain beside dtensors": RankKind(own=frozenset({1}), other_forms=_ON_DEVICE),
     "cpu offload": RankKind(counts=(2,), other_forms=_ON_DEVICE),
-    "unwrapped": RankKind(own=frozenset({0, 1, 2}), absent="all", other_forms=_ON_DEVICE),
+    "unwrapped": RankKind(own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE),
 }
 """Name → a way of sharing a model. No rank of FSDP2's may leave out what the others gather and reduce."""
 

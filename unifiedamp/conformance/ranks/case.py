@@ -40,7 +40,7 @@ class RankKind:
         counts: with how many ranks the suite runs it; it must run with one besides.
         own: parameters, by index, whose gradients nothing reduces: each rank trains its own copy.
         shared_by: so many neighbouring ranks hold one model in parts, and are given the same batch.
-        absent: whether one rank's loss may leave out "some" parameters, "all" of them, or "none".
+        absent: what one rank's loss may leave out: "some" parameters, "all" at once, "any" of them, or "none".
         other_forms: forms besides "eager" that the suite runs, with the first of ``counts``; None for all.
     """
 

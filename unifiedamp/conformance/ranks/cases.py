@@ -86,7 +86,7 @@ def absent(make: Maker) -> list[RankCase]:
         for param in left_out:
             batches[index][(index - 1) % make.count][param] = None
     make.spoil(batches, make.count + 2, make.count - 1 if make.count > 2 else 0, math.inf, len(SIZES) - 1)
-    for rows in batches[make.count + 1]:
+    for rows in batches[make.count + 1] if make.kind.absent != "all" else ():
         rows[-1] = None
     names = {1: "each rank in turn without gradients", 2: "each rank in turn without gradients of one optimizer"}
     return [RankCase(name, make.frozen(batches), SCALE, optimizers=number) for number, name in names.items()]

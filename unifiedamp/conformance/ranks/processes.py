@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import multiprocessing
@@ -92,9 +93,11 @@ class RankProcesses:
         if self._folder is not None:
             self._folder.cleanup()
         self._processes, self._pipes, self._folder = [], [], None
+        atexit.unregister(self.close)
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        atexit.register(self.close)
         for index in range(self.count):
             ours, theirs = self._context.Pipe()
             args = (theirs, index, self.count, self._folder.name, self._setup, laid_over())
