@@ -140,7 +140,9 @@ def no_sync_on_the_last_micro_batch():
 @mutant("ddp", "accumulation")
 def reduced_in_the_first_micro_batch_alone():
     return [
-        patch.object(TorchDistributed, "begin_micro_batch", lambda self, last: self._ranks.reduce_in_backward(not last)),
+        patch.object(
+            TorchDistributed, "begin_micro_batch", lambda self, last: self._ranks.reduce_in_backward(not last)
+        ),
         patch.object(TorchDistributed, "end_micro_batch", lambda *_: None),
     ]
 

@@ -28,7 +28,7 @@ def step_on_ranks(
 
 
 def _step(
-    rank: int, count: int, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None
+    rank: int, _count: int, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None
 ) -> Iterator[tuple[list[float], int]]:
     backend = TorchBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
     gradient = gradients[rank]

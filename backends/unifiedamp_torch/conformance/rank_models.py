@@ -61,7 +61,7 @@ def shared(kind: str, model: RankModel, leaves_out: bool) -> nn.Module:
 
 
 def _mesh(*sizes: int) -> Any:
-    shape = (dist.get_world_size(),) if not sizes else sizes
+    shape = sizes or (dist.get_world_size(),)
     names = ("outer", "inner") if len(shape) == 2 else ("all",)
     return dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
 
@@ -91,11 +91,9 @@ def _tensor_parallel(model: RankModel, mesh: Any) -> None:
         return output.redistribute(mesh, [Replicate()]).to_local().clone()
 
     for part, placement in zip(model.parts, (Shard(0), Replicate()), strict=False):
-
-        def place(_name: str, module: nn.Module, mesh: Any, placement: Any = placement) -> None:
-            module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [placement]))  # type: ignore[arg-type]
-
-        distribute_module(part, mesh, place, given, returned)
+        whole: torch.Tensor = part.get_parameter("weight").detach()
+        part.register_parameter("weight", nn.Parameter(distribute_tensor(whole, mesh, [placement])))
+        distribute_module(part, mesh, None, given, returned)
 
 
 def _both(model: RankModel) -> None:

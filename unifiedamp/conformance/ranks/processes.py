@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ..faults.laid import lay_over_all, laid_over
+from ..faults.laid import laid_over, lay_over_all
 
 SECONDS = 60.0
 """How long processes may work on one answer."""

@@ -100,9 +100,7 @@ def play_all(side: RankSide, cases: Sequence[RankCase], form: str) -> Iterator[l
         yield play(side, case, form)
 
 
-def answers_of(
-    processes: RankProcesses, program: Program, cases: Sequence[RankCase], *args: Any
-) -> Answers:
+def answers_of(processes: RankProcesses, program: Program, cases: Sequence[RankCase], *args: Any) -> Answers:
     """Run ``program(index, count, cases, *args)`` in all processes; return the traces of all ranks by case.
 
     A case that raises, dies or hangs is a ``RankFailure``; the processes are started anew for those after it, once.
