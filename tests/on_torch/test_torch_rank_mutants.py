@@ -1,13 +1,11 @@
 """The chapter on ranks notices each fault of ranks that train together, by the topic that names it."""
 
-import threading
-import time
 from dataclasses import replace
 
 import pytest
 from rank_mutants import MUTANTS, mutated
 
-from unifiedamp.conformance.ranks import RankProcesses, RanksFailedError, answers_of
+from unifiedamp.conformance.ranks import answers_of
 from unifiedamp.conformance.ranks.cases import cases_of, resumed
 from unifiedamp.conformance.suite.test_ranks import follows_the_oracle
 from unifiedamp_torch.conformance.rank_models import KINDS
@@ -52,45 +50,5 @@ def test_the_chapter_kills_what_makes_a_rank_wait_forever(name):
         running.seconds = 3.0  # that they work has been seen
         with pytest.raises(pytest.fail.Exception, match=r"gave no answer within 3 seconds(.|\n)* in play\n"):
             judged(name, running, cases, kind, count)
-    finally:
-        running.close()
-
-
-def waiting(index, _count, where):
-    yield "ready"
-    if index != where:
-        time.sleep(600)
-    threading.Event().wait()
-
-
-def test_a_hang_shows_the_stacks_of_all_processes():
-    running = RankProcesses(2, "forkserver")
-    try:
-        assert running.run(raising, None) == [["first", "second"]] * 2
-        running.seconds = 1.0
-        with pytest.raises(RanksFailedError, match=r"processes \[0, 1\] of 2 gave no answer within 1 sec") as caught:
-            running.run(waiting, 1)
-        stacks = str(caught.value).split("-- stacks of process")
-        assert [" in waiting\n" in each for each in stacks] == [False, True, True]
-        assert [" in wait\n" in each for each in stacks] == [False, False, True]
-        assert caught.value.answers == [["ready"]] * 2
-    finally:
-        running.close()
-
-
-def raising(index, count, where):
-    yield "first"
-    if index == where:
-        raise ZeroDivisionError("on purpose")
-    yield "second"
-
-
-def test_a_process_that_raises_is_named_and_started_anew():
-    running = RankProcesses(2, "forkserver")
-    try:
-        with pytest.raises(RanksFailedError, match=r"process 1 of 2: (.|\n)*ZeroDivisionError: on purpose") as caught:
-            running.run(raising, 1)
-        assert caught.value.answers == [["first", "second"], ["first"]]
-        assert running.run(raising, None) == [["first", "second"]] * 2
     finally:
         running.close()

@@ -93,7 +93,9 @@ class TorchRank:
         inner = RankModel(case.weights)
         model = shared(self._kind, inner, case.leaves_out)
         make = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=case.momentum, fused=self._fused)
-        return model, [make([inner.parts[i].get_parameter("weight") for i in params]) for params in owned(case.optimizers)]
+        return model, [
+            make([inner.parts[i].get_parameter("weight") for i in params]) for params in owned(case.optimizers)
+        ]
 
     def batch(self, ranks: Sequence[Rows]) -> Any:
         return [None if row is None else torch.from_numpy(row) for row in ranks[self._rank]]

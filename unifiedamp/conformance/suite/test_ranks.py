@@ -28,7 +28,7 @@ def answers(backend, form, kind, count, steps):
 @pytest.fixture
 def check(harness, form, ranks, request):
     """Compare the cases of a topic with the oracle."""
-    steps = max(12, request.config.getoption("--amp-trajectories") // 40)
+    steps = max(12, request.config.getoption("--amp-trajectories") // 32)  # 10,000 steps of all groups in full
 
     def check(topic):
         kind, count = ranks
