@@ -85,10 +85,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _over_ranks(metafunc: pytest.Metafunc, pairs: Iterable[tuple[str, str]]) -> None:
     """Run a test once per kind and number of ranks that train together, where a harness has some."""
-    params = []
+    params, full = [], metafunc.config.getoption("--amp-trajectories") >= 10_000
     for name, form in pairs:
         kinds = load_harness(name).rank_kinds
-        groups = [(kind, count) for kind, rules in kinds.items() for count in rules.runs(form)]
+        chosen = {kind: rules for kind, rules in kinds.items() if full or not rules.costly}
+        groups = [(kind, count) for kind, rules in chosen.items() for count in rules.runs(form)]
         params += [pytest.param(name, form, each, id=f"{name}-{form}-{each[0]}-{each[1]}") for each in groups]
         if not kinds:
             lacks = pytest.mark.skip(reason=f"the harness of {name!r} has no rank_kinds")

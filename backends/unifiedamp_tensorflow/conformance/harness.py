@@ -158,7 +158,7 @@ class TensorFlowHarness(Harness):
         return [(weight, skipped) for (weight,), skipped in run_on_replicas([(g,) for g in gradients], loss_scale)]
 
     def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
-        return run_on_ranks(count, form, self.forms[form], cases)
+        return run_on_ranks(kind, count, form, self.forms[form], cases)
 
     def dtype_of(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)

@@ -21,23 +21,29 @@ from unifiedamp.conformance.ranks import (
 )
 
 from ..internals import native
-from .replicas import process, replicas_on_cpu
+from .replicas import of_cluster, process, replicas_on_cpu, workers
 
 keras: Any = tf.keras
 
-KINDS: Mapping[str, RankKind] = {"mirrored": RankKind(reduction="sum", other_forms=("compiled",))}
-"""A strategy refuses variables that have a gradient on some replicas alone."""
+KINDS: Mapping[str, RankKind] = {
+    "mirrored": RankKind(reduction="sum", other_forms=("compiled",)),
+    "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True),
+}
+"""TensorFlow refuses variables that have a gradient on some replicas alone."""
 
 
-def run_on_ranks(count: int, form: str, options: Mapping[str, Any], cases: Sequence[RankCase]) -> Answers:
+def run_on_ranks(kind: str, count: int, form: str, options: Mapping[str, Any], cases: Sequence[RankCase]) -> Answers:
     """Train cases on ``count`` replicas; see ``Harness.run_ranks``.
 
     Args:
+        kind: of ``KINDS``.
         count: how many replicas.
         form: how steps run.
         options: the form's ``backend_options``.
         cases: what to train.
     """
+    if kind == "multi worker" and count > 1:
+        return answers_of(workers(count), train_worker, cases, form, dict(options))
     return answers_of(process(count), train, cases, count, form, dict(options))
 
 
@@ -46,6 +52,13 @@ def train(
 ) -> Iterator[list[RankTrace]]:
     """Train cases on all replicas; the program of the one process."""
     return play_all(Replicas(replicas_on_cpu(count), options), cases, form)
+
+
+def train_worker(
+    _index: int, _processes: int, cases: Sequence[RankCase], form: str, options: Mapping[str, Any]
+) -> Iterator[list[RankTrace]]:
+    """Train cases on the replica of one worker; the program of each."""
+    return play_all(Replicas(of_cluster(), options), cases, form)
 
 
 class RankModel(keras.Model):
@@ -69,7 +82,7 @@ class Replicas:
     """The replicas of a strategy.
 
     Args:
-        strategy: over devices of the CPU.
+        strategy: over devices of the CPU, or workers.
         options: the form's ``backend_options``.
     """
 
@@ -105,7 +118,9 @@ class Replicas:
 
     def norms(self, returned: Sequence[Any], amp: Any) -> list[tuple[float, ...]]:
         found = [self._strategy.experimental_local_results(norm) for norm in returned]
-        return [tuple(float(norm[rank]) for norm in found) for rank in range(self._strategy.num_replicas_in_sync)]
+        return [
+            tuple(float(norm[rank]) for norm in found) for rank in range(len(self._strategy.extended.worker_devices))
+        ]
 
     def weights(self, model: Any) -> list[tuple[Array, ...]]:
         copies = [self._strategy.experimental_local_results(native(w)) for w in model.ws]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,6 +47,29 @@ def process(count: int) -> RankProcesses:
 @functools.cache
 def _process(_count: int) -> RankProcesses:
     return RankProcesses(1)
+
+
+@functools.cache
+def workers(count: int) -> RankProcesses:
+    """Return processes that are the workers of one cluster, each with one replica."""
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for place in places:
+            place.bind(("localhost", 0))
+        addresses = [f"localhost:{place.getsockname()[1]}" for place in places]
+    return RankProcesses(count, setup=functools.partial(join_cluster, addresses))
+
+
+def join_cluster(addresses: Sequence[str], index: int, _count: int, _folder: str) -> None:
+    """Make this process the worker of that index."""
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+    of_cluster()
+
+
+@functools.cache
+def of_cluster() -> Any:
+    """Return the strategy of the cluster that this process is a worker of."""
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def _both_forms(

@@ -42,6 +42,7 @@ class RankKind:
         shared_by: so many neighbouring ranks hold one model in parts, and are given the same batch.
         absent: what one rank's loss may leave out: "some" parameters, "all" at once, "any" of them, or "none".
         other_forms: forms besides "eager" that the suite runs, with the first of ``counts``; None for all.
+        costly: left out unless ``--amp-trajectories`` asks for 10,000.
     """
 
     reduction: str = "mean"
@@ -50,6 +51,7 @@ class RankKind:
     shared_by: int = 1
     absent: str = "none"
     other_forms: tuple[str, ...] | None = None
+    costly: bool = False
 
     def runs(self, form: str) -> tuple[int, ...]:
         """Return with how many ranks the suite runs a form: eager steps with all, others with the fewest."""
