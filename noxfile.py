@@ -121,6 +121,7 @@ def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
 
 REPORTS = Path(".venv/reports").absolute()
 SUITE = "unifiedamp/conformance/suite"
+WITHOUT_RANKS = ("--ignore", f"{SUITE}/test_ranks.py")  # it starts many processes
 FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 # UNIFIEDAMP_TEST_PROCESSES=1 leaves the other core to another session.
@@ -140,7 +141,7 @@ PROVED += [
 PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
 LESS = ("--proved-elsewhere", "--sample-xla", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
 SOME = ("--proved-elsewhere", "--amp-form", "eager", "--ignore", "tests/core/test_structure.py")
-SOME += (SUITE, "tests/core", "tests/test_checkpoint_file.py")
+SOME += (SUITE, *WITHOUT_RANKS, "tests/core", "tests/test_checkpoint_file.py")
 
 
 def run_tests(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
@@ -241,7 +242,7 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", silent=True)
     session.run("mypy")
-    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
+    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE, *WITHOUT_RANKS)
     effort = {**ALONE, "UNIFIEDAMP_TEST_EFFORT": "quick"}
     session.run("python", "-m", "pytest", *SHARED, "-q", *options, *session.posargs, env=effort)
 
