@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from unifiedamp.conformance.ranks import (
     LEARNING_RATE,
+    SIZES,
     Answers,
     Array,
     RankCase,
@@ -26,10 +28,10 @@ from .replicas import of_cluster, process, replicas_on_cpu, workers
 keras: Any = tf.keras
 
 KINDS: Mapping[str, RankKind] = {
-    "mirrored": RankKind(reduction="sum", other_forms=("compiled",)),
+    "mirrored": RankKind(reduction="sum", absent="some", other_forms=("compiled",)),
     "multi worker": RankKind(reduction="sum", counts=(2,), other_forms=("compiled",), costly=True),
 }
-"""TensorFlow refuses variables that have a gradient on some replicas alone."""
+"""A replica's loss must depend on some variable; workers cannot know what others leave out."""
 
 
 def run_on_ranks(kind: str, count: int, form: str, options: Mapping[str, Any], cases: Sequence[RankCase]) -> Answers:
@@ -102,13 +104,18 @@ class Replicas:
 
     def batch(self, ranks: Sequence[Rows]) -> Any:
         spread = self._strategy.experimental_distribute_values_from_function
-        return [
-            spread(lambda replica, rows=rows: tf.constant(rows[replica.replica_id_in_sync_group]))
-            for rows in zip(*ranks, strict=True)
+        filled = [
+            [np.zeros(size, np.float32) if row is None else row for row in column]
+            for size, column in zip(SIZES, zip(*ranks, strict=True), strict=True)
         ]
+        rows = [spread(lambda r, column=column: tf.constant(column[r.replica_id_in_sync_group])) for column in filled]
+        return rows, [[row is not None for row in of_rank] for of_rank in ranks]
 
     def loss(self, model: Any, batch: Any) -> Any:
-        return model(batch)
+        rows, given = batch
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        here = given[int(tf.get_static_value(replica)) if tf.is_tensor(replica) else replica]
+        return model([row if there else None for row, there in zip(rows, here, strict=True)])
 
     def spread(self, step: Any, compile: Callable[[Any], Any]) -> Any:
         def run(batch: Any) -> Any:
