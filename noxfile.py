@@ -136,18 +136,9 @@ PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "comma
 PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
 PROVED += [
     f"test_{name}.py"
-    for name in (
-        "author_path",
-        "benchmarks",
-        "checkpoint_file",
-        "contributing",
-        "killed_training",
-        "kit",
-        "kit_faults",
-        "kit_ranks",
-    )
+    for name in ("author_path", "benchmarks", "checkpoint_file", "contributing", "killed_training", "kit", "kit_faults")
 ]
-PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
+PROVED += [f"test_{name}.py" for name in ("kit_ranks", "mutants", "report_hostile", "time_limits")]
 LESS = ("--proved-elsewhere", "--sample-compiled", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
 SUITE_ONLY = ("--proved-elsewhere", "--amp-form", "eager", SUITE, *WITHOUT_RANKS)
 SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core", "tests/test_checkpoint_file.py")
