@@ -38,7 +38,7 @@ def waiting(index, _count, where):
     yield "ready"
     if index != where:
         time.sleep(600)
-    threading.Event().wait()
+    threading.Event().wait(600)
 
 
 def test_a_hang_shows_the_stacks_of_all_processes():
