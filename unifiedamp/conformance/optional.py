@@ -135,8 +135,8 @@ class OptionalHarness:
     def mapped(self, weight: Array, bias: Array) -> Any:
         """Return a model of a dense layer with this (inputs, outputs) weight and bias.
 
-        It returns a dict: ``output``, the layer's output, and ``pair``, a named tuple of twice the output, ``double``,
-        and the place of each row's largest number, ``place``, whole numbers.
+        It returns a dict, or a subclass of one: ``output``, the layer's output, and ``pair``, a named tuple of twice
+        the output, ``double``, and the place of each row's largest number, ``place``, whole numbers.
         """
         self._lacks("models that return mappings")
 
@@ -153,6 +153,10 @@ class OptionalHarness:
     def layer_norm(self, size: int) -> Any:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
         self._lacks("layer normalization")
+
+    def dropout(self, size: int, rate: float) -> Any:
+        """Return a model of a dense layer ``dense`` of this size and, after it, a dropout ``drop`` of this rate."""
+        self._lacks("dropout")
 
     def nested_norm(self, size: int) -> Any:
         """Return a model of one block ``block`` that holds what :meth:`layer_norm` returns the layers of."""

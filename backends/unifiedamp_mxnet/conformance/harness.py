@@ -208,6 +208,9 @@ class MXNetHarness(Harness):
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
         return named({name: initialized(layer) for name, layer in layers.items()})
 
+    def dropout(self, size: int, rate: float) -> Any:
+        return named({"dense": initialized(nn.Dense(size, in_units=size)), "drop": nn.Dropout(rate)})
+
     def nested_norm(self, size: int) -> Any:
         return named({"block": self.layer_norm(size)})
 

@@ -213,6 +213,10 @@ class TensorFlowHarness(Harness):
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
 
+    def dropout(self, size: int, rate: float) -> Any:
+        layers = [keras.layers.Dense(size, name="dense"), keras.layers.Dropout(rate, name="drop")]
+        return keras.Sequential([keras.Input((size,)), *layers])
+
     def nested_norm(self, size: int) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         block = keras.Sequential([keras.Input((size,)), *layers], name="block")

@@ -201,6 +201,12 @@ class TorchHarness(Harness):
         model.add_module("norm", nn.LayerNorm(size))
         return model
 
+    def dropout(self, size: int, rate: float) -> nn.Module:
+        model = nn.Sequential()
+        model.add_module("dense", nn.Linear(size, size))
+        model.add_module("drop", nn.Dropout(rate))
+        return model
+
     def nested_norm(self, size: int) -> nn.Module:
         model = nn.Sequential()
         model.add_module("block", self.layer_norm(size))
