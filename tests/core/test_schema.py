@@ -193,6 +193,7 @@ SCALE_TABLES = with_unknown(st.one_of(
     st.fixed_dictionaries({}, optional={
         "kind": mostly(st.just("dynamic"), "static", "dynamci", "Dynamic", None), "initial_scale": NUMBERS,
         "growth_factor": FACTORS, "backoff_factor": BACKOFFS, "growth_interval": COUNTS, "hysteresis": COUNTS,
+        "hysteresis_reset": mostly(st.sampled_from(["good_step", "growth"]), "good_steps", "Growth", None, 1),
         "min_scale": NUMBERS, "max_scale": NUMBERS, "max_consecutive_skips": COUNTS,
     }),
     st.fixed_dictionaries({"kind": st.just("static")}, optional={
@@ -203,11 +204,13 @@ SCALE_TABLES = with_unknown(st.one_of(
 SCALE_TEXTS = [
     "dynamic", "Dynamic", " none ", "static", "static(scale=128.0)", "dynamic(initial_scale=8, growth_interval=3,)",
     "128", "2e3", ".5", "dynamic()", "none()", "STATIC ( scale = 4 )",
+    "dynamic(hysteresis=2,hysteresis_reset=growth)", "dynamic( hysteresis_reset = good_step )",
 ]  # fmt: skip
 WRONG_SCALE_TEXTS = [
     "", "dynamc", "static(scal=3)", "static(scale=0)",
     "static(scale=x)", "dynamic(", "none(scale=1)", "-3", "0", "0.0", "dynamic(growth_interval=2.0)",
-    "static(scale=1)x", "dynamic(hysteresis=0)", "(scale=3)", "1 2",
+    "static(scale=1)x", "dynamic(hysteresis=0)", "(scale=3)", "dynamic(hysteresis_reset=never)",
+    "dynamic(hysteresis_reset=2)", "dynamic(hysteresis_reset='growth')", "1 2",
 ]  # fmt: skip
 SCALE_TEXTS_MOSTLY = mostly(st.sampled_from(SCALE_TEXTS), *WRONG_SCALE_TEXTS)
 NAMES = [

@@ -136,7 +136,7 @@ class DeviceScale:
         self.scale = scale
         self._tracker = tracker
         wide = traits(scale.device).wide_dtype  # counts stay exact
-        self._bad = torch.zeros_like(scale, dtype=wide)
+        self._bad, self._spent = (torch.zeros_like(scale, dtype=wide) for _ in range(2))
         # Attempted and skipped steps, side by side, so that one addition counts a step.
         self._counts = torch.zeros(2, dtype=wide, device=scale.device)
         self._mark: torch.Tensor | None = None
@@ -148,7 +148,8 @@ class DeviceScale:
 
     def update(self, founds: Sequence[Found]) -> None:
         found = founds[0].inf if len(founds) == 1 else torch.stack([each.inf for each in founds]).amax()
-        self.transition(self._settings, self.scale, self._tracker, self._bad, found)
+        spent = self._spent if self._settings.keeps_hysteresis else None
+        self.transition(self._settings, self.scale, self._tracker, self._bad, found, spent)
         self._mark = None
 
     def result(self, found: Found, before: torch.Tensor, after: torch.Tensor) -> StepResult:
@@ -176,6 +177,7 @@ class DeviceScale:
             bad_steps=int(self._bad.item()),
             applied_steps=attempted - skipped,
             skipped_steps=skipped,
+            hysteresis_steps=int(self._spent.item()),
         )
 
     def poll(self) -> ScaleState | None:
@@ -183,7 +185,8 @@ class DeviceScale:
         if pending is not None and not pending.arrived():
             self._pending = pending
             return None
-        self._pending = PendingRead(torch.cat([torch.stack([self.scale, self._tracker, self._bad]), self._counts]))
+        numbers = torch.stack([self.scale, self._tracker, self._bad, self._spent])
+        self._pending = PendingRead(torch.cat([numbers, self._counts]))
         return pending.state() if pending is not None else None
 
     def write(self, state: ScaleState) -> None:
@@ -191,13 +194,14 @@ class DeviceScale:
         self.scale.fill_(state.scale)
         self._tracker.fill_(state.good_steps)
         self._bad.fill_(state.bad_steps)
+        self._spent.fill_(state.hysteresis_steps)
         attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
         self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
         self._mark = None
 
 
 class PendingRead:
-    """Numbers being copied from the device: scale, good and bad steps, attempted and skipped steps."""
+    """Numbers being copied from the device: scale, good, bad and hysteresis steps, attempted and skipped steps."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self._event = torch.Event(numbers.device) if traits(numbers.device).asynchronous else None
@@ -213,8 +217,9 @@ class PendingRead:
 
     def state(self) -> ScaleState:
         """Return the numbers; they must have arrived."""
-        scale, good, bad, attempted, skipped = self._numbers.tolist()
-        return ScaleState(scale, int(good), int(bad), int(attempted - skipped), int(skipped))
+        scale, *counts = self._numbers.tolist()
+        good, bad, spent, attempted, skipped = map(int, counts)
+        return ScaleState(scale, good, bad, attempted - skipped, skipped, spent)
 
 
 class DeviceResult(StepResult):
