@@ -166,7 +166,8 @@ class Amp:
 
     def mp_policy(self) -> Any:
         """Return the policy for torch's FSDP2, ``fully_shard(module, mp_policy=amp.mp_policy())``: compute in
-        ``compute_dtype``, reduce gradients in ``reduce_dtype`` (default: float32), no autocast inside. Other frameworks raise ``UnsupportedError``.
+        ``compute_dtype``, reduce gradients in ``reduce_dtype`` (default: float32), no autocast inside. Other frameworks
+        raise ``UnsupportedError``.
         """
         return self.backend.distributed.mp_policy()
 

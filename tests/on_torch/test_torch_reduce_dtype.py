@@ -76,8 +76,8 @@ def train(amp, model, values, dtype=torch.float32):
     amp.backward(lambda: model(x), optimizer)
     gradient = gradient_of(model)
     result = amp.step(optimizer)
-    weights = [value.ravel().tolist() for value in amp.master_weights(model).values()]
-    return result.applied, amp.loss_scale, gradient, sum(weights, [])
+    (weights,) = amp.master_weights(model).values()
+    return result.applied, amp.loss_scale, gradient, weights.tolist()
 
 
 def values_of(rank, how, dtype):
@@ -91,7 +91,9 @@ def values_of(rank, how, dtype):
 
 def overflow_of(rank, how, dtype):
     """Rank 0 has a gradient that float32 holds and float16 does not."""
-    amp = ua.Amp("torch", "float32", device="cpu", reduce_dtype=dtype, loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+    amp = ua.Amp(
+        "torch", "float32", device="cpu", reduce_dtype=dtype, loss_scale=ua.DynamicLossScale(initial_scale=4.0)
+    )
     with closing(amp):
         model = wrapped(Weights()) if how == "ddp" else sharded(Weights(), amp)
         return train(amp, model, [1.0, 1e5 if rank == 0 else 1.0, 1.0, 1.0])
@@ -153,7 +155,7 @@ def sparse(rank):
         model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         amp.backward(lambda: (model(torch.tensor([rank, 2])) * (1 + 2**-9)).sum(), optimizer)
         amp.step(optimizer)
-        return sum(next(iter(amp.master_weights(model).values())).tolist(), [])
+        return next(iter(amp.master_weights(model).values())).ravel().tolist()
 
 
 def window(rank):
@@ -239,7 +241,7 @@ REFUSED = {
     "hook": "PrepareError: reduce_dtype='bfloat16': this DistributedDataParallel has the comm hook fp16_compress_hook",
     "other": "PrepareError: reduce_dtype='float32': this DistributedDataParallel has the comm hook reduce_in",
     "policy": "PrepareError: reduce_dtype='bfloat16': FSDPWeights was sharded to reduce in float32; shard it with",
-    "plain": "PolicyNotSupportedError: reduce_dtype='bfloat16' has no effect on Weights: neither DistributedDataParallel nor",
+    "plain": "PolicyNotSupportedError: reduce_dtype='bfloat16' has no effect on Weights: neither",
     "ranks": "PrepareError: amp.prepare: ranks that train together need the same settings, and reduce_dtype is float32",
     "kept": "",
     "again": "",

@@ -7,7 +7,8 @@ A session's state is plain JSON::
      "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
      "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}]}
 
-``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages (``Amp.ema``); see ``averages``.
+``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
+(``Amp.ema``); see ``averages``.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def _with_hysteresis(state: ScaleState, mine: LossScale, saved: SavedState, warn
         bad = 0 if state.good_steps else spent
         if left > mine.hysteresis and "hysteresis" not in (saved.held or ()):
             warn(
-                f"{saved.source} had {left} overflows left before the scale backs off, and this session backs off after "
-                f"{mine.hysteresis}: give DynamicLossScale the hysteresis of that run",
+                f"{saved.source} had {left} overflows left before the scale backs off, and this session backs off "
+                f"after {mine.hysteresis}: give DynamicLossScale the hysteresis of that run",
                 StateWarning,
             )
     if not mine.keeps_hysteresis:

@@ -10,7 +10,6 @@ from ..notebook import table_html
 from . import transition
 from .state import FLOAT32_MAX, ScaleState, float32
 
-
 HysteresisReset = Literal["good_step", "growth"]
 HYSTERESIS_RESETS: tuple[str, ...] = get_args(HysteresisReset)
 
@@ -141,7 +140,8 @@ class DynamicLossScale(LossScale):
             _require_count(self, name)
         if self.hysteresis_reset not in HYSTERESIS_RESETS:
             raise ConfigError(
-                f"DynamicLossScale: hysteresis_reset must be 'good_step' or 'growth', got {shown(self.hysteresis_reset)}"
+                "DynamicLossScale: hysteresis_reset must be 'good_step' or 'growth', got "
+                f"{shown(self.hysteresis_reset)}"
             )
         if self.growth_factor <= 1.0:
             raise ConfigError(f"DynamicLossScale: growth_factor must be above 1, got {self.growth_factor!r}")

@@ -10,7 +10,6 @@ from ..errors import ConfigError, nearest, shown
 from ..plain_values import plain
 from .settings import KINDS, LossScale, StaticLossScale
 
-
 WORDS = ("hysteresis_reset",)
 """Settings whose value is a word."""
 

@@ -10,15 +10,13 @@ from .._types import Gradient
 
 
 def narrowed(gradient: Gradient, dtype: str | None) -> Gradient:
-    """Return a gradient in the dtype that it is summed in: its own for None, and for complex numbers."""
-    own = gradient.dtype
-    return gradient if dtype is None or not own.is_floating else cast(gradient, tf.as_dtype(dtype))
+    """Return a gradient in the dtype that it is summed in: its own for None, for complex numbers and for slices,
+    which replicas gather rather than sum.
+    """
+    keeps = dtype is None or isinstance(gradient, tf.IndexedSlices) or not gradient.dtype.is_floating
+    return gradient if keeps else tf.cast(gradient, dtype)
 
 
-def cast(gradient: Gradient, dtype: Any) -> Gradient:
-    """Return a gradient in a dtype; of slices, their values."""
-    if gradient.dtype == dtype:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
-    return tf.cast(gradient, dtype)
+def widened(total: Gradient, dtype: Any) -> Gradient:
+    """Return a sum in the dtype that the gradient had."""
+    return total if total.dtype == dtype else tf.cast(total, dtype)

@@ -17,7 +17,7 @@ from unifiedamp.backend import errors
 
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
-from .reduction import cast, narrowed
+from .reduction import narrowed, widened
 
 T = TypeVar("T")
 MakePairs = Callable[[], list[tuple[Gradient, Variable]]]
@@ -184,7 +184,7 @@ class MirroredReplicas:
         """All-reduce, in the dtype that was asked for."""
         low = [narrowed(gradient, self._reduce_dtype) for gradient in gradients]
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, low)
-        return [cast(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=True)]
+        return [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=True)]
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""

@@ -38,7 +38,8 @@ class TorchDistributed(Distributed):
 
     def mp_policy(self) -> Any:
         """Return the ``MixedPrecisionPolicy`` for ``fully_shard``: parameters are gathered in the policy's dtype,
-        gradients reduced in ``reduce_dtype``, else in float32. Outputs keep their dtype; that of the whole model is cast by ``prepare``.
+        gradients reduced in ``reduce_dtype``, else in float32. Outputs keep their dtype; that of the whole model is
+        cast by ``prepare``.
 
         Raises:
             PolicyNotSupportedError: a policy of float8.
@@ -53,9 +54,7 @@ class TorchDistributed(Distributed):
             )
         low = getattr(torch, policy.compute_dtype) if policy.is_mixed else None
         reduced = self._reduce_dtype or (None if low is None else "float32")
-        return MixedPrecisionPolicy(
-            param_dtype=low, reduce_dtype=None if reduced is None else getattr(torch, reduced)
-        )
+        return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if reduced is None else getattr(torch, reduced))
 
 
 def distributed_here(spec: SessionSpec, ranks: TrainingRanks) -> TorchDistributed | Unsupported:
