@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from unifiedamp.backend import Backend, Capabilities, PlanRow, Policy, SessionSpec
+from unifiedamp.backend import Backend, Capabilities, Launch, PlanRow, Policy, Ranks, SessionSpec, errors
 
 from . import explain
 from .capabilities import capabilities, check_policy, check_region
@@ -14,9 +14,11 @@ from .device.device import TorchDevice
 from .device.profiler import profiler_for
 from .device.selection import default_policy, pick_device
 from .device.tuning import TorchTuner
+from .distributed import launched
 from .distributed.distributed import distributed_here
 from .distributed.plan import rank_rows
 from .distributed.ranks import TrainingRanks
+from .distributed.wrapped import AVAILABLE
 from .interop import TorchInterop
 from .models.convert import TorchConverter
 from .models.shapes import TorchLayerShapes
@@ -88,6 +90,12 @@ class TorchBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return custom_functions.wrap_custom(target, cast_inputs)
+
+    @classmethod
+    def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
+        if not AVAILABLE:
+            raise errors.UnsupportedError("train: this torch was built without torch.distributed")
+        return launched.join(launch, device)
 
     def declare(self) -> Capabilities:
         return capabilities(self.device.native, self._options.emulate)

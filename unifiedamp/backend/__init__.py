@@ -32,6 +32,7 @@ from .capabilities import (
     Support,
 )
 from .ema import ema_weight
+from .launch import Launch, Ranks, read_launch
 from .optional_roles import (
     Averaging,
     Compiler,
@@ -74,6 +75,7 @@ __all__ = [
     "Device",
     "Distributed",
     "EnvironmentDefaults",
+    "Launch",
     "LayerShapes",
     "LossScale",
     "MatmulShape",
@@ -84,6 +86,7 @@ __all__ = [
     "Prefetcher",
     "Processor",
     "Profiler",
+    "Ranks",
     "Recorder",
     "ScaleState",
     "ScaledLoss",
@@ -114,6 +117,7 @@ __all__ = [
     "item_rows",
     "match_layers",
     "prefetch_in_thread",
+    "read_launch",
     "recording",
     "required",
     "result",

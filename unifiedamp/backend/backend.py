@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ..errors import UnsupportedError
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
+from .launch import Launch, Ranks
 from .optional_roles import (
     ROLE_FEATURES,
     Averaging,
@@ -84,6 +85,27 @@ class Backend:
         Inside an enabled region floating-point inputs are cast to ``cast_inputs`` and the body runs without autocast;
         None leaves inputs unchanged. A kind of target that the framework cannot wrap raises ``UnsupportedError``.
         """
+
+    @classmethod
+    def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
+        """Join the processes that a launcher started, to train a workload together; called before a session is made.
+
+        Args:
+            launch: what it says of this process.
+            device: the device asked for, or None.
+
+        Returns:
+            The processes, and this one's device.
+
+        Raises:
+            UnsupportedError: the backend trains a workload in one process; the default.
+            ConfigError: this process has no such device, or cannot reach the others.
+        """
+        raise UnsupportedError(
+            f"train: {launch.launcher} started {launch.size} processes, and backend {cls.name!r} trains a workload in "
+            "one: each would train on all data and write the same folder; start one process, or write the loop of "
+            "several as a script (docs/several-gpus.md)"
+        )
 
     @required
     def declare(self) -> Capabilities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,11 +11,14 @@ from typing import Any
 
 import typer
 
+from ..backend.launch import read_launch
 from ..config.values import parse_setting
 from ..errors import ConfigError
 
 COMMANDS = ("compare", "tune", "record", "explain")
 """Those that run a script."""
+CLUSTERS = ("TF_CONFIG", "launch.py")
+"""What describes a cluster to every program on a host, and starts none."""
 EXAMPLE = "python train.py --my-flags"
 
 
@@ -36,8 +40,9 @@ def script_of(context: typer.Context) -> list[str] | None:
     """Return the script's command; None where the subcommand was given no ``--``.
 
     Raises:
-        ConfigError: nothing stands behind it, or no such program.
+        ConfigError: nothing stands behind it, or no such program; or a launcher started the command several times.
     """
+    _check_started_once(context.info_name)
     words: list[str] | None = context.obj
     if words is None:
         return None
@@ -46,6 +51,15 @@ def script_of(context: typer.Context) -> list[str] | None:
     if shutil.which(words[0]) is None:
         raise ConfigError(f"{words[0]}: {_why_not(words)}")
     return words
+
+
+def _check_started_once(command: str | None) -> None:
+    launch = read_launch(os.environ)
+    if launch is not None and launch.launcher not in CLUSTERS:
+        raise ConfigError(
+            f"{command}: {launch.launcher} started {launch.size} processes, and this command starts its own: run it "
+            f"once, with the launcher behind '--': unifiedamp {command} -- torchrun --nproc-per-node 2 train.py"
+        )
 
 
 def _why_not(words: Sequence[str]) -> str:

@@ -48,6 +48,13 @@ def replicated(models: Iterable[torch.nn.Module]) -> Iterator[DistributedDataPar
             yield module
 
 
+def called(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that ``DistributedDataParallel`` calls, so that it casts alike when it is called by itself (to
+    evaluate); the model itself, if nothing wraps it.
+    """
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]:
     """Yield the parameters whose gradients a model reduces: those that train, but for the ones it is told to ignore."""
     ignored = model.parameters_to_ignore

@@ -14,7 +14,7 @@ from ..distributed.agreement import check_agreement
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
 from ..distributed.reduction import check_reduction, reduce_gradients_in
-from ..distributed.wrapped import casting, is_shared, is_wrapped, replicated, sharded
+from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
@@ -129,7 +129,7 @@ class Preparation:
         self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
         self._tuner.note_model(model, list(recomputed))
         cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
-        self._undo.append(model.register_forward_hook(cast_output).remove)
+        self._undo.append(called(model).register_forward_hook(cast_output).remove)
         return changed
 
     def _cast(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> bool:
@@ -139,7 +139,7 @@ class Preparation:
         if self._spec.master_weights:
             self._prepared.masters.create(before)
         cast = casts.InputCast(casts.DTYPES[policy.param_dtype])
-        self._undo.append(model.register_forward_pre_hook(cast, with_kwargs=True).remove)
+        self._undo.append(called(model).register_forward_pre_hook(cast, with_kwargs=True).remove)
         return changed
 
     def _leave_to_fsdp(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "export_optimizer": ("amp", "model", "optimizer"),
     "import_optimizer": ("amp", "model", "optimizer", "state"),
     "parity_values": ("before", "after"),
+    "shard": ("batch", "rank", "ranks"),
 }
 """Further parts; see :class:`Workload`."""
 
@@ -44,6 +45,8 @@ class Workload(Protocol):
       Likewise ``export_optimizer(amp, model, optimizer)`` and ``import_optimizer(amp, model, optimizer, state)``.
       Without them, checkpoints hold what the framework calls them, and go on under the same backend.
     - ``parity_values(before, after)``: what ``unifiedamp parity`` compares; see :class:`ParityValue`.
+    - ``shard(batch, rank, ranks)``: return the part of a batch that one of several processes trains on, for batches
+      whose arrays cannot be divided along their first axis alike.
     - ``backends``: the names of the backends that it is written for; all, if absent.
     - ``may_change``: the names of settings that a resumed run may change, such as ``"learning_rate"``.
     """

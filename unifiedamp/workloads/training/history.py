@@ -38,9 +38,15 @@ class History:
         """Batches trained so far."""
         return len(self.losses) + len(self._unread)
 
-    def read_losses(self, to_numpy: Callable[[Any], Any]) -> None:
-        """Read the losses added since the last call."""
-        self.losses += [float(np.reshape(to_numpy(loss), ())) for loss in self._unread]
+    def read_losses(self, to_numpy: Callable[[Any], Any], mean: Callable[[Any], Any]) -> None:
+        """Read the losses added since the last call.
+
+        Args:
+            to_numpy: reads a native scalar.
+            mean: returns the mean of an array over the processes.
+        """
+        own = np.array([float(np.reshape(to_numpy(loss), ())) for loss in self._unread], np.float64)
+        self.losses += mean(own).tolist()
         self._unread.clear()
 
     def to_arrays(self) -> dict[str, Any]:

@@ -7,19 +7,25 @@ from types import FrameType
 
 from ...output.signals import Terminated
 
-ERRORS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+ERRORS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+"""Signal → the exception to raise at a safe point."""
 
 
 class Interrupt:
     """A context in which the first SIGINT or SIGTERM is only recorded; the second has its usual effect.
 
+    Args:
+        launched: a launcher started the process: after Ctrl-C, which reaches both, it sends SIGTERM too; that is no
+            second signal, and it kills what does not end.
+
     Attributes:
-        asked: whether a signal arrived.
-        error: the exception to raise at a safe point.
+        asked: the number of the signal that arrived; 0 for none.
     """
 
-    asked = False
-    error: type[KeyboardInterrupt] = KeyboardInterrupt
+    asked = 0
+
+    def __init__(self, launched: bool = False) -> None:
+        self._launched = launched
 
     def __enter__(self) -> Interrupt:
         self._before = {number: signal.signal(number, self._note) for number in ERRORS}
@@ -30,5 +36,6 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.asked, self.error = True, ERRORS[signal.Signals(number)]
-        self.__exit__()
+        self.asked = self.asked or number
+        if not self._launched:
+            self.__exit__()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
+from ...backend import Launch, Ranks, read_launch
 from ...config import plugins
 from ...config.arguments import Arguments
 from ...errors import ConfigError
@@ -16,31 +18,13 @@ from ..configuration import Settings
 from ..definition.loading import Loaded, define, make
 from ..first_calls import FirstCalls
 from .batches import native, samples
+from .display import Display, Silent, Watcher
 from .evaluation import evaluate
-from .interrupt import Interrupt
-from .run import Run, check_resumable
+from .interrupt import ERRORS, Interrupt
+from .run import CHECKPOINT, Run, check_resumable
+from .shard import check_same_data, shard
 
-Step = Callable[[Any], Any]
-
-
-class Watcher(Protocol):
-    """What a run shows its progress to."""
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """An epoch has ended."""
-
-    def follow(self, windows: Iterable[list[Any]], run: Run, count: int | None) -> Iterator[list[Any]]:
-        """Yield ``windows``, of which the epoch has ``count`` (None: not known)."""
-
-
-class Display(Watcher, Protocol):
-    """What a command shows a run with."""
-
-    def begin(self, run: Run) -> None:
-        """A run begins, or goes on."""
-
-    def end(self, run: Run) -> None:
-        """It has ended, whichever way."""
+Step = Callable[..., Any]
 
 
 def train(
@@ -48,6 +32,9 @@ def train(
     record: Sequence[Any] = (), record_every: int = 100,
 ) -> Run:  # fmt: skip
     """Train as configured; write ``checkpoint.npz``, ``log.json`` and ``curves.png`` to ``settings.out``.
+
+    Where a launcher (torchrun, srun, mpirun) started several processes, they train together: each on its part of every
+    batch; the first one writes and displays. Where it has started them anew, the run goes on from its checkpoint.
 
     Args:
         settings: the configuration.
@@ -61,53 +48,56 @@ def train(
         KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
         AmpError: the configuration, workload or checkpoint is invalid, or the loss scale is exhausted.
     """
-    check_alone(os.environ)
+    launch = read_launch(os.environ)
+    if launch and launch.restarts:  # it repeats the command line that the run began with
+        resume = resume or (settings.out / CHECKPOINT).exists()
     if resume:
         check_resumable(settings)
-    run = make_run(settings)
+    run = make_run(settings, launch)
     step = make_step(run)
     run.begin(resume, restart_scale)
-    recorder = run.amp.record(*record, every=record_every) if record else nullcontext()
-    display.begin(run)
+    first = not run.ranks.rank
+    recorder = run.amp.record(*record, every=record_every) if record and first else nullcontext()
+    shown = display if first else Silent()
+    shown.begin(run)
     try:
         with recorder:
-            fit(run, step, display)
+            fit(run, step, shown)
     finally:
-        display.end(run)
+        shown.end(run)
+    run.ranks.leave()
     return run
 
 
-def check_alone(environment: Mapping[str, str]) -> None:
-    """Refuse to train the same workload in several processes at once, into one folder.
+def make_run(settings: Settings, launch: Launch | None = None) -> Run:
+    """Return a new run with prepared model and optimizers.
 
     Args:
-        environment: the process's.
-
-    Raises:
-        ConfigError: torchrun started this process beside others.
+        settings: the configuration.
+        launch: the other processes to join; None trains alone.
     """
-    size = environment.get("WORLD_SIZE", "1") if "LOCAL_RANK" in environment else "1"
-    if size not in ("", "1"):
-        raise ConfigError(
-            f"train: torchrun started {size} processes, and a workload trains in one: each would train on all data "
-            "and write the same folder. Start it without torchrun, or write the loop of several processes as a script "
-            "(examples/torch/several_ranks.py)"
-        )
-
-
-def make_run(settings: Settings) -> Run:
-    """Return a new run with prepared model and optimizers."""
     definition = define(settings.workload)
-    amp = Amp.from_config(_for_one(settings.amp, definition.usual_backends))
+    arguments = _for_one(settings.amp, definition.usual_backends)
+    arguments, ranks = _joined(arguments, launch) if launch else (arguments, Ranks())
+    amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
     with amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
+        wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
-    model, *optimizers = amp.prepare(model, *optimizers)
-    return Run(settings, workload, amp, model, optimizers)
+    wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
+    return Run(settings, workload, amp, model if ranks.size > 1 else wrapped, optimizers, wrapped, ranks)
 
 
-def _for_one(amp: Arguments, backends: Sequence[str] | None) -> Mapping[str, Any]:
+def _joined(amp: Arguments, launch: Launch) -> tuple[Arguments, Ranks]:
+    """Return the session's arguments with this process's device, and the processes."""
+    if amp["backend"] is None:
+        raise ConfigError(f"name a backend: --backend {' or '.join(plugins.installed_backends())}")
+    ranks, device = plugins.load_backend(amp["backend"]).join(launch, amp["device"])
+    return Arguments({**amp, "device": device}, amp.origins), ranks
+
+
+def _for_one(amp: Arguments, backends: Sequence[str] | None) -> Arguments:
     """Return the session's arguments, with the only backend that is installed of those that the workload is for."""
     if amp["backend"] is not None:
         return amp
@@ -138,13 +128,13 @@ def _listed(found: Any, workload: Loaded) -> list[Any]:
 
 
 def make_step(run: Run) -> Step:
-    """Return the training step: a native batch → the unscaled loss."""
-    train, amp, model, optimizers = run.settings.train, run.amp, run.model, run.optimizers
+    """Return the training step: a native batch, and the factor of its loss → the unscaled loss."""
+    train, amp, model, optimizers = run.settings.train, run.amp, run.wrapped, run.optimizers
     loss_of = run.workload.parts["loss"]
     target = optimizers if len(optimizers) > 1 else optimizers[0]
 
-    def train_step(batch: Any) -> Any:
-        loss = amp.backward(lambda: loss_of(model, batch), target)
+    def train_step(batch: Any, factor: float = 1.0) -> Any:
+        loss = amp.backward(lambda: _times(factor, loss_of(model, batch)), target)
         for optimizer in optimizers:
             if train.clip_norm:
                 amp.clip_grad_norm(optimizer, train.clip_norm)
@@ -154,8 +144,14 @@ def make_step(run: Run) -> Step:
     return _compiled(amp, train_step) if train.compile else train_step
 
 
+def _times(factor: float, loss: Any) -> Any:
+    return loss if factor == 1 else loss * factor
+
+
 def _compiled(amp: Amp, train_step: Step) -> Step:
-    """Return the step compiled; a batch's parts are arguments, which every framework's compiler takes."""
+    """Return the step compiled; a batch's parts are arguments, which every framework's compiler takes. A batch whose
+    loss has a factor (a short one, divided among processes) is not compiled for.
+    """
 
     def step_of_tuple(*batch: Any) -> Any:
         return train_step(batch)
@@ -165,7 +161,9 @@ def _compiled(amp: Amp, train_step: Step) -> Step:
 
     whole, of_tuple, of_list = amp.compile(train_step), amp.compile(step_of_tuple), amp.compile(step_of_list)
 
-    def compiled(batch: Any) -> Any:
+    def compiled(batch: Any, factor: float = 1.0) -> Any:
+        if factor != 1:
+            return train_step(batch, factor)
         if type(batch) is tuple:
             return of_tuple(*batch)
         return of_list(*batch) if type(batch) is list else whole(batch)
@@ -176,16 +174,20 @@ def _compiled(amp: Amp, train_step: Step) -> Step:
 def fit(run: Run, step: Step, watcher: Watcher) -> None:
     """Train from the current position of ``run`` to its end."""
     timed, compiled = FirstCalls(step, run.window), 0.0
-    with Interrupt() as interrupt:
+    with Interrupt(launched=run.ranks.size > 1) as interrupt:
         while not run.finished:
             begun, seen = time.perf_counter(), 0
             for window in watcher.follow(run.windows(), run, run.window_count()):
+                if not seen:
+                    check_same_data(run.workload, run.amp, run.epoch, window[0], run.ranks)
                 for batch in window:
-                    run.count(timed(native(run.amp, batch)))
+                    part, factor = shard(run.workload, batch, run.ranks)
+                    run.count(timed(native(run.amp, part), factor))
                     seen += samples(batch)
-                if interrupt.asked:
+                asked = run.ranks.largest(interrupt.asked)
+                if asked:
                     run.save()
-                    raise interrupt.error
+                    raise ERRORS[signal.Signals(asked)]
                 if run.out_of_steps:
                     break
             run.read_losses()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backend import Ranks
 from ...checkpoint.sealed_file import load_checkpoint, save_checkpoint
 from ...errors import CheckpointError, ConfigError, StateWarning
 from ...output.files import remove_neighbours
@@ -39,6 +40,8 @@ class Run:
         workload: what is trained.
         amp: the session.
         model, optimizers: the prepared model and optimizers.
+        wrapped: the model as the step calls it: that of several processes is wrapped.
+        ranks: the processes that train it together.
         epoch, batch: the next batch, both from 0.
         history: the history so far.
     """
@@ -48,6 +51,8 @@ class Run:
     amp: Amp
     model: Any
     optimizers: list[Any]
+    wrapped: Any
+    ranks: Ranks = field(default_factory=Ranks)
     epoch: int = 0
     batch: int = 0
     history: History = field(default_factory=History)
@@ -102,7 +107,7 @@ class Run:
 
     def read_losses(self) -> None:
         """Read the losses of all batches so far."""
-        self.history.read_losses(self.amp.to_numpy)
+        self.history.read_losses(self.amp.to_numpy, self.ranks.mean)
 
     def row(self, scores: Mapping[str, float], samples_per_second: float, compile_seconds: float) -> dict[str, Any]:
         """Return the history's row of the present epoch.
@@ -135,8 +140,10 @@ class Run:
         self.save()
 
     def save(self) -> None:
-        """Write the checkpoint, then the log."""
+        """Write the checkpoint, then the log; of several processes, the first one does."""
         self.read_losses()
+        if self.ranks.rank:
+            return
         state = self.state
         meta = {"run": FORMAT, "workload": self.workload.name, "epoch": self.epoch, "batch": self.batch}
         meta |= {"finished": self.finished, "window": self.window, "settings": self.workload.settings}
@@ -163,7 +170,8 @@ class Run:
             ConfigError: there is no checkpoint to resume, or an unfinished run would be overwritten.
             CheckpointError: the checkpoint is damaged or from another run.
         """
-        remove_neighbours(self.checkpoint_path)
+        if not self.ranks.rank:
+            remove_neighbours(self.checkpoint_path)
         self._check_exports()
         if resume:
             check_resumable(self.settings)

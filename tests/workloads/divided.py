@@ -1,0 +1,62 @@
+"""A workload of torch whose faults are settings, for runs of several processes."""
+
+import os
+import signal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Regression:
+    backends = ("torch",)
+
+    def __init__(self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3):
+        self.batch_size, self.fault, self.at = batch_size, fault, at
+        rng = np.random.default_rng(0)
+        self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
+
+    def make_model(self):
+        torch.manual_seed(int(os.environ.get("RANK", 0)))  # rank 0's weights are those that count
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        return DistributedDataParallel(model) if self.fault == "wrapped" and "RANK" in os.environ else model
+
+    def make_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    def loss(self, model, batch):
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+    def batches(self, epoch):
+        rank = os.environ.get("RANK")
+        own = int(rank or 0) if self.fault == "other order" else 0
+        order = np.random.default_rng((epoch, own)).permutation(len(self.x))
+        for number, start in enumerate(range(0, len(order), self.batch_size)):
+            if self.fault == "killed" and epoch and number == self.at and rank == "1" and self.first_start():
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "stopped" and epoch and number == self.at and rank == "1":
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield self.batch(order[start : start + self.batch_size], number)
+
+    def first_start(self):
+        return os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+
+    def batch(self, chosen, number):
+        x = self.x[chosen]
+        y = x @ self.w[:, None]
+        if self.fault == "overflow" and number == self.at:
+            x = x.copy()
+            x[-1] = 1e38  # a row of the last rank
+        found = {"x": x, "y": y}
+        return found | {"mask": np.ones((5, 5), np.float32)} if self.fault in ("lengths", "own part") else found
+
+    def evaluate(self, amp, model):
+        with amp.inference(model):
+            found = amp.to_numpy(model(amp.to_native(self.x)))
+        return -float(np.square(found - self.x @ self.w[:, None]).mean())
+
+
+class OwnPart(Regression):
+    def shard(self, batch, rank, ranks):
+        return {**batch, "x": batch["x"][rank::ranks], "y": batch["y"][rank::ranks]}

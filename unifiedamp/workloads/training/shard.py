@@ -1,0 +1,86 @@
+"""A batch divided among processes, so that they train together as one process trains on the whole of it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from ...backend import Ranks
+from ...backend.prefetch import convert_batch, is_array
+from ...errors import ConfigError
+from ...session import Amp
+from ..definition.loading import Loaded
+from .batches import arrays, samples
+
+
+def shard(workload: Loaded, batch: Any, ranks: Ranks) -> tuple[Any, float]:
+    """Return a process's part of a batch, and the factor of its loss.
+
+    Averaged over the processes, losses with these factors are the mean loss of the whole batch, also where parts differ
+    in size. A process without samples of its own gets the first one, with factor 0.
+
+    Args:
+        workload: whose batch it is; its ``shard`` divides it, if it has one.
+        batch: as ``batches`` yields it.
+        ranks: the processes.
+
+    Raises:
+        ConfigError: the arrays differ in length, or there are none.
+    """
+    if ranks.size == 1:
+        return batch, 1.0
+    if workload.has("shard"):
+        part = workload.call("shard", batch, ranks.rank, ranks.size)
+        return part, ranks.size * samples(part) / samples(batch)
+    length = _length(workload, batch)
+    start, end = (length * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+    if start == end:
+        return _rows(batch, 0, 1), 0.0
+    return _rows(batch, start, end), ranks.size * (end - start) / length
+
+
+def _length(workload: Loaded, batch: Any) -> int:
+    found = {int(array.shape[0]) for array in _arrays(batch) if len(array.shape)}
+    if len(found) != 1:
+        what = f"arrays of {' and '.join(map(str, sorted(found)))} rows" if found else "no array with rows"
+        raise ConfigError(
+            f"{workload.name}: a batch of {what} cannot be divided among processes; give the workload "
+            "shard(batch, rank, ranks), which returns a process's part"
+        )
+    return found.pop()
+
+
+def _arrays(batch: Any) -> list[Any]:
+    return [batch] if is_array(batch) else arrays(batch)
+
+
+def _rows(batch: Any, start: int, end: int) -> Any:
+    def part(array: Any) -> Any:
+        return array[start:end] if len(array.shape) else array
+
+    return part(batch) if is_array(batch) else convert_batch(batch, part)
+
+
+def check_same_data(workload: Loaded, amp: Amp, epoch: int, batch: Any, ranks: Ranks) -> None:
+    """Check that all processes got the same first batch of an epoch.
+
+    Raises:
+        ConfigError: on every process: the order of the data depends on more than the epoch.
+    """
+    if ranks.size == 1:
+        return
+    rank = ranks.differing(str(_checksum(amp, batch)))
+    if rank is not None:
+        raise ConfigError(
+            f"{workload.name}: batches({epoch}) yields other samples on rank {rank} than on rank 0; each process takes "
+            "its part of the same batches, so derive their order from the epoch and a fixed seed"
+        )
+
+
+def _checksum(amp: Amp, batch: Any) -> int:
+    found = 0
+    for array in _arrays(batch):
+        found = zlib.crc32(np.ascontiguousarray(amp.to_numpy(amp.to_native(array))).tobytes(), found)
+    return found
