@@ -31,7 +31,9 @@ def test_a_dtype_is_taken_by_any_of_its_names(backend, written, meant):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float16_needs_a_check(backend):
-    with pytest.raises(ua.ConfigError, match="reduce_dtype='float16' overflows above 65504.*use reduce_dtype='bfloat16'"):
+    with pytest.raises(
+        ua.ConfigError, match="reduce_dtype='float16' overflows above 65504.*use reduce_dtype='bfloat16'"
+    ):
         made(backend, reduce_dtype="float16")
     made(backend, reduce_dtype="float16", loss_scale=1.0).close()
 

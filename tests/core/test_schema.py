@@ -130,7 +130,9 @@ class Roomy(ToyBackend):
 
     def declare(self):
         found = super().declare()
-        return replace(found, features={**found.features, "master_weights": Support(True)})
+        return replace(
+            found, features={**found.features, "master_weights": Support(True), "reduce_dtype": Support(True)}
+        )
 
 
 class RoomyPlugin:
@@ -150,6 +152,7 @@ def roomy():
 BEYOND = (
     "lies outside", "has no meaning under policy", "needs float32 parameters", "op_overrides.linear is",
     "compute_dtype float8 needs", "has no effect here",
+    "overflows above 65504",
 )  # fmt: skip
 """What is wrong only with two settings together, or only on some machines."""
 
@@ -266,7 +269,7 @@ AMP = with_unknown(st.fixed_dictionaries({"backend": st.just("roomy")}, optional
     "policy": mostly(st.one_of(POLICY_TEXTS, POLICY_TABLES), None, 3),
     "loss_scale": mostly(st.one_of(NUMBERS, SCALE_TEXTS_MOSTLY, SCALE_TABLES), None),
     "accumulate_steps": COUNTS, "device": mostly(st.just("cpu"), None, 3), "strict": mostly(st.just(False), 1, None),
-    "master_weights": mostly(st.booleans(), 0, "yes", None),
+    "master_weights": mostly(st.booleans(), 0, "yes", None), "reduce_dtype": mostly(DTYPES, None),
     "compile": mostly(st.sampled_from(["default", "max", "off"]), "fast", "", "Max", None),
     "tuning": mostly(TUNINGS, None, 3), "backend_options": OPTIONS,
 }))  # fmt: skip

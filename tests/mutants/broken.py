@@ -158,7 +158,7 @@ class GrowthLeavesTheHysteresis(ToyTraining):
             self.state = replace(self.state, hysteresis_steps=before)
 
 
-@mutant("test_golden_vector")
+@mutant("test_golden_vector_saved_and_loaded_between_windows")
 class ForgetsTheHysteresisWhenLoaded(ToyTraining):
     def write_state(self, state):
         super().write_state(replace(state, hysteresis_steps=0))

@@ -115,6 +115,8 @@ def refusals(rank):
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
     from torch.distributed.fsdp import fully_shard
 
+    from unifiedamp_torch.compiling.shared_models import why_uncaptured
+
     hooked = wrapped(Weights())
     hooked.register_comm_hook(None, fp16_compress_hook)
 
@@ -130,6 +132,7 @@ def refusals(rank):
         "other": message_of(lambda: prepared_with(amp("float32"), twice)),
         "policy": message_of(lambda: prepared_with(amp(), fully_shard(Weights()))),
         "plain": message_of(lambda: prepared_with(amp(strict=True), Weights())),
+        "captured": why_uncaptured([twice]),
         "ranks": message_of(lambda: prepared_with(amp(DTYPES[rank]), wrapped(Weights()))),
     }
 
@@ -243,6 +246,7 @@ REFUSED = {
     "policy": "PrepareError: reduce_dtype='bfloat16': FSDPWeights was sharded to reduce in float32; shard it with",
     "plain": "PolicyNotSupportedError: reduce_dtype='bfloat16' has no effect on Weights: neither",
     "ranks": "PrepareError: amp.prepare: ranks that train together need the same settings, and reduce_dtype is float32",
+    "captured": "reduce_dtype casts gradients in a comm hook of DistributedDataParallel",
     "kept": "",
     "again": "",
 }
