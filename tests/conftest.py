@@ -34,7 +34,9 @@ def pytest_addoption(parser):
         "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
     )
     parser.addoption(
-        "--sample-xla", action="store_true", help="of each test, run the first and the last case in XLA's form alone"
+        "--sample-compiled",
+        action="store_true",
+        help="of each test, run only the first and the last case in each compiled form",
     )
 
 
@@ -46,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
-    if config.getoption("--sample-xla"):
+    if config.getoption("--sample-compiled"):
         kept = sampled(kept)
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])

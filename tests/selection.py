@@ -65,18 +65,24 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 def sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Leave out cases of a form that costs three times a trace: of each test the first and the last one stay."""
-    first: dict[str, pytest.Item] = {}
-    last: dict[str, pytest.Item] = {}
+    """Leave out cases of compiled forms, which cost several times an eager one: of each test, the first and the last
+    case in each form of each backend stay.
+    """
+    first: dict[tuple[str, ...], pytest.Item] = {}
+    last: dict[tuple[str, ...], pytest.Item] = {}
     for item in filter(is_costly, items):
-        first.setdefault(name_of(item), item)
-        last[name_of(item)] = item
+        first.setdefault(test_and_form(item), item)
+        last[test_and_form(item)] = item
     kept = {id(item) for item in (*first.values(), *last.values())}
     return [item for item in items if not is_costly(item) or id(item) in kept]
 
 
 def is_costly(item: pytest.Item) -> bool:
-    return not effort.FULL and parameters_of(item).get("form") == "xla"
+    return not effort.FULL and not str(parameters_of(item).get("form", "eager")).startswith("eager")
+
+
+def test_and_form(item: pytest.Item) -> tuple[str, ...]:
+    return name_of(item), backend_of(item) or "", str(parameters_of(item).get("form"))
 
 
 def name_of(item: pytest.Item) -> str:

@@ -214,17 +214,26 @@ class Amp:
         """Check the gradients for inf and nan, apply or skip the step, update the scale, zero the gradients.
 
         ``scheduler.step()`` is called only after an applied step; finding out may synchronize with the device.
-
-        Raises:
-            StepOrderError: no loss was scaled in this iteration; a scheduler inside a compiled step.
-            WrongObjectError: the scheduler has no ``step``, or one that needs arguments. Nothing is done.
-            LossScaleExhausted: too many skips in a row.
+        Raises ``StepOrderError`` if no loss was scaled in this iteration, or for a scheduler inside a compiled step;
+        ``WrongObjectError`` for a scheduler without ``step``, or whose ``step`` needs arguments (nothing is done); and
+        ``LossScaleExhausted`` after too many skips in a row.
         """
         return self._loop.step(optimizer, scheduler)
 
     def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent."""
+        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent.
+        All ranks call it, or one of them in place of the ``step`` of a window in which all called :meth:`skip_if`.
+        """
         return self._loop.discard(optimizer)
+
+    def skip_if(self, condition: Any) -> None:
+        """Drop the open windows if ``condition``, a bool or a scalar tensor, holds on any rank; never waits.
+
+        Call it on all ranks, after the backward pass and before :meth:`step`, which then applies nothing, returns the
+        reason "discarded" and leaves the scale, unless gradients overflow. Raises ``StepOrderError`` if no window is
+        open, ``WrongObjectError`` for a condition of another kind.
+        """
+        self._loop.skip_if(condition)
 
     @property
     def loss_scale(self) -> float:
@@ -250,12 +259,9 @@ class Amp:
 
         Pending gradients are dropped: the next loss begins a new iteration. A saved scale is rounded to the nearest
         float32; one outside the session's bounds is clamped, with a ``StateWarning``.
-
-        Args:
-            state: what ``state_dict`` returned, or the layout of torch's ``GradScaler``, Apex, Keras's
-                ``LossScaleOptimizer`` or MXNet's ``LossScaler``.
-            restart_scale: accept a state saved with loss scaling off, and start from the initial scale.
-
+        ``state`` is what ``state_dict`` returned, or the layout of torch's ``GradScaler``, Apex, Keras's
+        ``LossScaleOptimizer`` or MXNet's ``LossScaler``. ``restart_scale`` accepts a state that was saved with loss
+        scaling off, and starts from the initial scale.
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
         load_session(self, self._loop.restart, state, restart_scale)
@@ -310,13 +316,10 @@ class Amp:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
-
-        Args:
-            *targets: paths (files of JSON lines, appended to), objects with ``write(record)``
-                (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record.
-            every: steps from one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone.
-            activations: also record layers' outputs; recorded steps of compiled loops may run uncompiled for it.
-
+        ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)``
+        (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record. ``every`` is the number of steps from
+        one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also
+        records layers' outputs; recorded steps of compiled loops may run uncompiled for it.
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
         session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
         """
@@ -326,11 +329,9 @@ class Amp:
     def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:
         """Return a batch as a native tensor on the session's device.
 
-        Args:
-            array: a numpy array, a list, a number, another framework's array (DLPack), or a native tensor.
-            dtype: "float32", "float16", "bfloat16" or "float64". None: floating-point input of more than 16 bits is
-                returned in float32; everything else, and any native tensor, keeps its dtype. One that the framework
-                lacks here raises ``UnsupportedError``.
+        ``array`` is a numpy array, a list, a number, another framework's array (DLPack), or a native tensor; ``dtype``
+        is "float32", "float16", "bfloat16" or "float64". None: wider floating-point input is returned in float32; all
+        else, and any native tensor, keeps its dtype. One that the framework lacks here raises ``UnsupportedError``.
         """
         return self.backend.device.to_native(array, values.check_array_dtype(dtype))
 

@@ -18,6 +18,7 @@ class DType(Protocol):
     name: str
     size: int
     is_floating: bool
+    is_integer: bool
     is_complex: bool
 
 

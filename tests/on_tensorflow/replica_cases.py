@@ -101,6 +101,32 @@ def case_discard(form):
     return [copies(model.ws[0]), amp.applied_steps]
 
 
+CONDITIONS = ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (0.0, 2.0), (0.0, 0.0), (0.0, 0.0))
+"""Of ``amp.skip_if``, on each replica; the fifth step overflows on one, where the condition does not hold."""
+
+
+def case_skip_if(form):
+    """With a loss scale, without one, and in windows, where the first micro-batch has the condition."""
+    every = []
+    for options in ({}, {"loss_scale": "none"}, {"accumulate_steps": 2}):
+        amp, (model,), (optimizer,) = session(**options)
+
+        def step(x, condition, amp=amp, model=model, optimizer=optimizer):
+            amp.backward(lambda: model(x), optimizer)
+            amp.skip_if(condition[0])
+            amp.step(optimizer)
+
+        run, rows = spread(step, amp, form), []
+        for index, pair in enumerate(CONDITIONS):
+            overflows = index == 4 and "loss_scale" not in options
+            run(batch(INF if overflows else GOOD), batch(pair))
+            if "accumulate_steps" in options:
+                run(batch(GOOD), batch((0.0, 0.0)))
+            rows.append([copies(model.ws[0]), amp.loss_scale, amp.applied_steps, amp.skipped_steps])
+        every.append(rows)
+    return every
+
+
 def case_two_optimizers(form):
     amp, (first, second), (one, two) = session(optimizers=2)
 

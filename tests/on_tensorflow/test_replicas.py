@@ -104,6 +104,21 @@ def test_a_discarded_window(results, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_condition_on_any_replica_drops_the_step_on_all(results, form):
+    for rows, scaled in zip(results["skip_if"][form], (True, False, True), strict=True):
+        state, weight, expected = SCALE.initial_state(), 1.0, []
+        applied = skipped = 0
+        for index, dropped in enumerate((False, True, True, True, False, True, False, False)):
+            overflows = scaled and index == 4
+            state = state if dropped or not scaled else SCALE.next_state(state, overflows)
+            done = not (dropped or overflows)
+            weight, applied, skipped = weight - 0.1 * done, applied + done, skipped + overflows
+            scale = state.scale if scaled else 1.0
+            expected.append([[pytest.approx(weight, abs=1e-5)] * 2, scale, applied, skipped])
+        assert rows == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_two_optimizers_skip_each_by_itself_and_share_the_scale(results, form):
     expected = [[4.0, 0.9, 0.9, 2, 0], [2.0, 0.9, 0.8, 3, 1], [2.0, 0.8, 0.7, 5, 1]]
     for row, (scale, first, second, *counts) in zip(results["two_optimizers"][form], expected, strict=True):

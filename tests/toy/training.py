@@ -50,6 +50,7 @@ class ToyTraining(Training):
         self.report = NonFiniteReport()
         self.loss_was_finite: bool | None = None
         self.pending: set[int] = set()  # optimizers that a scaled loss waits for
+        self.dropping: set[int] = set()  # optimizers whose next step a condition drops
 
     def is_model(self, obj):
         return isinstance(obj, toy.Model)
@@ -158,6 +159,10 @@ class ToyTraining(Training):
             self._end(update_scale)
             return StepResult.of(False, False, result.NO_GRADIENTS, scale, self.state.scale)
         found = self._decide(optimizer)
+        if id(optimizer) in self.dropping and not found:
+            self.zero_grad(optimizer)
+            self._end(update_scale)
+            return StepResult.of(False, False, result.DISCARDED, scale, self.state.scale)
         self.found[id(optimizer)] = found
         self._count(found)
         if not found:
@@ -193,8 +198,17 @@ class ToyTraining(Training):
             self.state = self.spec.loss_scale.next_state(self.state, any(self.found.values()))
         self.found = {}
 
+    def skip_if(self, condition, optimizers):
+        if not isinstance(condition, bool):
+            if not isinstance(condition, toy.Tensor) or condition.data.ndim:
+                raise errors.WrongObjectError(f"amp.skip_if: the condition must be a scalar, got {condition!r}")
+            condition = bool(condition.data)
+        if condition:
+            self.dropping |= {id(optimizer) for optimizer in optimizers}
+
     def zero_grad(self, optimizer):
         self.pending.discard(id(optimizer))
+        self.dropping.discard(id(optimizer))
         self.checked.pop(id(optimizer), None)
         for p in optimizer.parameters.values():
             p.grad = None

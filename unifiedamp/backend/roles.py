@@ -207,6 +207,37 @@ class Training:
         """Drop the window's gradients, and what ``unscale`` found for them."""
 
     @required
+    def skip_if(self, condition: bool | Tensor, optimizers: Sequence[Optimizer]) -> None:
+        """Drop the next step of each of these optimizers where the condition holds on any rank or replica.
+
+        :meth:`step` then applies nothing, moves no average, counts nothing and leaves the scale; its reason is
+        ``DISCARDED``. Where gradients are not finite either, it is a skipped step like any other. Conditions of several
+        calls are joined by "or"; :meth:`step`, :meth:`zero_grad` and :meth:`rollback` forget them. Does not wait for
+        the device where :meth:`step` does not; where several ranks train together, all call it.
+
+        Args:
+            condition: a bool, or a tensor that may be of another framework.
+            optimizers: prepared ones, whose windows are open.
+
+        Raises:
+            WrongObjectError: a tensor that is no native scalar of bools or real numbers. Nothing is done.
+        """
+
+    def discards_in_step(self, optimizer: Optimizer, last: bool) -> bool:
+        """Return whether the step that other ranks are about to make must drop this open window; the default does not.
+
+        Called before a window is discarded. Core then makes the step with a condition that holds.
+
+        Args:
+            optimizer: whose window.
+            last: whether its last micro-batch is done, so that other ranks may be at the step.
+
+        Raises:
+            StepOrderError: other ranks keep the window that this one is to discard. Nothing is done.
+        """
+        return False
+
+    @required
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         """Restore these optimizers to where they were before their windows: an exception left one of their calls.
 

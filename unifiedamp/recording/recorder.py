@@ -9,7 +9,7 @@ from typing import Any
 
 from ..backend import Backend, NonFiniteReport
 from ..backend.recording import Activation, GradientCounts, RecordedStep
-from ..backend.result import NON_FINITE, StepResult
+from ..backend.result import DISCARDED, NON_FINITE, StepResult
 from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
@@ -46,7 +46,7 @@ class Recorder:
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
-        self._skips = 0
+        self._skips, self._dropped = 0, False
         self._last = backend.training.read_state()
         self._last_recorded = self.step
         self._write(header)
@@ -113,6 +113,8 @@ class Recorder:
 
     def after_optimizer(self, outcome: StepResult | None) -> None:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
+        if outcome is not None and self.armed and outcome.reason == DISCARDED:
+            self._dropped = True
         if outcome is not None and self._backend.device.reads_without_sync and outcome.reason == NON_FINITE:
             self._skips += 1
 
@@ -182,7 +184,7 @@ class Recorder:
             self._report_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
             self._write(self._step_record(seen, state, bad, skipped))
             self.recorded += 1
-        self._last, self._last_recorded = state, self.step
+        self._last, self._last_recorded, self._dropped = state, self.step, False
 
     def _report_missed(self, missed: int, bad: Sequence[str]) -> None:
         """Report skips since the last recorded step, and record the next step as well."""
@@ -205,7 +207,7 @@ class Recorder:
             "scale": seen.scale,
             "next_scale": state.scale,
             "loss": number(seen.loss),
-            "applied": not skipped,
+            "applied": not (skipped or self._dropped),
             "applied_steps": state.applied_steps,
             "skipped_steps": state.skipped_steps,
             "gradients": {name: _distributions(counts) for name, counts in seen.gradients.items()},

@@ -12,6 +12,7 @@ from ..config.values import check_positive
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
 from ..names import StepReason
+from .condition import read_condition
 from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .scale_monitor import ScaleMonitor
 from .scheduler import SchedulerCheck
@@ -199,6 +200,9 @@ class StepLoop:
     def discard(self, optimizer: Any) -> StepResult:
         """See ``Amp.discard_step``."""
         (slot,) = self._slots([optimizer], "discard_step")
+        if slot.open and self._training.discards_in_step(optimizer, not self.order.accumulating(slot)):
+            self._training.skip_if(True, [optimizer])
+            return self.step(optimizer)
         slot.refusal = ""
         ends = self.order.ends_iteration(slot)
         self._training.zero_grad(optimizer)
@@ -208,6 +212,13 @@ class StepLoop:
             self._training.update_scale()
             self._measure_end()
         return self._not_applied(result.DISCARDED)
+
+    def skip_if(self, condition: Any) -> None:
+        """See ``Amp.skip_if``."""
+        if self.interruptions.unsettled:
+            self.interruptions.settle()
+        slots = self.order.open_slots("skip_if")
+        self._training.skip_if(read_condition(condition), [slot.optimizer for slot in slots])
 
     def restart(self, state: ScaleState) -> None:
         """Drop the gradients and findings of the open window, and continue from ``state``."""

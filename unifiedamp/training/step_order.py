@@ -35,6 +35,11 @@ class Slot:
         self.micro = 0
         self.refusal = ""
 
+    @property
+    def open(self) -> bool:
+        """Whether a window has begun: discarding it drops something."""
+        return self.scaled or self.unscaled or self.micro > 0
+
     def check(self) -> None:
         """Refuse to train by an optimizer whose parameters an interrupted step may have updated in part.
 
@@ -159,6 +164,20 @@ class StepOrder:
         if not (slot.scaled or (self.any_scaled and not slot.stepped)):
             raise _no_loss(slot, call)
         return slot
+
+    def open_slots(self, call: str) -> list[Slot]:
+        """Return the slots of the optimizers for which a loss was scaled since their last step.
+
+        Raises:
+            StepOrderError: there are none.
+        """
+        slots = [slot for slot in self.slots.values() if slot.scaled]
+        if not slots:
+            raise StepOrderError(
+                f"amp.{call}: no loss went through amp.scale_loss() since the last step; call it after "
+                "scaled_loss.backward() (or amp.backward) and before amp.step(optimizer)"
+            )
+        return slots
 
     def end_micro_batch(self, slot: Slot) -> None:
         """Note a micro-batch that is not its window's last."""

@@ -54,6 +54,7 @@ class GradientBuffer:
         unscaled: its gradients have been divided by the scale.
         found_inf: whether a gradient was inf or nan; None when not checked.
         losses: unscaled losses of the window, for diagnosis.
+        condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GradientBuffer:
         self.backwards = 0
         self.pending = self.unscaled = False
         self.found_inf: bool | None = None
+        self.condition: bool | None = None
         self.losses: list[Array] = []
         self._wide: dict[tuple[int, int], Array] = {}
         self._own: set[tuple[int, int]] = set()

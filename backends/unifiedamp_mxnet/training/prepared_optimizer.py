@@ -7,6 +7,7 @@ from typing import Protocol
 from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
 
 from .._types import Trainer
+from ..distributed.workers import WorkerConditions
 from ..patches import OverwriteGradients
 from .gradients import GradientBuffer, Gradients
 from .master_weights import MasterWeights
@@ -60,6 +61,7 @@ class PreparedOptimizer:
         self.overwriting.apply()
         self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype)
         self._update = WeightUpdate(trainer, masters)
+        self._conditions = WorkerConditions(trainer)
         self.followers: list[Follower] = []
         self._patches = [guard_steps(trainer, self.buffer, self._check_followers)]
         self.report = NonFiniteReport()
@@ -102,6 +104,7 @@ class PreparedOptimizer:
         """Apply or skip, drop the gradients; return the reason of ``StepResult``."""
         buffer = self.buffer
         check_backward([buffer], "step")
+        dropped = buffer.condition is not None and self._conditions.any(buffer.condition)
         if not buffer.unscaled:
             buffer.reduce()
         contexts = buffer.gradients()
@@ -111,10 +114,10 @@ class PreparedOptimizer:
         found = buffer.found_inf
         if found is None:
             found = self._scaler.enabled and self._check_finite(contexts)
-        if not found:
+        if not (found or dropped):
             self._apply(contexts)
         buffer.zero_grad(contexts)
-        return result.NON_FINITE if found else result.APPLIED
+        return result.NON_FINITE if found else result.DISCARDED if dropped else result.APPLIED
 
     def _apply(self, contexts: Gradients) -> None:
         buffer, scale = self.buffer, self._scaler.state.scale

@@ -93,3 +93,17 @@ def read_losses(loss: object) -> list[Array]:
 def _widened(loss: Array) -> Array:
     with autograd.record():
         return cast(loss, "float32")
+
+
+def read_condition(condition: object) -> bool:
+    """Return whether a condition of ``amp.skip_if`` holds; waits for it.
+
+    Raises:
+        WrongObjectError: it is no scalar of MXNet.
+    """
+    if is_array(condition) and condition.shape in ((), (1,)):
+        return bool(condition.asnumpy().reshape(()) != 0)
+    got = f"shape {condition.shape}; reduce it first" if is_array(condition) else type(condition).__name__
+    raise errors.WrongObjectError(
+        f"amp.skip_if: the condition must be a bool, or an MXNet array with one element; got {got}"
+    )

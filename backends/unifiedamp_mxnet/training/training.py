@@ -18,7 +18,7 @@ from . import clipping, prepare_checks
 from .backward import BackwardPasses
 from .native_calls import check_backward
 from .prepared_optimizers import PreparedOptimizers
-from .scaled_loss import ScaledLosses, read_losses
+from .scaled_loss import ScaledLosses, read_condition, read_losses
 from .scaler import SessionScaler
 
 
@@ -114,11 +114,18 @@ class MXNetTraining(Training):
             self._report = prepared.report
         if reason == result.NO_GRADIENTS:
             self._spec.warn(prepared.no_gradients_message(), errors.StepWarning)
-        else:
+        elif reason != result.DISCARDED:
             scaler.count(found, id(prepared))
         if update_scale:
             scaler.update()
         return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
+
+    @outside_regions
+    def skip_if(self, condition: bool | Array, optimizers: Sequence[Trainer]) -> None:
+        known = condition if isinstance(condition, bool) else read_condition(condition)
+        for trainer in optimizers:
+            buffer = self._optimizers[trainer].buffer
+            buffer.condition = known or bool(buffer.condition)
 
     def update_scale(self) -> None:
         self._scaler.update()

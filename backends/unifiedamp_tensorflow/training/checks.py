@@ -60,6 +60,30 @@ def scalar_loss(loss: object) -> Tensor:
     return loss
 
 
+def scalar_condition(condition: object) -> Tensor:
+    """Return whether a condition of ``amp.skip_if`` holds, a bool scalar.
+
+    Raises:
+        WrongObjectError: it is no TensorFlow tensor or variable of bools or real numbers, or not a scalar.
+    """
+    tensor = tf.convert_to_tensor(condition) if isinstance(condition, tf.Variable) else condition
+    if not isinstance(tensor, tf.Tensor) or not _has_truth(tensor):
+        raise errors.WrongObjectError(
+            "amp.skip_if: the condition must be a bool, or a scalar TensorFlow tensor of bools or numbers; got "
+            f"{_kind(tensor)}"
+        )
+    if tensor.shape.rank not in (0, None):
+        raise errors.WrongObjectError(
+            f"amp.skip_if: the condition must be a scalar; got shape {tuple(tensor.shape)}; reduce it first, for "
+            "example by tf.reduce_any"
+        )
+    return tensor if tensor.dtype == tf.bool else tf.not_equal(tensor, tf.zeros([], tensor.dtype))
+
+
+def _has_truth(tensor: Tensor) -> bool:
+    return bool(tensor.dtype == tf.bool or tensor.dtype.is_floating or tensor.dtype.is_integer)
+
+
 def _kind(loss: object) -> str:
     return f"a {loss.dtype.name} tensor" if isinstance(loss, tf.Tensor) else type(loss).__name__
 

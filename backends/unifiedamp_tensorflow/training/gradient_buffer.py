@@ -11,13 +11,14 @@ from unifiedamp.backend import errors
 
 from .._types import Gradient, Graph, Pairs, Tensor, Variable
 from ..device.numerics import clamped, global_norm
-from ..distributed.replicas import Replicas
+from ..distributed.replicas import Replicas, first_copy
 from ..precision.tapes import current_home
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
 
-Snapshot: TypeAlias = "tuple[tuple[str, ...], bool]"
-"""What a compiled call's Python leaves behind: the names that accumulators hold, and whether gradients were lost."""
+Snapshot: TypeAlias = "tuple[tuple[str, ...], bool, bool]"
+"""What a compiled call's Python leaves behind: the names that accumulators hold, whether gradients were lost, and
+whether there is a condition for the window's step."""
 
 
 class GradientBuffer:
@@ -48,6 +49,8 @@ class GradientBuffer:
         self.losses: list[Tensor] = []
         self.lost = False
         self._complete = False
+        self._condition: Tensor | None = None
+        self._conditional = False
         self._home: Graph | None = None
         self._seen: tuple[str, ...] = ()
 
@@ -174,18 +177,35 @@ class GradientBuffer:
         training, trained = self._params.training(), self._params.trained
         return [(gradient, trained[name]) for name, gradient in self.present.items() if name in training]
 
+    # -- conditions ----------------------------------------------------------------------------------------------
+
+    def drop_if(self, condition: Tensor) -> None:
+        """Drop the window's step where ``condition``, a bool scalar, holds on any replica; they all call it."""
+        found = tf.greater(self._replicas.sum([tf.cast(condition, tf.float32)])[0], 0)
+        before = self.condition()
+        self._condition, self._conditional = found if before is None else tf.logical_or(before, found), True
+        if self._params.condition is not None:
+            self._params.condition.assign(self._condition)
+
+    def condition(self) -> Tensor | None:
+        """Return whether the window's step is dropped, a bool scalar; None where there is no condition."""
+        if not self._conditional:
+            return None
+        kept = self._params.condition
+        return self._condition if kept is None else first_copy(kept).read_value()
+
     # -- emptying ------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Drop the window; the first gradients of the next one replace what accumulators hold."""
         self._seen = ()
         self.forget()
-        self.lost = False
+        self.lost = self._conditional = False
 
     def forget(self) -> None:
         """Drop what Python holds of the window; accumulators stay."""
         self.present = {}
-        self.flags = self._home = None
+        self.flags = self._home = self._condition = None
         self.losses = []
         self._complete = False
 
@@ -197,9 +217,10 @@ class GradientBuffer:
 
     def snapshot(self) -> Snapshot:
         """Return what a compiled call's Python leaves behind, hashable."""
-        return (self._seen, self.lost or bool(self.present and self._params.accumulators is None))
+        lost = self.lost or bool(self.present and self._params.accumulators is None)
+        return (self._seen, lost, self._conditional)
 
-    def restore(self, seen: Iterable[str], lost: bool) -> None:
+    def restore(self, seen: Iterable[str], lost: bool, conditional: bool) -> None:
         """Restore a snapshot, after a call that may have replayed a trace."""
         self.forget()
-        self._seen, self.lost = tuple(seen), lost
+        self._seen, self.lost, self._conditional = tuple(seen), lost, conditional

@@ -221,4 +221,4 @@ class PreparedOptimizer:
         """Restore a snapshot, after a call that may have replayed a trace."""
         full = dict(snapshots)
         for replica, buffer in self._buffers.items():
-            buffer.restore(*full.get(replica, ((), False)))
+            buffer.restore(*full.get(replica, ((), False, False)))

@@ -109,13 +109,17 @@ class DeviceScaler:
         inverse = tf.math.reciprocal(self.scale)
         return [multiplied(gradient, inverse) for gradient in gradients]
 
-    def step(self, all_finite: Tensor, apply: Callable[[], None], skip: Callable[[], None], *, alone: bool) -> None:
+    def step(
+        self, all_finite: Tensor, apply: Callable[[], None], skip: Callable[[], None], *, alone: bool,
+        dropped: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Apply or skip, and count. Graph form.
 
         Args:
             all_finite: bool scalar.
             apply, skip: what else to do in either case.
             alone: nothing else is pending and the iteration ends here, so the scale is updated in the same branch.
+            dropped: bool scalar: do nothing and count nothing where gradients are finite; None for never.
         """
 
         def applied() -> None:
@@ -134,15 +138,24 @@ class DeviceScaler:
             else:
                 self.pending.assign(PENDING_NONFINITE)
 
-        tf.cond(all_finite, branch(applied), branch(skipped))
+        if dropped is None:
+            tf.cond(all_finite, branch(applied), branch(skipped))
+            return
+        case = tf.where(all_finite, tf.cast(dropped, tf.int32), 2)
+        tf.switch_case(case, [branch(applied), branch(lambda: None), branch(skipped)])
 
-    def step_now(self, finite: bool, *, update: bool) -> tuple[float, float]:
-        """Count one step and update the scale if ``update``; return the scale before and after. Eager form."""
-        state = self.read()
-        found = max(int(self.pending.numpy()), PENDING_FINITE if finite else PENDING_NONFINITE)
-        counted = self.applied if finite else self.skipped
-        counted.assign_add(1)
-        new = self.settings.next_state(state, found == PENDING_NONFINITE) if update else state
+    def step_now(self, finite: bool, *, update: bool, dropped: bool = False) -> tuple[float, float]:
+        """Count one step and update the scale if ``update``; return the scale before and after. Eager form.
+
+        A step that is ``dropped`` although its gradients are finite counts as nothing.
+        """
+        state, found = self.read(), int(self.pending.numpy())
+        if not (finite and dropped):
+            found = max(found, PENDING_FINITE if finite else PENDING_NONFINITE)
+            counted = self.applied if finite else self.skipped
+            counted.assign_add(1)
+        judged = update and found != PENDING_NONE
+        new = self.settings.next_state(state, found == PENDING_NONFINITE) if judged else state
         if new is not state:
             self._write_numbers(new)
         self.pending.assign(PENDING_NONE if update else found)

@@ -8,14 +8,14 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from unifiedamp.backend import StepResult, errors, result
+from unifiedamp.backend import StepReason, StepResult, errors, result
 
 from .._types import Pairs, Tensor
 from .checks import not_in_trace
 from .gradient_buffer import GradientBuffer
 from .native_steps import NativeSteps
 from .prepared_optimizer import PreparedOptimizer
-from .scaler import UNKNOWN, DeviceScaler
+from .scaler import UNKNOWN, DeviceScaler, branch
 
 
 class GradientListener(Protocol):
@@ -110,8 +110,7 @@ class Steps:
 
     def _decide(self, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool) -> StepResult:
         if self._scaler is None:
-            prepared.apply()
-            return _outcome(True, 1.0, 1.0)
+            return _apply_unless(prepared, buffer.condition())
         if tf.executing_eagerly():
             return self._now(self._scaler, prepared, buffer, update)
         return self._traced(self._scaler, prepared, buffer, update, alone)
@@ -119,19 +118,21 @@ class Steps:
     def _now(
         self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool
     ) -> StepResult:
-        finite = bool(tf.reduce_all(buffer.flags))
-        if finite:
-            prepared.apply()
-        else:
+        finite, dropped = bool(tf.reduce_all(buffer.flags)), _holds(buffer.condition())
+        if not finite:
             _note_skip(scaler, prepared, buffer)
-        return _outcome(finite, *scaler.step_now(finite, update=update))
+        elif not dropped:
+            prepared.apply()
+        reason: StepReason = result.NON_FINITE if not finite else result.DISCARDED if dropped else result.APPLIED
+        return _outcome(reason, *scaler.step_now(finite, update=update, dropped=dropped))
 
     def _traced(
         self, scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool
     ) -> StepResult:
         together = update and alone
         skip = functools.partial(_note_skip, scaler, prepared, buffer)
-        scaler.step(tf.reduce_all(buffer.flags), prepared.apply, skip, alone=together)
+        finite, dropped = tf.reduce_all(buffer.flags), buffer.condition()
+        scaler.step(finite, prepared.apply, skip, alone=together, dropped=dropped)
         if update and not together:
             scaler.update()
         return not_in_trace()
@@ -145,7 +146,22 @@ def _note_skip(scaler: DeviceScaler, prepared: PreparedOptimizer, buffer: Gradie
     scaler.loss_finite.assign(UNKNOWN if loss_finite is None else tf.cast(loss_finite, tf.int64))
 
 
-def _outcome(applied: bool, scale: float, after: float) -> StepResult:
+def _holds(condition: Tensor | None) -> bool:
+    return condition is not None and bool(condition)
+
+
+def _apply_unless(prepared: PreparedOptimizer, condition: Tensor | None) -> StepResult:
+    """Run a step without a loss scale."""
+    if condition is not None and not tf.executing_eagerly():
+        tf.cond(condition, branch(lambda: None), branch(prepared.apply))
+        return not_in_trace()
+    dropped = _holds(condition)
+    if not dropped:
+        prepared.apply()
+    return _outcome(result.DISCARDED if dropped else result.APPLIED, 1.0, 1.0)
+
+
+def _outcome(reason: StepReason, scale: float, after: float) -> StepResult:
     if not tf.executing_eagerly():
         return not_in_trace()
-    return StepResult.of(applied, not applied, result.APPLIED if applied else result.NON_FINITE, scale, after)
+    return StepResult.of(reason == result.APPLIED, reason == result.NON_FINITE, reason, scale, after)

@@ -26,6 +26,7 @@ class TrainedVariables:
         names: of the parameters, in order.
         trained: name → what the optimizer trains: a parameter, or its master.
         accumulators: name → variable, for windows of several micro-batches; None for others.
+        condition: bool variable: whether the step of such a window is dropped; None for others.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class TrainedVariables:
         self.masters, self._trainability = masters, trainability
         self.trained: Mapping[str, Variable] = named if masters is None else masters.trained
         self.accumulators = self._make_accumulators() if accumulate > 1 else None
+        self.condition = _condition() if accumulate > 1 else None
         self._name_of = {id(variable): name for name, variable in named.items()}
 
     def _make_accumulators(self) -> Named:
@@ -58,3 +60,8 @@ class TrainedVariables:
     def received(self, gradient: Gradient) -> Gradient:
         """Return a gradient in the dtype that windows are kept in: float32 for masters, else its own."""
         return gradient if self.masters is None else widened(gradient)
+
+
+def _condition() -> Variable:
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(False, trainable=False, name="unifiedamp/condition", aggregation=aggregation)

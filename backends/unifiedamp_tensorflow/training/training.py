@@ -23,7 +23,7 @@ from unifiedamp.backend import (
 
 from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
-from .checks import not_in_trace, scalar_loss
+from .checks import not_in_trace, scalar_condition, scalar_loss
 from .native_steps import NativeSteps
 from .prepare import Preparation
 from .prepared_objects import PreparedObjects
@@ -115,6 +115,12 @@ class TensorFlowTraining(Training):
             return not_in_trace()
         scale = self.read_state().scale
         return StepResult.of(False, False, result.NO_GRADIENTS, scale, scale)
+
+    def skip_if(self, condition: bool | Tensor, optimizers: Sequence[Optimizer]) -> None:
+        buffers = [self._prepared.buffer(optimizer, "skip_if") for optimizer in optimizers]
+        holds = tf.constant(condition) if isinstance(condition, bool) else scalar_condition(condition)
+        for buffer in buffers:
+            buffer.drop_if(holds)
 
     def update_scale(self) -> None:
         if self.scaler is not None and len(self._prepared.optimizers) > 1:

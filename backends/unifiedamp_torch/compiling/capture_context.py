@@ -99,7 +99,8 @@ class CaptureContext:
     def state(self, order: StepOrderState) -> CaptureState:
         """Return what Python holds now."""
         gradients = [param.grad for param in self.parameters()]
-        return CaptureState(gradients, self.steps.steps.findings(), order.snapshot(), self.steps.native.pending())
+        steps, native = self.steps.steps, self.steps.native
+        return CaptureState(gradients, steps.findings(), order.snapshot(), native.pending(), steps.conditions.pending())
 
     def restore(self, state: CaptureState, order: StepOrderState) -> None:
         """Make Python hold what it held then."""
@@ -107,6 +108,7 @@ class CaptureContext:
             if param.grad is not grad:
                 param.grad = grad
         self.steps.steps.restore_findings(state.findings)
+        self.steps.steps.conditions.restore(state.conditions)
         self.steps.native.restore(state.pending)
         order.restore(state.order)
 

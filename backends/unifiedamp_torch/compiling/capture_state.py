@@ -49,17 +49,21 @@ class CaptureState:
         findings: what was found in gradients of this iteration, by optimizer.
         order: a snapshot of the order of calls.
         pending: the optimizers that scaled losses are pending for.
+        conditions: those of ``amp.skip_if`` that no step has taken, by optimizer.
     """
 
     gradients: Sequence[torch.Tensor | None]
     findings: Mapping[int, Mapping[str, Any]]
     order: tuple[Any, ...]
     pending: Mapping[int, bool] = field(default_factory=dict)
+    conditions: Mapping[int, bool | torch.Tensor] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CaptureState) or self.order != other.order:
             return False
-        if self.findings.keys() != other.findings.keys():
+        if self.findings.keys() != other.findings.keys() or self.conditions.keys() != other.conditions.keys():
+            return False
+        if any(each is not other.conditions[key] for key, each in self.conditions.items()):
             return False
         if any(each.get("found") is not other.findings[key].get("found") for key, each in self.findings.items()):
             return False

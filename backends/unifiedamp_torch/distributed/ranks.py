@@ -48,6 +48,14 @@ class TrainingRanks:
             return [self._named]
         return [None] if self._groups is None else self._groups
 
+    def together(self, scaled: bool) -> bool:
+        """Return whether ranks train one model.
+
+        Args:
+            scaled: they share a loss scale, and decide together whatever they train.
+        """
+        return bool(self.groups) and (scaled or self._groups is not None or self._named is not None)
+
     def reduce_in_backward(self, enabled: bool) -> None:
         """Make the next forward passes of ``DistributedDataParallel`` reduce gradients in their backward, or not.
 

@@ -52,7 +52,7 @@ class HostMover:
         self._decay, self._updates = decay, 0
 
     def move(self, groups: Sequence[Group], found: Found | None) -> None:
-        if found is not None and found.inf.item():
+        if found is not None and found.skipped.item():
             return
         weight = ema_weight(*self._decay, self._updates + 1)
         for averages, params in groups:
@@ -84,7 +84,7 @@ class DeviceMover:
 
     def move(self, groups: Sequence[Group], found: Found | None) -> None:
         self._counts.add_(self._applied if found is None else found.counted)
-        weight, inf = self._weight(), self._nothing if found is None else found.inf
+        weight, inf = self._weight(), self._nothing if found is None else found.skipped
         for averages, params in groups:
             device = averages[0].device
             move = _in_kernel if traits(device).fused_sgd else _by_selection

@@ -2,51 +2,104 @@
 
 from __future__ import annotations
 
+import torch
+
 from unifiedamp.backend import ScaleState, StepResult, result
 
+from ..device.kinds import traits
 from . import gradients
 from .ema import MovingAverages
+from .kernel_skips import step_in_kernel
 from .native_calls import run_step
-from .steps import Optimizer, Steps, check_capturable, versions
+from .scale_state import DeviceResult, Found, step_values
+from .skip_conditions import SkipConditions
+from .steps import CaptureDeferred, Optimizer, Steps, check_capturable, versions
 
 
 class PlainSteps(Steps):
-    """Steps without loss scaling: no factor, no finite check, each step with gradients is applied."""
+    """Steps without loss scaling: no factor, no finite check, each step with gradients is applied unless a condition of
+    ``amp.skip_if`` drops it.
+
+    Args:
+        averages: the session's.
+        conditions: those of ``amp.skip_if``.
+        reads_without_sync: reading a condition waits for nothing.
+    """
 
     _APPLIED = StepResult.of(True, False, result.APPLIED, 1.0, 1.0)
 
-    def __init__(self, averages: MovingAverages) -> None:
-        super().__init__(averages)
+    def __init__(self, averages: MovingAverages, conditions: SkipConditions, reads_without_sync: bool) -> None:
+        super().__init__(averages, conditions)
+        self._reads_without_sync = reads_without_sync
         self._state = ScaleState()
         self._applied = 0
+        self._dropped: torch.Tensor | None = None  # of the applied ones; on the device, where the host cannot know
 
     def unscale(self, optimizer: Optimizer) -> None:
         """See ``Steps``: there is no scale."""
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
+        condition = self.conditions.take(optimizer)
         if not gradients.has_gradients(optimizer):
             return None
         self._begin_averages(optimizer)
+        found = None if condition is None else self._drop_if(condition)
+        self._apply(optimizer, condition)
+        self._move_averages(optimizer, found)
+        if not self.keeps_gradients:
+            gradients.zero_grad(optimizer)
+        return self._count(found)
+
+    def _drop_if(self, condition: torch.Tensor) -> Found:
+        if self._dropped is None and not self._reads_without_sync:
+            if self.capturing:
+                raise CaptureDeferred  # each replay would zero a count that the capture allocates
+            self._dropped = torch.zeros((), dtype=traits(condition.device).wide_dtype, device=condition.device)
+        finite = torch.zeros_like(condition)
+        return Found(finite, finite).dropped_if(condition)
+
+    def _apply(self, optimizer: Optimizer, condition: torch.Tensor | None) -> None:
         compiled = None if self.updates is None else self._compiled(self.updates, optimizer)
         if compiled is not None:
-            self._update(optimizer, None, compiled, None)
+            self._update(optimizer, None, compiled, condition)
+        elif condition is not None:
+            self._apply_unless(optimizer, condition)
         else:
             if self.capturing:
                 groups = optimizer.param_groups
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-            self._update(optimizer, versions(optimizer), run_step, optimizer)
-            self._stepped.add(id(optimizer))
-        self._move_averages(optimizer, None)
-        if not self.keeps_gradients:
-            gradients.zero_grad(optimizer)
+            self._run(optimizer)
+
+    def _apply_unless(self, optimizer: Optimizer, condition: torch.Tensor) -> None:
+        if not self._reads_without_sync and self._skips_in_kernel(optimizer):
+            self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, condition)
+            return
+        if self.capturing:
+            check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
+            raise CaptureDeferred
+        if not condition.item():
+            self._run(optimizer)
+
+    def _run(self, optimizer: Optimizer) -> None:
+        self._update(optimizer, versions(optimizer), run_step, optimizer)
+        self._stepped.add(id(optimizer))
+
+    def _count(self, found: Found | None) -> StepResult:
+        """Count a step, and return its outcome."""
+        if found is None:
+            self._applied += 1
+            return self._APPLIED
+        if self._dropped is None:
+            dropped = bool(found.skipped.item())
+            self._applied += not dropped
+            return StepResult.of(*step_values(False, dropped, 1.0, 1.0))
         self._applied += 1
-        return self._APPLIED
+        self._dropped.add_(found.skipped)
+        one = torch.ones_like(found.skipped)
+        return DeviceResult(found.inf, found.skipped, one, one)
 
     def update_scale(self) -> None:
         """See ``Steps``: there is no scale."""
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        gradients.zero_grad(optimizer)
 
     def end_capture(self, counted: int) -> None:
         super().end_capture(counted)
@@ -62,11 +115,13 @@ class PlainSteps(Steps):
         return 1.0
 
     def read(self) -> ScaleState:
-        state = self._state
-        return ScaleState(1.0, 0, 0, state.applied_steps + self._applied, state.skipped_steps)
+        state, dropped = self._state, 0 if self._dropped is None else int(self._dropped.item())
+        return ScaleState(1.0, 0, 0, state.applied_steps + self._applied - dropped, state.skipped_steps)
 
-    def poll(self) -> ScaleState:
-        return self.read()
+    def poll(self) -> ScaleState | None:
+        return self.read() if self._dropped is None else None
 
     def write(self, state: ScaleState) -> None:
         self._state, self._applied = state, 0
+        if self._dropped is not None:
+            self._dropped.zero_()

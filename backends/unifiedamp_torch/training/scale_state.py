@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from unifiedamp.backend import LossScale, ScaleState, StepResult, StepValues, result
+from unifiedamp.backend import LossScale, ScaleState, StepReason, StepResult, StepValues, result
 
 from ..device.kinds import traits
 from .scale_transition import update_scale
@@ -18,17 +18,36 @@ class Found(NamedTuple):
     """What was found in one optimizer's gradients.
 
     Attributes:
-        counted: float32 pair ``[1, found_inf]``: added to a pair of counts it counts a step.
+        counted: float32 pair ``[1, found_inf]``: added to a pair of counts it counts a step. Of a step that a condition
+            alone drops, ``[0, 0]``.
         inf: ``found_inf``, the second half of it; the finite-check kernel writes there.
+        dropped: float32 scalar, 1 where the step is not applied, by a condition of ``amp.skip_if`` or because of
+            ``inf``; None where there was no condition.
     """
 
     counted: torch.Tensor
     inf: torch.Tensor
+    dropped: torch.Tensor | None = None
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """Whether the step is not applied, for whatever reason: float32 scalar, 0 or 1."""
+        return self.inf if self.dropped is None else self.dropped
+
+    def dropped_if(self, condition: torch.Tensor) -> Found:
+        """Return the same for a step that ``condition``, a float32 scalar, 0 or 1, drops."""
+        counted = torch.stack([torch.maximum(1 - condition, self.inf), self.inf])
+        return Found(counted, counted[1], torch.maximum(condition, self.inf))
+
+    def judges(self) -> bool:
+        """Return whether the step says something of the scale; waits for the device."""
+        return self.dropped is None or bool(self.counted[0].item())
 
 
-def step_values(found_inf: bool, before: float, after: float) -> StepValues:
+def step_values(found_inf: bool, skipped: bool, before: float, after: float) -> StepValues:
     """Return a step's outcome in plain values."""
-    return StepValues(not found_inf, found_inf, result.NON_FINITE if found_inf else result.APPLIED, before, after)
+    reason: StepReason = result.NON_FINITE if found_inf else result.DISCARDED if skipped else result.APPLIED
+    return StepValues(not skipped, found_inf, reason, before, after)
 
 
 class ScaleHolder(Protocol):
@@ -87,18 +106,20 @@ class HostScale:
     def count(self, found: Found) -> None:
         if found.inf.item():
             self._skipped += 1
-        else:
+        elif found.judges():
             self._applied += 1
 
     def update(self, founds: Sequence[Found]) -> None:
         before = self._state
+        if not any(found.judges() for found in founds):
+            return
         self._state = self._settings.next_state(before, any(found.inf.item() for found in founds))
         if self._state.scale != before.scale:
             self.scale.fill_(self._state.scale)
         self._tracker.fill_(self._state.good_steps)
 
     def result(self, found: Found, before: float, after: float) -> StepResult:
-        return StepResult.of(*step_values(bool(found.inf.item()), before, after))
+        return StepResult.of(*step_values(bool(found.inf.item()), bool(found.skipped.item()), before, after))
 
     def mark(self) -> float:
         return self._state.scale
@@ -149,11 +170,19 @@ class DeviceScale:
     def update(self, founds: Sequence[Found]) -> None:
         found = founds[0].inf if len(founds) == 1 else torch.stack([each.inf for each in founds]).amax()
         spent = self._spent if self._settings.keeps_hysteresis else None
+        kept = () if spent is None else (spent,)
+        numbers = (self.scale, self._tracker, self._bad, *kept)
+        droppable = any(each.dropped is not None for each in founds)
+        before = [number.clone() for number in numbers] if droppable else []
         self.transition(self._settings, self.scale, self._tracker, self._bad, found, spent)
+        if droppable:
+            judged = torch.stack([each.counted[0] for each in founds]).amax()
+            for number, old in zip(numbers, before, strict=True):
+                number.copy_(torch.where(judged > 0, number, old))
         self._mark = None
 
     def result(self, found: Found, before: torch.Tensor, after: torch.Tensor) -> StepResult:
-        return DeviceResult(found.inf, before, after)
+        return DeviceResult(found.inf, found.skipped, before, after)
 
     def mark(self) -> torch.Tensor:
         if self._mark is None:
@@ -223,17 +252,21 @@ class PendingRead:
 
 
 class DeviceResult(StepResult):
-    """A step's outcome on the device: ``found_inf`` and the scale before and after, float32 scalars."""
+    """A step's outcome on the device: ``found_inf``, whether it was skipped for any reason, and the scale before and
+    after, float32 scalars.
+    """
 
     __slots__ = ("_tensors",)
 
-    def __init__(self, found_inf: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
-        self._tensors = (found_inf, before, after)
+    def __init__(
+        self, found_inf: torch.Tensor, skipped: torch.Tensor, before: torch.Tensor, after: torch.Tensor
+    ) -> None:
+        self._tensors = (found_inf, skipped, before, after)
         super().__init__(self._values_now)
 
     def _values_now(self) -> StepValues:
-        found_inf, before, after = (each.item() for each in self._tensors)
-        return step_values(bool(found_inf), before, after)
+        found_inf, skipped, before, after = (each.item() for each in self._tensors)
+        return step_values(bool(found_inf), bool(skipped), before, after)
 
     def copied(self) -> DeviceResult:
         """Return a copy that later replays do not change."""

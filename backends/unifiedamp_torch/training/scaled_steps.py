@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from unifiedamp.backend import ScaleState, StepResult
 
 from . import gradients
 from .compiled_update import Updates
 from .ema import MovingAverages
+from .kernel_skips import step_in_kernel
 from .native_calls import run_step
 from .nonfinite import SkipReports
-from .scale_state import DeviceScale
+from .scale_state import DeviceScale, Found
 from .scale_transition import update_scale
-from .scaler import Scaler, step_in_kernel
+from .scaler import Scaler
+from .skip_conditions import SkipConditions
 from .steps import CaptureDeferred, Optimizer, Steps, check_capturable, versions
 
 
@@ -27,6 +27,7 @@ class ScaledSteps(Steps):
         scaler: the scaler.
         reads_without_sync: reading ``found_inf`` waits for nothing.
         averages: the session's.
+        conditions: those of ``amp.skip_if``.
         reports: inspects each step that may have been skipped, before its gradients are dropped.
 
     Attributes:
@@ -35,9 +36,14 @@ class ScaledSteps(Steps):
     """
 
     def __init__(
-        self, scaler: Scaler, reads_without_sync: bool, reports: SkipReports, averages: MovingAverages
+        self,
+        scaler: Scaler,
+        reads_without_sync: bool,
+        reports: SkipReports,
+        averages: MovingAverages,
+        conditions: SkipConditions,
     ) -> None:
-        super().__init__(averages)
+        super().__init__(averages, conditions)
         self.scaler = scaler
         self._state = scaler.state
         self._reads_without_sync = reads_without_sync
@@ -48,12 +54,15 @@ class ScaledSteps(Steps):
         self.scaler.check(optimizer)
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
+        condition = self.conditions.take(optimizer)  # before what not every rank does
         found = self.scaler.check(optimizer)
+        if found is not None and condition is not None:
+            found = self.scaler.drop_if(optimizer, condition)
         before = self._state.mark()
         if found is not None:
             self._begin_averages(optimizer)
             if gradients.has_gradients(optimizer):  # else other ranks have some
-                self._apply(optimizer, found.inf)
+                self._apply(optimizer, found)
             self._move_averages(optimizer, found)
             self._state.count(found)
             if not self.keeps_gradients:
@@ -65,29 +74,24 @@ class ScaledSteps(Steps):
         # A captured result is copied when it is returned, so it may hold the scale itself.
         return self._state.result(found, before, self._state.scale if self.capturing else self._state.mark())
 
-    def _apply(self, optimizer: Optimizer, found: torch.Tensor) -> None:
+    def _apply(self, optimizer: Optimizer, found: Found) -> None:
         compiled = None if self.updates is None else self._compiled(self.updates, optimizer)
         if compiled is not None:
-            self._update(optimizer, None, compiled, found)
-            self._reports.inspect(optimizer, found, self.capturing)
+            self._update(optimizer, None, compiled, found.skipped)
+            self._reports.inspect(optimizer, found.inf, self.capturing)
             return
         if not self._reads_without_sync and self._skips_in_kernel(optimizer):
-            self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, found)
-            self._reports.inspect(optimizer, found, self.capturing)
+            self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, found.skipped)
+            self._reports.inspect(optimizer, found.inf, self.capturing)
             return
         if self.capturing:
             check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
             raise CaptureDeferred
-        if found.item():
-            self._reports.inspect(optimizer, found, False)
+        if found.skipped.item():
+            self._reports.inspect(optimizer, found.inf, False)
         else:
             self._update(optimizer, versions(optimizer), run_step, optimizer)
             self._stepped.add(id(optimizer))
-
-    def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
-        # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
-        # decides until one step has been applied.
-        return getattr(optimizer, "_step_supports_amp_scaling", False) and id(optimizer) in self._stepped
 
     def _update_scale(self, optimizer: Optimizer) -> None:
         if self.per_optimizer:
@@ -100,7 +104,7 @@ class ScaledSteps(Steps):
             self.scaler.update()
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        gradients.zero_grad(optimizer)
+        super().zero_grad(optimizer)
         self.scaler.forget(optimizer)
 
     def use_updates(self, updates: Updates | None) -> None:

@@ -14,23 +14,9 @@ from unifiedamp.backend import LossScale, float32
 from ..distributed.ranks import TrainingRanks
 from . import gradients
 from .ema import MovingAverages
+from .kernel_skips import step_in_kernel
 from .native_calls import run_step
 from .scale_state import DeviceScale, Found, HostScale, ScaleHolder
-
-
-def step_in_kernel(optimizer: Any, found: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Run a fused optimizer's step, which skips in its kernel; its gradients are unscaled already."""
-    try:
-        optimizer.grad_scale, optimizer.found_inf = None, found
-        return run_step(optimizer, *args, **kwargs)
-    finally:
-        leave_kernel(optimizer)
-
-
-def leave_kernel(optimizer: Any) -> None:
-    """Remove from an optimizer what its kernel skips by. Idempotent."""
-    for name in ("grad_scale", "found_inf"):
-        vars(optimizer).pop(name, None)
 
 
 class Scaler(torch.amp.GradScaler):
@@ -99,6 +85,13 @@ class Scaler(torch.amp.GradScaler):
         record["stage"] = OptState.UNSCALED
         record["found_inf_per_device"] = {found_inf.device: found_inf} if there else {}
         record["found"] = Found(counted, found_inf) if there else None
+
+    def drop_if(self, optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> Found:
+        """Drop a step whose gradients were checked where ``condition`` is 1; return what was found, with that."""
+        record = self._per_optimizer_states[id(optimizer)]
+        found: Found = record["found"].dropped_if(condition)
+        record["found"] = found
+        return found
 
     def _decide(self, counted: torch.Tensor, there: bool) -> bool:
         """Reduce what was found over the ranks; return whether one of them has gradients.

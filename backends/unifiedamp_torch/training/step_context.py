@@ -16,6 +16,7 @@ from .plain_steps import PlainSteps
 from .prepared import PreparedObjects
 from .scaled_steps import ScaledSteps
 from .scaler import Scaler
+from .skip_conditions import SkipConditions
 from .steps import Steps
 from .thread_flags import ThreadFlags
 
@@ -57,5 +58,10 @@ class StepContext:
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
         scaler = Scaler(device, scaling, reads_without_sync, ranks, averages) if scaling.enabled else None
-        steps = PlainSteps(averages) if scaler is None else ScaledSteps(scaler, reads_without_sync, reports, averages)
+        conditions = SkipConditions(device, ranks)
+        steps = (
+            PlainSteps(averages, conditions, reads_without_sync)
+            if scaler is None
+            else ScaledSteps(scaler, reads_without_sync, reports, averages, conditions)
+        )
         return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)

@@ -14,6 +14,7 @@ from . import gradients
 from .compiled_update import CompiledUpdate, Updates
 from .ema import AverageDeferred, MovingAverages
 from .scale_state import Found
+from .skip_conditions import SkipConditions
 
 Optimizer = torch.optim.Optimizer
 
@@ -69,14 +70,16 @@ class Steps(ABC):
     Attributes:
         capturing: steps are being captured and not executed.
         updates: the compiled updates in use.
+        conditions: see the argument.
         keeps_gradients: gradients stay after a step, for a loop of another owner to zero.
 
     Args:
         averages: the session's.
+        conditions: those of ``amp.skip_if``.
     """
 
-    def __init__(self, averages: MovingAverages) -> None:
-        self._averages = averages
+    def __init__(self, averages: MovingAverages, conditions: SkipConditions) -> None:
+        self._averages, self.conditions = averages, conditions
         self.capturing = self.keeps_gradients = False
         self.updates: Updates | None = None
         self._stepped: set[int] = set()
@@ -96,9 +99,15 @@ class Steps(ABC):
     def update_scale(self) -> None:
         """End the iteration."""
 
-    @abstractmethod
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients, and what was found in them."""
+        """Drop the gradients, what was found in them, and conditions for the step."""
+        gradients.zero_grad(optimizer)
+        self.conditions.forget(optimizer)
+
+    def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
+        # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
+        # decides until one step has been applied.
+        return getattr(optimizer, "_step_supports_amp_scaling", False) and id(optimizer) in self._stepped
 
     def use_updates(self, updates: Updates | None) -> None:
         """Run steps as compiled updates from here on, or no longer."""

@@ -19,12 +19,13 @@ from unifiedamp.backend import (
     result,
 )
 
+from ..distributed.discards import meet_to_discard
 from . import gradients
 from .gradient_norm import clip_norm
+from .kernel_skips import leave_kernel
 from .prepare import Preparation
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
-from .scaler import leave_kernel
 from .step_context import StepContext
 
 
@@ -40,7 +41,7 @@ class TorchTraining(Training):
         reads_without_sync: see ``Device``.
     """
 
-    UNTRACED = ("step", "unscale", "clip_grad_norm", "clip_grad_value")
+    UNTRACED = ("step", "unscale", "clip_grad_norm", "clip_grad_value", "skip_if")
     """Methods that run uncompiled inside compiled steps."""
 
     def __init__(
@@ -163,6 +164,17 @@ class TorchTraining(Training):
         )
         scale = self._steps.mark()
         return StepResult(lambda: result.StepValues(False, False, result.NO_GRADIENTS, float(scale), float(scale)))
+
+    def skip_if(self, condition: bool | torch.Tensor, optimizers: Sequence[Optimizer]) -> None:
+        self._steps.conditions.add(condition, optimizers)
+
+    def discards_in_step(self, optimizer: Optimizer, last: bool) -> bool:
+        if self._steps.capturing or not self._ranks.together(self._scaler is not None):
+            return False
+        if last and self._steps.conditions.of(optimizer):
+            return True
+        meet_to_discard(self._ranks, self._prepared.optimizers.index(optimizer))
+        return False
 
     def update_scale(self) -> None:
         self._steps.update_scale()

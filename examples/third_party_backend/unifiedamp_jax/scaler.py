@@ -30,7 +30,9 @@ class Averaged:
     counts: dict[int, jax.Array]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found", "averages"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["numbers", "buffers", "found", "judged", "averages"], meta_fields=[]
+)
 @dataclass
 class Carry:
     """All that a session carries from step to step, a pytree: what goes into a compiled step and comes out of it.
@@ -39,18 +41,27 @@ class Carry:
         numbers: the fields of ``ScaleState``, as arrays.
         buffers: one per optimizer.
         found: whether a step since the last update of the scale was not finite; None when there was no step.
+        judged: whether one of these steps was not dropped by a condition alone; None where there was no condition.
         averages: key of an average → its arrays.
     """
 
     numbers: dict[str, jax.Array]
     buffers: list[GradientBuffer] = field(default_factory=list)
     found: jax.Array | None = None
+    judged: jax.Array | None = None
     averages: dict[int, Averaged] = field(default_factory=dict)
+
+    def note(self, found: jax.Array, dropped: jax.Array | None) -> None:
+        """Note what a step found, and whether a condition alone dropped it; None where there was no condition."""
+        if dropped is not None or self.judged is not None:
+            before = jnp.array(self.found is not None) if self.judged is None else self.judged
+            self.judged = before | (jnp.array(True) if dropped is None else ~dropped)
+        self.found = found if self.found is None else self.found | found
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["grads", "bad", "loss_finite", "blame", "blamed_loss_finite"],
+    data_fields=["grads", "bad", "loss_finite", "condition", "blame", "blamed_loss_finite"],
     meta_fields=[],
 )
 @dataclass
@@ -61,6 +72,7 @@ class GradientBuffer:
         grads: name → sum of gradients; scaled until ``unscale``.
         bad: which of them (in the order of sorted names) are not finite; None until ``unscale``.
         loss_finite: whether all unscaled losses of the buffer were finite; None when there was none.
+        condition: whether the step is dropped, whatever it finds; None for no.
         blame: ``bad`` of the last skipped step, if it was this optimizer's; else all False.
         blamed_loss_finite: ``loss_finite`` of that step.
     """
@@ -70,6 +82,7 @@ class GradientBuffer:
     grads: Grads = field(default_factory=dict)
     bad: jax.Array | None = None
     loss_finite: jax.Array | None = None
+    condition: jax.Array | None = None
 
     def add(self, grads: Grads, loss: jax.Array) -> None:
         """Add the gradients of one more loss."""
@@ -79,7 +92,7 @@ class GradientBuffer:
 
     def clear(self) -> None:
         """Empty the buffer; what the last skip left behind stays."""
-        self.grads, self.bad, self.loss_finite = {}, None, None
+        self.grads, self.bad, self.loss_finite, self.condition = {}, None, None, None
 
 
 def to_arrays(state: ScaleState) -> dict[str, jax.Array]:
@@ -131,6 +144,12 @@ def counted(numbers: dict[str, jax.Array], found: jax.Array) -> dict[str, jax.Ar
         "applied_steps": numbers["applied_steps"] + 1 - skipped,
         "skipped_steps": numbers["skipped_steps"] + skipped,
     }
+
+
+@jax.jit
+def selected(condition: jax.Array, one: dict[str, jax.Array], other: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the numbers ``one`` where a condition holds, else ``other``."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
 
 @jax.jit

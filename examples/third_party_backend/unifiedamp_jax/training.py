@@ -107,32 +107,45 @@ class JaxTraining(Training):
         before = self._session.carry.numbers["scale"]
         if not buffer.grads:
             self._warn_of_no_gradients(trained)
-            found, reason = None, result.NO_GRADIENTS
+            buffer.clear()
+            found, dropped, reason = None, None, result.NO_GRADIENTS
         else:
-            found, reason = self._apply_or_skip(optimizer, buffer, trained), ""
+            found, dropped = self._apply_or_skip(optimizer, buffer, trained)
+            reason = ""
         if update_scale:
             self.update_scale()
-        return self._result(found, reason, before)
+        return self._result(found, dropped, reason, before)
 
     def _apply_or_skip(self, optimizer: Any, buffer: scaler.GradientBuffer, trained: gradients.Trained) -> Any:
-        """Apply or skip, and count; return whether a gradient was not finite (None: not checked)."""
+        """Apply or skip, and count.
+
+        Returns:
+            Whether a gradient was not finite (None: not checked), and whether a condition alone dropped the step (None:
+            there was no condition).
+        """
         found = None
         if self._spec.loss_scale.enabled:
             if buffer.bad is None:
                 self.unscale(optimizer)
             found = buffer.bad.any()
             scaler.blame(self._session.carry.buffers, buffer, found)
-            self._session.carry.found = (
-                found if self._session.carry.found is None else self._session.carry.found | found
-            )
+        dropped = buffer.condition
+        if dropped is not None and found is not None:
+            dropped = dropped & ~found
+        skipped = found if dropped is None else dropped if found is None else found | dropped
+        if found is not None:
+            self._session.carry.note(found, dropped)
         move_averages = self._averages.before()
-        gradients.apply(trained.optimizer, trained.model, buffer.grads, found)
-        move_averages(self._place(optimizer), found)
-        self._session.carry.numbers = scaler.counted(
-            self._session.carry.numbers, jnp.array(False) if found is None else found
-        )
+        gradients.apply(trained.optimizer, trained.model, buffer.grads, skipped)
+        move_averages(self._place(optimizer), skipped)
+        self._count(found, dropped)
         buffer.clear()
-        return found
+        return found, dropped
+
+    def _count(self, found: Any, dropped: Any) -> None:
+        before = self._session.carry.numbers
+        numbers = scaler.counted(before, jnp.array(False) if found is None else found)
+        self._session.carry.numbers = numbers if dropped is None else scaler.selected(dropped, before, numbers)
 
     def _warn_of_no_gradients(self, trained: gradients.Trained) -> None:
         self._spec.warn(
@@ -141,7 +154,7 @@ class JaxTraining(Training):
             errors.StepWarning,
         )
 
-    def _result(self, found: Any, reason: str, before: jax.Array) -> StepResult:
+    def _result(self, found: Any, dropped: Any, reason: str, before: jax.Array) -> StepResult:
         after = self._session.carry.numbers["scale"]
 
         def read() -> StepValues:
@@ -151,16 +164,25 @@ class JaxTraining(Training):
                 )
             bad = found is not None and bool(found)
             why = reason or (result.NON_FINITE if bad else result.APPLIED)
+            if dropped is not None and bool(dropped):
+                why = result.DISCARDED
             return StepValues(why == result.APPLIED, bad, why, float(before), float(after))
 
         return StepResult(read)
 
     def update_scale(self) -> None:
-        if self._session.carry.found is not None:
-            self._session.carry.numbers = scaler.updated(
-                self._spec.loss_scale, self._session.carry.numbers, self._session.carry.found
-            )
-        self._session.carry.found = None
+        carry = self._session.carry
+        if carry.found is not None:
+            numbers = scaler.updated(self._spec.loss_scale, carry.numbers, carry.found)
+            judged = carry.judged
+            carry.numbers = numbers if judged is None else scaler.selected(judged, numbers, carry.numbers)
+        carry.found = carry.judged = None
+
+    def skip_if(self, condition: bool | jax.Array, optimizers: Sequence[Any]) -> None:
+        holds = jnp.array(condition) if isinstance(condition, bool) else _scalar(condition)
+        for optimizer in optimizers:
+            buffer = self._buffer(optimizer)
+            buffer.condition = holds if buffer.condition is None else buffer.condition | holds
 
     def zero_grad(self, optimizer: Any) -> None:
         self._buffer(optimizer).clear()
@@ -186,3 +208,13 @@ class JaxTraining(Training):
         for optimizer in optimizers:
             self.zero_grad(optimizer)
         return False
+
+
+def _scalar(condition: Any) -> jax.Array:
+    """Return whether a condition of ``amp.skip_if`` holds."""
+    if not isinstance(condition, jax.Array) or condition.shape or jnp.iscomplexobj(condition):
+        raise errors.WrongObjectError(
+            "amp.skip_if: the condition must be a bool, or a scalar JAX array of bools or numbers; got "
+            f"{getattr(condition, 'dtype', type(condition).__name__)} of shape {getattr(condition, 'shape', None)}"
+        )
+    return condition != 0
