@@ -83,6 +83,8 @@ class ToyTraining(Training):
 
     @contextmanager
     def scale_loss(self, loss, optimizers):
+        if not isinstance(loss, toy.Tensor):
+            raise errors.LossError(f"the loss must be a tensor, got {type(loss).__name__}")
         if loss.data.ndim:
             raise errors.LossError(f"the loss must be a scalar, got shape {loss.shape}")
         if not loss.inputs:

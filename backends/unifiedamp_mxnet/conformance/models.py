@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -104,7 +105,7 @@ class Mapped(gluon.Block):
     def forward(self, x: Array) -> Any:
         output: Any = self.dense(x)
         place = output.astype("float32").argmax(axis=-1).astype("int32")
-        return {"output": output, "pair": Doubled(2 * output, place)}
+        return OrderedDict(output=output, pair=Doubled(2 * output, place))
 
 
 class Ratio(gluon.HybridBlock):

@@ -146,11 +146,24 @@ def _is_pair(trainer: Trainer, state: object, place: int) -> bool:
 
 
 def create_states(trainer: Trainer) -> None:
-    """Create the states of float16 parameters, without MXNet's warning: the policy asked for such parameters."""
+    """Create the states of float16 parameters, without MXNet's warning: the policy asked for such parameters.
+
+    States of parameters that trained in float32 are cast; MXNet's updates take one dtype.
+    """
     for context, index, low in _low_precision_data(trainer):
         updater = trainer._updaters[context]
         if index not in updater.states:
             updater.states[index], updater.states_synced[index] = _create(updater.optimizer, index, low), True
+        elif not trainer._optimizer.multi_precision:
+            updater.states[index] = _narrowed(updater.states[index], dtype_name(low))
+
+
+def _narrowed(state: Any, dtype: str) -> Any:
+    """Return a state, None or arrays in nested tuples, with float32 arrays in ``dtype``."""
+    if isinstance(state, (tuple, list)):
+        return type(state)(_narrowed(each, dtype) for each in state)
+    narrow = isinstance(state, NDArray) and dtype_name(state) == "float32"
+    return state.astype(dtype) if narrow else state
 
 
 def _low_precision_data(trainer: Trainer) -> Iterator[tuple[int, int, Array]]:

@@ -73,6 +73,8 @@ class PreparedOptimizers:
 
     def masters_of(self, param: Parameter) -> Arrays | None:
         """Return the float32 values of a 16-bit parameter, one for each context; None where it has none."""
+        if not self._master_weights:
+            return None
         found = (prepared.masters.of(param) for prepared in self if prepared.masters is not None)
         return next((arrays for arrays in found if arrays is not None), self._originals.get(id(param)))
 

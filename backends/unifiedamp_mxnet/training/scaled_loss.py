@@ -10,7 +10,7 @@ from unifiedamp.backend import errors
 from .._types import Array
 from ..device.arrays import is_array
 from ..device.numpy_semantics import in_numpy_semantics
-from ..mxnet_api import autograd, cast, dtype_code
+from ..mxnet_api import autograd, cast, dtype_code, dtype_name
 from .scaler import SessionScaler
 
 RunBackward = Callable[[list[Array], "list[Array] | None"], None]
@@ -76,12 +76,17 @@ def read_losses(loss: object) -> list[Array]:
     """Return the losses as float32 scalars that can be differentiated.
 
     Raises:
-        LossError: something is not an array, or holds more than one number.
+        LossError: something is not an array of floating-point numbers, or holds more than one number.
     """
     losses = []
     for one in loss if isinstance(loss, (list, tuple)) else [loss]:
         if not is_array(one):
             raise errors.LossError(f"amp.scale_loss: the loss must be an MXNet array, got {type(one).__name__}")
+        if not dtype_name(one).startswith(("float", "bfloat")):
+            raise errors.LossError(
+                f"amp.scale_loss: the loss must hold floating-point numbers, which have gradients; it has dtype "
+                f"{dtype_name(one)}"
+            )
         if one.size != 1:
             raise errors.LossError(
                 f"amp.scale_loss: the loss must be a scalar, got shape {one.shape}; take its mean() inside autocast"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ class Mapped(Structured):
     def call(self, x: Any) -> Any:
         """Return the dict."""
         output = self.dense(x)
-        return {"output": output, "pair": Doubled(2 * output, tf.argmax(output, -1))}
+        return OrderedDict(output=output, pair=Doubled(2 * output, tf.argmax(output, -1)))
 
 
 class Ratio(keras.layers.Layer):

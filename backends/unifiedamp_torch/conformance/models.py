@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class Mapped(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         """Return the dict."""
         output = self.dense(x)
-        return {"output": output, "pair": Doubled(2 * output, torch.argmax(output, -1))}
+        return OrderedDict(output=output, pair=Doubled(2 * output, torch.argmax(output, -1)))
 
 
 class Kept(nn.Module):

@@ -56,6 +56,26 @@ def test_a_norm_whose_squares_overflow(harness, scale, size, signs):
     assert weights == pytest.approx([-1.2 * signs[0], -1.6 * signs[1]], rel=1e-5)
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("largest", [2.0**66, 2.0**126])
+def test_a_norm_of_which_one_gradient_overflows(harness, place, largest):
+    """The others are small, and what is left of them is nothing."""
+    gradients = [1.0, -2.0, 0.5]
+    gradients[place] = -largest
+    norm, weights = clipped_once(harness, gradients, 2.0, loss_scale="none")
+    assert norm == pytest.approx(largest, rel=1e-5)
+    assert weights == pytest.approx([2.0 if index == place else 0.0 for index in range(3)], rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1024.0, "none"])
+@pytest.mark.parametrize("size", [2.0**-10, 2.0**-4, 1.0, 2.0**10])
+def test_a_norm_is_brought_to_the_limit_whatever_their_sizes(harness, scale, size):
+    """Both may be below 1. Frameworks add up to 1e-6 to the norm that they divide by."""
+    norm, weights = clipped_once(harness, (3.0 * size, -4.0 * size), 1.25 * size, loss_scale=scale)
+    assert norm == pytest.approx(5.0 * size, rel=1e-5)
+    assert weights == pytest.approx([-0.75 * size, 1.0 * size], rel=1e-3)
+
+
 def test_a_sum_that_overflows_is_no_overflow(harness, form):
     """float32 holds each gradient, and not what they add up to."""
     run = probe_run(harness, form, values=(0.0,) * 8, lr=2.0**-123, loss_scale=1.0)

@@ -200,3 +200,26 @@ def test_momentum_of_masters_outlives_the_session(harness, form, policy, before)
         amp.close()
         amp = session(harness, form, **options)
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_momentum_goes_on_in_16_bits(harness, form, policy):
+    """The same of an optimizer that trained in float32 before, under a session that keeps no master weights."""
+    model = harness.probe([1.0])
+    optimizer = harness.sgd([model], 0.125, 0.5)
+    for count, options in ((2, {"loss_scale": 4.0}), (1, {"policy": harness.pure_policies[policy]})):
+        amp = session(harness, form, **options)
+        try:
+            model, optimizer = amp.prepare(model, optimizer)
+        except ua.PrepareError as refusal:
+            pytest.skip(f"refused: {refusal}")
+
+        def step(x, amp=amp, model=model, optimizer=optimizer):
+            amp.backward(lambda: model(x), optimizer)
+            amp.step(optimizer)
+
+        step = compiled(amp, form, step)
+        for _ in range(count):
+            step(amp.to_native(np.float32([1.0])))
+        amp.close()
+    assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]

@@ -8,7 +8,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import probe_run, session
-from unifiedamp.conformance.suite.averaged import FEEDS, INF, SCALE, Averaged, bits
+from unifiedamp.conformance.suite.averaged import FEEDS, INF, SCALE, Averaged, Pair, bits
 
 pytestmark = pytest.mark.needs("ema")
 
@@ -122,6 +122,26 @@ def test_averages_of_several_models_are_taken_over(harness, tmp_path, made):
     averages = [[float(np.ravel(array)[0]) for array in ema.weights().values()] for ema in found]
     assert averages == [[0.75], [0.25]]
     assert [bits(ema.weights()) for ema in found] == [bits(ema.weights()) for ema in emas]
+
+
+@pytest.mark.needs("several_optimizers", "float32_weights")
+def test_averages_beside_other_optimizers_are_taken_over(harness):
+    """Each with its own optimizer's count, also where weights are set by name: the other average stays."""
+    first, second = Pair(harness, "eager"), Pair(harness, "eager")
+    for index, gradient in ((0, 1.0), (1, 2.0), (1, INF), (1, -1.0)):
+        first.train(index, gradient)
+    state = json.loads(json.dumps(first.amp.state_dict()))
+    for model, copy in zip(first.models, second.models, strict=True):
+        second.amp.load_master_weights(copy, first.amp.master_weights(model))
+    second.amp.load_state_dict(state)
+    assert [ema.updates for ema in second.emas] == [ema.updates for ema in first.emas] == [1, 2]
+    second.oracles = first.oracles
+    second.train(0, 4.0)
+    one, two = second.emas
+    before = bits(two.weights())
+    one.load_weights({name: array * 0 + 8.0 for name, array in one.weights().items()})
+    assert [float(np.ravel(array)[0]) for array in one.weights().values()] == [8.0]
+    assert bits(two.weights()) == before
 
 
 def test_an_average_that_missed_steps_is_not_taken_over(harness):

@@ -83,6 +83,22 @@ def test_what_would_change_weights_is_refused_inside(harness, call):
     averaged.check()
 
 
+def test_a_native_step_is_refused_inside(harness):
+    """It would change the average, which takes the place of the weights."""
+    averaged = Averaged(harness)
+    averaged.feed(1.0)
+    calls = harness.native_calls(averaged.run.optimizer)
+    with averaged.ema.swapped():
+        average = bits(averaged.weights())
+        for name, call in calls.items():
+            if name.startswith("step"):
+                with pytest.raises(ua.StepOrderError, match="swapped in"):
+                    call()
+        assert bits(averaged.weights()) == average
+    averaged.feed(2.0)
+    averaged.check()
+
+
 @pytest.mark.needs("float32_weights")
 def test_weights_are_not_set_inside(harness):
     averaged = Averaged(harness)

@@ -162,7 +162,7 @@ def test_an_edit_between_unscale_and_step_is_what_is_applied(harness):
 def test_parameters_of_two_models_have_a_gradient_each(harness, later):
     """Under one optimizer, where the models' own names for them are the same."""
     amp = session(harness, loss_scale=dynamic())
-    models = [harness.probe([1.0, 1.0]) for _ in range(3)]
+    models = [harness.probe([1.0, 1.0]) for _ in range(4)]
     native = harness.sgd(models, 0.1)
     if later:
         models = [amp.prepare(model) for model in models]
@@ -172,7 +172,7 @@ def test_parameters_of_two_models_have_a_gradient_each(harness, later):
             *models, optimizer = amp.prepare(*models, native)
     else:
         *models, optimizer = amp.prepare(*models, native)
-    inputs = [amp.to_native(np.float32([place + 1.0, place + 4.0])) for place in range(3)]
+    inputs = [amp.to_native(np.float32([place + 1.0, place + 5.0])) for place in range(4)]
 
     def loss():
         first, *others = [model(x) for model, x in zip(models, inputs, strict=True)]
@@ -180,4 +180,4 @@ def test_parameters_of_two_models_have_a_gradient_each(harness, later):
 
     amp.backward(loss, optimizer)
     amp.unscale(optimizer)
-    assert sorted(true_gradients(amp, optimizer)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert sorted(true_gradients(amp, optimizer)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

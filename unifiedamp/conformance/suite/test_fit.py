@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import session
 
 RATE = 2.0**-4
@@ -55,6 +56,22 @@ def test_each_batch_is_a_step(harness, scale):
     line = Line(harness, loss_scale=scale)
     line.fit(BATCHES)
     line.check(4)
+
+
+@pytest.mark.needs("ema", "float32_weights")
+@pytest.mark.parametrize("scale", ["none", "dynamic"])
+def test_an_average_moves_with_each_batch(harness, scale):
+    """And not with one that is skipped."""
+    line = Line(harness, loss_scale=scale)
+    average = AverageOracle(0.75)
+    ema = line.amp.ema(line.model, 0.75)
+    for batch in (BATCHES[0], BATCHES[1], *([BAD] if scale == "dynamic" else []), BATCHES[2]):
+        before = line.amp.master_weights(line.model)
+        line.fit([batch])
+        if batch is not BAD:
+            average.step(before, line.amp.master_weights(line.model))
+    average.check(ema.weights(), rtol=1e-5)
+    assert ema.updates == 3
 
 
 def test_an_overflow_skips_a_batch(harness):

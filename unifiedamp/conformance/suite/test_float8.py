@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -143,6 +144,13 @@ def test_zeros(harness, form, settings):
 
 
 @pytest.mark.needs("float8")
+def test_a_batch_of_no_rows(harness, settings):
+    ((weight, bias),) = layers(48, 32)
+    run = Layers(harness, settings, [(weight, bias)])
+    assert run.call(np.zeros((0, 48), np.float32)).shape == (0, 32)
+
+
+@pytest.mark.needs("float8")
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_canonical_trace_in_float8(harness, form, settings, bad):
     """An inf or nan in an activation reaches the finite check: the scale changes as in the canonical trace."""
@@ -185,6 +193,10 @@ def test_which_layers_run_in_float8(harness, settings):
     plan = run.amp.explain()
     assert (plan.row("float8.layer0").value, plan.row("float8.layer1").value) == ("float8", "not float8")
     assert "=10: not a multiple of 16" in plan.row("float8.layer1").note
+    with pytest.warns(ua.PolicyWarning, match="'mixed_float8' runs no"):
+        narrow = Layers(harness, settings, layers(24, 32)).amp.explain().row("float8.layer0")
+    assert narrow.value == "not float8"
+    assert "=24: not a multiple of 16" in narrow.note
     assert np.abs(run.call(x) - plain).max() > 3 * np.abs(mixed - plain).max()
     weights = layers(48, 32, 16)
     for dtype in ("bfloat16", "float32"):
@@ -192,6 +204,20 @@ def test_which_layers_run_in_float8(harness, settings):
         row = kept.amp.explain().row("float8.layer0")
         assert (row.value, row.note) == ("not float8", f"layer_overrides: {dtype}")
         assert kept.amp.explain().row("float8.layer1").value == "float8"
+
+
+@pytest.mark.needs("float8")
+def test_layers_that_are_not_dense_are_not_listed(harness, settings):
+    """Convolutions and norms run as under mixed_bfloat16, of which float8 has nothing to say."""
+    amp = session(harness, policy=POLICY, settings=settings)
+    with amp.scope(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ua.PolicyWarning)
+        model = amp.prepare(harness.convnet(0))
+    with amp.inference(model):
+        model(amp.to_native(harness.image_batch(np.ones((1, 8, 8, 1), np.float32))))
+    listed = [row.setting for row in amp.explain() if row.setting.startswith("float8.")]
+    assert [name for name in listed if "conv" in name or "norm" in name] == []
+    assert any("head" in name for name in listed)
 
 
 @pytest.mark.needs("float8", "layer_overrides")

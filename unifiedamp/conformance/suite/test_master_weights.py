@@ -83,6 +83,16 @@ def test_a_window_adds_up_in_float32(harness, form, policy):
     assert masters(run) == [1.0 - 0.5 * (1.0 + 2.0**-12)]
 
 
+@pytest.mark.needs("master_weights", "accumulation")
+@pytest.mark.parametrize("size", [2.0**-40, 2.0**40])
+def test_a_window_of_bfloat16_has_the_range_of_float32(harness, form, size):
+    """Float16 holds none of these gradients."""
+    run = run_of(harness, form, "bfloat16", accumulate_steps=2, lr=1.0 / size, loss_scale="none")
+    for gradient in (0.25, 0.5, 1.0, -0.5):
+        run.feed(gradient * size)
+    assert masters(run) == [1.0 - 0.375 - 0.25]
+
+
 @pytest.mark.needs("master_weights")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_clipping_sees_true_float32_gradients(harness, policy):

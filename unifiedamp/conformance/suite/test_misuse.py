@@ -102,6 +102,22 @@ def test_loss_that_is_no_scalar(prepared):
         scaled.backward()
 
 
+@pytest.mark.parametrize("loss", [None, 1.0, "native", "mapping"])
+def test_a_loss_that_is_no_floating_tensor(prepared, loss):
+    """Whole numbers have no gradient, and what is no tensor has none either."""
+    amp, model, optimizer = prepared
+    wrong = {"native": amp.to_native(np.int32(3)), "mapping": {"loss": 1.0}}.get(loss, loss)
+
+    def closure():
+        model(ones(amp))
+        return wrong
+
+    with pytest.raises(ua.LossError, match="loss"):
+        amp.backward(closure, optimizer)
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    assert amp.step(optimizer).applied
+
+
 class Plateau:
     """A scheduler like torch's ``ReduceLROnPlateau``."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 LOW = ua.Policy.parse("mixed_bfloat16")
 
@@ -38,6 +38,24 @@ def test_weights_are_the_parameters(harness, policy):
     found, own = amp.master_weights(model), harness.parameters(model)
     assert all(array.dtype == np.float32 for array in found.values())
     assert [found[name].tolist() for name in own] == [array.tolist() for array in own.values()]
+
+
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_weights_without_masters_are_the_parameters(harness, form, policy):
+    """In 16 bits, of a model made before the session too: as they are after each step, and as they are set."""
+    policy = harness.pure_policies[policy]
+    run = probe_run(harness, form, values=(1.0, -3.0), lr=2.0**-2, policy=policy, loss_scale="none")
+    for count in range(1, 3):
+        run.feed(1.0, 2.0)
+        found = [float(np.ravel(array)[0]) for array in run.amp.master_weights(run.model).values()]
+        assert found == run.weights() == [1.0 - 0.25 * count, -3.0 - 0.5 * count]
+    run.amp.load_master_weights(
+        run.model, {name: array * 0 + 8 for name, array in run.amp.master_weights(run.model).items()}
+    )
+    run.feed(1.0, 2.0)
+    found = [float(np.ravel(array)[0]) for array in run.amp.master_weights(run.model).values()]
+    assert found == run.weights() == [7.75, 7.5]
 
 
 @pytest.mark.needs("float32_weights")

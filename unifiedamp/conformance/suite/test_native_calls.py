@@ -101,6 +101,30 @@ def test_a_native_backward_of_the_unscaled_loss(harness, form, place):
     loop.refused(lambda loss: place(loop, loss), "backward()", "scaled_loss.backward()")
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("place", [inside, inside_and_through, instead, afterwards])
+def test_a_native_backward_beside_master_weights(harness, policy, place):
+    loop = Loop(harness, policy=harness.pure_policies[policy], master_weights=True)
+    loop.refused(lambda loss: place(loop, loss), "backward()", "scaled_loss.backward()")
+
+
+@pytest.mark.parametrize("call", ["unscale", "clip_grad_norm", "clip_grad_value"])
+def test_gradients_of_a_native_backward_are_not_prepared_either(harness, call):
+    """Whatever call of the step comes first refuses them."""
+    loop = Loop(harness)
+    arguments = () if call == "unscale" else (100.0,)
+
+    def step(loss):
+        with loop.amp.scale_loss(loss, loop.optimizer):
+            pass
+        loop.native_backward(loss)
+        getattr(loop.amp, call)(loop.optimizer, *arguments)
+        raise AssertionError(f"amp.{call} took gradients of an unscaled loss")
+
+    loop.refused(step, "backward()", "scaled_loss.backward()")
+
+
 def test_it_is_refused_in_a_window_of_several_micro_batches(harness):
     """Without a scale the window's mean is lost all the same."""
     loop = Loop(harness, loss_scale="none", accumulate_steps=2)
@@ -250,6 +274,26 @@ def test_a_loop_without_mistakes_is_left_alone(harness, form):
     loop.form = "eager"
     loop.run(two)
     assert loop.weights() == [8.0, 6.0]
+
+
+def test_a_second_loss_that_is_not_differentiated(harness):
+    """Its block adds nothing and refuses nothing; after the step it is the framework's alone."""
+    loop, losses = Loop(harness), []
+
+    def step(loss):
+        with loop.amp.autocast():
+            losses[:] = [loop.model(loop.amp.to_native(np.array(FEED, np.float32)))]
+        with loop.amp.scale_loss(loss, loop.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        with loop.amp.scale_loss(losses[0], loop.optimizer):
+            pass
+        assert loop.amp.step(loop.optimizer).applied
+
+    loop.run(step)
+    assert loop.weights() == STEPPED
+    loop.run(step)
+    assert loop.weights() == [9.0, 8.0]
+    loop.native_backward(losses[0])
 
 
 def test_an_exception_of_the_users_passes(harness, form):

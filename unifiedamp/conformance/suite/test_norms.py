@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import session
 
 FINE = 1.0 + 2.0**-12
@@ -120,6 +121,32 @@ def test_a_kept_norm_trains_and_answers(harness):
     assert losses[-1] < losses[0]
     after = harness.parameters(model)
     assert all(np.abs(after[name] - before[name]).max() > 0 for name in before if "norm" in name.split(".")[0])
+
+
+@pytest.mark.needs("master_weights", "ema", "float32_weights")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_kept_norm_beside_master_weights(harness, dtype):
+    """It needs no master: it trains and is averaged in float32 as it is, and what is beside it by its masters."""
+    policy = pure(harness, True, dtype).replace(output_dtype="float32")
+    amp = session(harness, policy=policy, master_weights=True, loss_scale=8.0)
+    with amp.scope():
+        model = harness.layer_norm(8)
+        optimizer = harness.sgd([model], 0.25)
+    model, optimizer = prepared(amp, model, optimizer)
+    rng = np.random.default_rng(0)
+    x, y = (amp.to_native(rng.normal(size=(4, 8)).astype(np.float32)) for _ in range(2))
+    ema, average, first = amp.ema(model, 0.5), AverageOracle(0.5), amp.master_weights(model)
+    for _ in range(3):
+        before = amp.master_weights(model)
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        assert amp.step(optimizer).applied
+        average.step(before, amp.master_weights(model))
+    average.check(ema.weights(), rtol=1e-5)
+    last = amp.master_weights(model)
+    assert all(np.abs(last[name] - first[name]).max() > 0 for name in last)
+    for name, value in harness.parameters(model).items():
+        rounding = 0.0 if "norm" in name else 2.0**-8
+        np.testing.assert_allclose(value, last[name], rtol=rounding, atol=rounding / 64)
 
 
 @pytest.mark.needs("convert_model", "float32_weights")

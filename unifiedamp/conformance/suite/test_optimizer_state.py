@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 pytestmark = pytest.mark.needs("float32_weights")
 
@@ -102,6 +102,40 @@ def test_that_of_master_weights_goes_on_bit_for_bit(harness, policy):
     assert other.weights() == run.weights()
 
 
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_that_of_16_bit_weights_goes_on_bit_for_bit(harness, policy):
+    """Moments of 16 bits too, where the framework keeps them so."""
+    options = {"policy": harness.pure_policies[policy], "loss_scale": "none"}
+    run, _ = run_of(harness, **options)
+    run.feed(*FEEDS[0])
+    other = going_on(harness, run, **options)
+    for feed in FEEDS[1:]:
+        run.feed(*feed)
+        other.feed(*feed)
+    assert other.weights() == run.weights()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_that_of_sgd_goes_on_bit_for_bit(harness, momentum):
+    """It is known where Adam's is, also if it holds next to nothing."""
+    run, _ = run_of(harness)
+    run.feed(*FEEDS[0])
+    state_of(run, run.amp.backend.weights)
+    options = {"values": (1.0, -1.0), "make": lambda model: harness.sgd([model], 2.0**-4, momentum), "loss_scale": 4.0}
+    run, other = probe_run(harness, **options), probe_run(harness, **options)
+    run.feed(*FEEDS[0])
+    state = run.amp.backend.weights.read_optimizer(run.optimizer, [run.model])
+    assert state is not None
+    weights = other.amp.backend.weights
+    weights.check_optimizer(other.optimizer, [other.model], state)
+    other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+    weights.write_optimizer(other.optimizer, [other.model], state)
+    for feed in FEEDS[1:]:
+        run.feed(*feed)
+        other.feed(*feed)
+        assert other.weights() == run.weights()
+
+
 def test_that_of_another_model_is_refused(harness):
     run, weights = run_of(harness)
     run.feed(*FEEDS[0])
@@ -109,6 +143,26 @@ def test_that_of_another_model_is_refused(harness):
     other = probe_run(harness, values=(1.0,), optimizer="adam", loss_scale=4.0)
     with pytest.raises(ua.CheckpointError):
         other.amp.backend.weights.check_optimizer(other.optimizer, [other.model], state)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_that_of_other_shapes_is_refused(harness, size):
+    """Of a model with as many parameters, one of which is smaller or larger; nothing changes."""
+    runs = []
+    for outputs in (3, size):
+        amp = session(harness, loss_scale=4.0)
+        model = harness.mlp([(np.ones((2, outputs), np.float32), np.ones(outputs, np.float32))])
+        model, optimizer = amp.prepare(model, harness.adam([model], 0.1))
+        x, y = (amp.to_native(np.ones((1, width), np.float32)) for width in (2, outputs))
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)  # noqa: B023
+        amp.step(optimizer)
+        runs.append((amp.backend.weights, optimizer, [model]))
+    (weights, *given), (other, *taken) = runs
+    state = weights.read_optimizer(*given)
+    if state is None:
+        pytest.skip("read_optimizer returns None: this optimizer's state is not known")
+    with pytest.raises(ua.CheckpointError):
+        other.check_optimizer(*taken, state)
 
 
 def test_a_schedule_goes_on(harness, form):

@@ -48,8 +48,10 @@ def test_numbers_in_structures_have_the_output_dtype(harness, form, dtype):
 @pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")  # what returns mappings may not be compiled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_mappings_and_named_tuples_keep_their_kind(harness, form, dtype):
-    """Users read them by name."""
+    """Users read them by name, and a subclass of dict stays one."""
+    _, plain, _ = answers(harness, form, "float32", harness.mapped)
     amp, found, expected = answers(harness, form, replace(MIXED, output_dtype=dtype), harness.mapped)
+    assert {type(answer) for answer in found} == {type(answer) for answer in plain}
     for answer in found:
         assert set(answer) == {"output", "pair"}
         output, double, place = answer["output"], answer["pair"].double, answer["pair"].place

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
+import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
+
+MIXED = ua.Policy.parse("mixed_bfloat16")
+KEPT = {"conv": "float32", "linear": "float32"}
+NAMES = ["float32", "mixed_bfloat16", "op_overrides"]
 
 pytestmark = pytest.mark.usefixtures("recomputes")
 
@@ -39,10 +44,12 @@ def trained(harness, form, layers, policy):
 
 
 @pytest.mark.needs("float32_weights")
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", MIXED.replace(op_overrides=KEPT)], ids=NAMES)
 @pytest.mark.parametrize("layers", [["norm"], ["conv", "norm"], ["head"]], ids="-".join)
 def test_training_is_the_same(harness, form, layers, policy):
     """Statistics move once a step, and the second pass is in the mode and the precision of the first."""
+    if not isinstance(policy, str) and not harness.capabilities().feature("op_overrides"):
+        pytest.skip("the backend declares no op_overrides")
     plain, again = trained(harness, form, (), policy), trained(harness, form, layers, policy)
     # A compiler may fuse the second pass otherwise, and so round otherwise.
     rounding = 0.0 if form.startswith("eager") else 1e-6 if policy == "float32" else 2e-2

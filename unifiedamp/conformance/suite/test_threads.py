@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, settled_state
+from unifiedamp.conformance.driver import probe_run, session, settled_state
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
 STEPS = ((1.0, 0.5), (math.inf, 1.0), (2.0, 1.0), (1.0, -1.0), (0.5, 0.25))
@@ -77,6 +77,22 @@ def test_a_region_in_another_thread_leaves_this_ones_gradients(harness, region):
         computing[0].result(60)
     assert amp.step(run.optimizer).applied
     assert run.weights() == pytest.approx([0.8], abs=1e-6)
+
+
+@pytest.mark.needs("op_overrides")
+def test_a_region_of_another_policy_in_another_thread(harness, elsewhere):
+    """Its op overrides hold there, and there alone."""
+    if not harness.overrides_reach_run_op:
+        pytest.skip("declared: op overrides act on the layers of prepared models alone")
+    amp = session(harness, policy="mixed_bfloat16")
+    kept = ua.Policy.parse("mixed_bfloat16").replace(op_overrides={harness.low_precision_op: "float32"})
+
+    def seen(policy):
+        with amp.autocast(policy=policy):
+            return harness.run_op(harness.low_precision_op)
+
+    assert [elsewhere(seen, policy) for policy in (kept, None)] == ["float32", "bfloat16"]
+    assert [seen(policy) for policy in (None, kept)] == ["bfloat16", "float32"]
 
 
 def test_a_thread_is_left_as_it_was_found(harness, elsewhere):

@@ -202,10 +202,11 @@ def test_what_a_micro_batch_does_not_reach_stays(harness, form, reached):
 
 
 @pytest.mark.parametrize("reached", REACHED, ids="-".join)
+@pytest.mark.parametrize("scale", [4.0, "none"])
 @pytest.mark.parametrize("policy", ["float32", "float16", "bfloat16"])
-def test_what_a_second_loss_does_not_reach_stays(harness, policy, reached):
+def test_what_a_second_loss_does_not_reach_stays(harness, policy, scale, reached):
     """The same of two losses in one step, with master weights where parameters have 16 bits."""
-    options = {"loss_scale": 4.0}
+    options = {"loss_scale": scale}
     if policy != "float32":
         options |= {"policy": harness.pure_policies[policy], "master_weights": True}
         if not harness.capabilities().feature("master_weights"):
