@@ -121,6 +121,7 @@ def _built(session: nox.Session, folder: Path) -> tuple[Path, Path]:
 
 REPORTS = Path(".venv/reports").absolute()
 SUITE = "unifiedamp/conformance/suite"
+WITHOUT_RANKS = ("--ignore", f"{SUITE}/test_ranks.py")  # it starts many processes
 FULL = os.environ.get("UNIFIEDAMP_TEST_EFFORT") == "full"
 # Two processes share the tests; each computes and compiles with one thread, so that they do not wait for each other.
 # UNIFIEDAMP_TEST_PROCESSES=1 leaves the other core to another session.
@@ -137,9 +138,9 @@ PROVED += [
     f"test_{name}.py"
     for name in ("author_path", "benchmarks", "checkpoint_file", "contributing", "killed_training", "kit", "kit_faults")
 ]
-PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
+PROVED += [f"test_{name}.py" for name in ("kit_ranks", "mutants", "report_hostile", "time_limits")]
 LESS = ("--proved-elsewhere", "--sample-compiled", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
-SUITE_ONLY = ("--proved-elsewhere", "--amp-form", "eager", SUITE)
+SUITE_ONLY = ("--proved-elsewhere", "--amp-form", "eager", SUITE, *WITHOUT_RANKS)
 SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core", "tests/test_checkpoint_file.py")
 
 
@@ -241,7 +242,7 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", silent=True)
     session.run("mypy")
-    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE)
+    options = ("--amp-trajectories", "30", "-p", "no:cacheprovider", "tests/core", SUITE, *WITHOUT_RANKS)
     effort = {**ALONE, "UNIFIEDAMP_TEST_EFFORT": "quick"}
     session.run("python", "-m", "pytest", *SHARED, "-q", *options, *session.posargs, env=effort)
 

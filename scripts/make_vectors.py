@@ -34,6 +34,12 @@ CASES: dict[str, tuple[str, LossScale, int, list[list[float]]]] = {
         1,
         [[INF], [1], [INF], [NAN], [-INF], [1], [1], [1], [INF]],
     ),
+    "hysteresis_until_growth": (
+        "overflows count towards hysteresis until the scale grows",
+        replace(FOUR, hysteresis=2, hysteresis_reset="growth", growth_interval=2),
+        1,
+        [[INF], [1], [INF], [1], [NAN], [1], [1], [INF], [1], [-INF], [INF], [1], [1]],
+    ),
     "growth_restarts": (
         "a skip restarts the growth count",
         FOUR,
@@ -97,7 +103,10 @@ def vector(name: str) -> dict[str, Any]:
     """Return one golden vector as plain JSON values; inf and nan are written as text."""
     rule, setting, window, steps = CASES[name]
     gradients = [[value if math.isfinite(value) else str(value) for value in row] for row in steps]
-    head = {"name": name, "rule": rule, "loss_scale": setting.to_dict(), "accumulate_steps": window}
+    settings = setting.to_dict()
+    if settings.get("hysteresis_reset") == "good_step":
+        del settings["hysteresis_reset"]  # the default, which older vectors do not name
+    head = {"name": name, "rule": rule, "loss_scale": settings, "accumulate_steps": window}
     return {**head, "learning_rate": 0.125, "gradients": gradients, "expected": trajectory(setting, window, steps)}
 
 

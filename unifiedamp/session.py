@@ -12,12 +12,13 @@ from .backend.tuning import compile_mode
 from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, load_session
 from .config import values
+from .config.reduction import checked_reduce_dtype
 from .config.resolve import resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
 from .measured import measured_run
-from .names import ArrayDtype, BackendName, CompileMode, LossScaleName, NumpyArray, TuningName
+from .names import ArrayDtype, BackendName, CompileMode, Dtype, LossScaleName, NumpyArray, TuningName
 from .policy import AnyPolicy, Policy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
@@ -48,6 +49,8 @@ class Amp:
         backend_options: settings of single frameworks, by backend: ``{"tensorflow": {"xla": True}}``.
         master_weights: under a policy with 16-bit parameters (``float16``, ``bfloat16``), optimizers train float32
             copies of them; ``float16`` then gets a dynamic loss scale unless you pass another one.
+        reduce_dtype: the dtype in which gradients are summed between ranks or replicas: "float32", "bfloat16" or
+            "float16", which needs a loss scale. None leaves it to the framework.
 
     Attributes:
         backend: the roles of the framework's backend.
@@ -74,6 +77,7 @@ class Amp:
         tuning: Tuning | TuningName | Mapping[str, Any] | None = None,
         backend_options: Mapping[str, Any] | None = None,
         master_weights: bool = False,
+        reduce_dtype: Dtype | str | None = None,
     ) -> None:
         values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
@@ -84,7 +88,10 @@ class Amp:
         self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        self.backend = resolved.backend(accumulate_steps, device, bool(strict), mode, master_weights, self.tuning)
+        reduced = checked_reduce_dtype(reduce_dtype, self.loss_scale_settings, run is not None)
+        self.backend = resolved.backend(
+            accumulate_steps, device, bool(strict), mode, master_weights, self.tuning, reduced
+        )
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
@@ -159,7 +166,8 @@ class Amp:
 
     def mp_policy(self) -> Any:
         """Return the policy for torch's FSDP2, ``fully_shard(module, mp_policy=amp.mp_policy())``: compute in
-        ``compute_dtype``, reduce gradients in float32, no autocast inside. Other frameworks raise ``UnsupportedError``.
+        ``compute_dtype``, reduce gradients in ``reduce_dtype`` (default: float32), no autocast inside. Other frameworks
+        raise ``UnsupportedError``.
         """
         return self.backend.distributed.mp_policy()
 

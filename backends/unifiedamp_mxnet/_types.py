@@ -210,6 +210,7 @@ class Trainer(Protocol):
     _params_to_init: Sequence[Parameter]
     _compression_params: Mapping[str, Any] | None
     _contains_sparse_weight: bool
+    _contains_sparse_grad: bool
     _update_on_kvstore: bool | None
 
     def step(self, batch_size: int) -> None: ...

@@ -19,6 +19,7 @@ FEATURES = {
         True, "multi_precision=True: float32 copies of float16 weights in the optimizer's states"
     ),
     "float8": Support(False, "MXNet has no float8 type"),
+    "reduce_dtype": Support(True, "a cast around the kvstore's sum over the contexts of one process"),
     "no_device_wait": Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"
     ),

@@ -45,6 +45,7 @@ class TensorFlowBackend(Backend):
     """One session on TensorFlow and Keras."""
 
     name: ClassVar[str] = "tensorflow"
+    distributed: TensorFlowDistributed
 
     def __init__(self, spec: SessionSpec) -> None:
         check_spec(spec)
@@ -98,7 +99,8 @@ class TensorFlowBackend(Backend):
 
     def explain(self) -> list[PlanRow]:
         """Return the plan; under ``mode="graph_rewrite"`` a small graph is converted to see the effect."""
-        return [*self._mode.explain(), *plan_rows(self.spec, self._info)]
+        rows = self.distributed.rows(self.spec.reduce_dtype)
+        return [*self._mode.explain(), *plan_rows(self.spec, self._info), *rows]
 
     def close(self) -> None:
         self._preparation.close()

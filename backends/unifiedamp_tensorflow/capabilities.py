@@ -31,6 +31,7 @@ def declare(device: DeviceInfo, op_overrides: Support, tuning: Mapping[str, Supp
         "layer_overrides": Support(True, "a dtype policy per layer"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "master_weights": Support(True, MASTERS),
+        "reduce_dtype": Support(True, "a cast around the sum over a strategy's replicas; sparse gradients as they are"),
         "no_device_wait": Support(
             True, "steps compiled by XLA never wait; tf.function reads one flag for tf.cond, as an eager step does"
         ),

@@ -52,7 +52,7 @@ class TensorFlowInterop:
         """
         assert self._scaler is not None
         check_optimizer(optimizer)
-        self._distributed.place(active_replicas(), bool(self._prepared.optimizers))
+        self._distributed.place(active_replicas(self._spec.reduce_dtype), bool(self._prepared.optimizers))
         steps = DeferredSteps(self._scaler, self._distributed.replicas, self._steps, after_step)
         wrapped: Optimizer = deferred_class()(optimizer, steps)
         return wrapped

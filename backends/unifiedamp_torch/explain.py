@@ -119,8 +119,9 @@ def _scale_rows(spec: SessionSpec, device: torch.device) -> list[PlanRow]:
         f"growth_factor={scale.growth_factor:g}, backoff_factor={scale.backoff_factor:g}, "
         f"growth_interval={scale.growth_interval})"
     )
+    counted = f"hysteresis {scale.hysteresis}{' until the scale grows' if scale.keeps_hysteresis else ''}"
     bounds = PlanRow(
-        "loss_scale.bounds", f"[{low:g}, {high:g}], hysteresis {scale.hysteresis}", "Scaler.update", "emulated",
+        "loss_scale.bounds", f"[{low:g}, {high:g}], {counted}", "Scaler.update", "emulated",
         "GradScaler has no bounds and no hysteresis",
     )  # fmt: skip
     return [PlanRow("loss_scale", str(scale), native), bounds]

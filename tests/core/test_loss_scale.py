@@ -15,20 +15,22 @@ def oracle(setting: DynamicLossScale, overflows: list[bool]) -> list[tuple[float
     """Replay the rules of the documentation over whole runs: count back through the history each time."""
     scale = np.float32(setting.initial_scale)
     history: list[tuple[float, int]] = []
-    good = 0
+    good, grown_at = 0, -1
     for index, overflow in enumerate(overflows):
         if overflow:
             good = 0
             run = 0
             while run <= index and overflows[index - run]:
                 run += 1
+            if setting.hysteresis_reset == "growth":
+                run = sum(overflows[grown_at + 1 : index + 1])
             if run >= setting.hysteresis:
                 shrunk = np.float32(np.float64(scale) * setting.backoff_factor)
                 scale = max(shrunk, np.float32(setting.min_scale))
         else:
             good += 1
             if good == setting.growth_interval:
-                good = 0
+                good, grown_at = 0, index
                 with np.errstate(over="ignore"):
                     grown = np.float32(np.float64(scale) * setting.growth_factor)
                 scale = min(grown, np.float32(setting.max_scale))
@@ -50,6 +52,7 @@ def dynamic_settings(draw):
         min_scale=low,
         max_scale=high,
         hysteresis=draw(st.integers(1, 4)),
+        hysteresis_reset=draw(st.sampled_from(["good_step", "growth"])),
     )
 
 
@@ -91,6 +94,24 @@ def test_hysteresis_counts_overflows_in_a_row():
         state = setting.next_state(state, overflow)
         scales_seen.append(state.scale)
     assert scales_seen == [64.0, 64.0, 64.0, 32.0, 16.0, 16.0, 16.0]
+
+
+def test_hysteresis_until_the_scale_grows():
+    setting = DynamicLossScale(initial_scale=64.0, hysteresis=2, hysteresis_reset="growth", growth_interval=2)
+    state, seen = setting.initial_state(), []
+    for overflow in (True, False, True, False, True, False, False, True, True):
+        state = setting.next_state(state, overflow)
+        seen.append((state.scale, state.hysteresis_steps))
+    scales_seen, counts = zip(*seen, strict=True)
+    assert scales_seen == (64.0, 64.0, 32.0, 32.0, 16.0, 16.0, 32.0, 32.0, 16.0)
+    assert counts == (1, 1, 2, 2, 2, 2, 0, 1, 2)
+
+
+def test_another_hysteresis_reset_is_refused():
+    with pytest.raises(ConfigError, match="hysteresis_reset must be 'good_step' or 'growth', got 'never'"):
+        DynamicLossScale(hysteresis_reset="never")
+    with pytest.raises(ConfigError, match="hysteresis_reset must be"):
+        parse_loss_scale("dynamic(hysteresis_reset=2)")
 
 
 def test_static_and_none_never_move():

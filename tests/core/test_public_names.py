@@ -50,7 +50,7 @@ def test_arguments_of_a_session():
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
         "loss_scale", "accumulate_steps", "device", "strict", "compile", "master_weights", "tuning",
-        "backend_options",
+        "backend_options", "reduce_dtype",
     }  # fmt: skip
 
 

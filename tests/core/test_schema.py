@@ -130,7 +130,9 @@ class Roomy(ToyBackend):
 
     def declare(self):
         found = super().declare()
-        return replace(found, features={**found.features, "master_weights": Support(True)})
+        return replace(
+            found, features={**found.features, "master_weights": Support(True), "reduce_dtype": Support(True)}
+        )
 
 
 class RoomyPlugin:
@@ -150,6 +152,7 @@ def roomy():
 BEYOND = (
     "lies outside", "has no meaning under policy", "needs float32 parameters", "op_overrides.linear is",
     "compute_dtype float8 needs", "has no effect here",
+    "overflows above 65504",
 )  # fmt: skip
 """What is wrong only with two settings together, or only on some machines."""
 
@@ -193,6 +196,7 @@ SCALE_TABLES = with_unknown(st.one_of(
     st.fixed_dictionaries({}, optional={
         "kind": mostly(st.just("dynamic"), "static", "dynamci", "Dynamic", None), "initial_scale": NUMBERS,
         "growth_factor": FACTORS, "backoff_factor": BACKOFFS, "growth_interval": COUNTS, "hysteresis": COUNTS,
+        "hysteresis_reset": mostly(st.sampled_from(["good_step", "growth"]), "good_steps", "Growth", None, 1),
         "min_scale": NUMBERS, "max_scale": NUMBERS, "max_consecutive_skips": COUNTS,
     }),
     st.fixed_dictionaries({"kind": st.just("static")}, optional={
@@ -203,11 +207,13 @@ SCALE_TABLES = with_unknown(st.one_of(
 SCALE_TEXTS = [
     "dynamic", "Dynamic", " none ", "static", "static(scale=128.0)", "dynamic(initial_scale=8, growth_interval=3,)",
     "128", "2e3", ".5", "dynamic()", "none()", "STATIC ( scale = 4 )",
+    "dynamic(hysteresis=2,hysteresis_reset=growth)", "dynamic( hysteresis_reset = good_step )",
 ]  # fmt: skip
 WRONG_SCALE_TEXTS = [
     "", "dynamc", "static(scal=3)", "static(scale=0)",
     "static(scale=x)", "dynamic(", "none(scale=1)", "-3", "0", "0.0", "dynamic(growth_interval=2.0)",
-    "static(scale=1)x", "dynamic(hysteresis=0)", "(scale=3)", "1 2",
+    "static(scale=1)x", "dynamic(hysteresis=0)", "(scale=3)", "dynamic(hysteresis_reset=never)",
+    "dynamic(hysteresis_reset=2)", "dynamic(hysteresis_reset='growth')", "1 2",
 ]  # fmt: skip
 SCALE_TEXTS_MOSTLY = mostly(st.sampled_from(SCALE_TEXTS), *WRONG_SCALE_TEXTS)
 NAMES = [
@@ -263,7 +269,7 @@ AMP = with_unknown(st.fixed_dictionaries({"backend": st.just("roomy")}, optional
     "policy": mostly(st.one_of(POLICY_TEXTS, POLICY_TABLES), None, 3),
     "loss_scale": mostly(st.one_of(NUMBERS, SCALE_TEXTS_MOSTLY, SCALE_TABLES), None),
     "accumulate_steps": COUNTS, "device": mostly(st.just("cpu"), None, 3), "strict": mostly(st.just(False), 1, None),
-    "master_weights": mostly(st.booleans(), 0, "yes", None),
+    "master_weights": mostly(st.booleans(), 0, "yes", None), "reduce_dtype": mostly(DTYPES, None),
     "compile": mostly(st.sampled_from(["default", "max", "off"]), "fast", "", "Max", None),
     "tuning": mostly(TUNINGS, None, 3), "backend_options": OPTIONS,
 }))  # fmt: skip

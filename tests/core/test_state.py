@@ -84,6 +84,28 @@ NATIVE = {
         "_scale_seq_len": 2000,
         "_unskipped": 5,
     },
+    "deepspeed": {
+        "cur_scale": 512.0,
+        "dynamic": True,
+        "cur_iter": 9,
+        "last_overflow_iter": 3,
+        "scale_factor": 2.0,
+        "scale_window": 2000,
+        "min_scale": 2.0**-14,
+        "delayed_shift": 1,
+        "cur_hysteresis": 1,
+        "consecutive_hysteresis": False,
+    },
+    "deepspeed fp16": {
+        "dynamic_loss_scale": True,
+        "cur_scale": 512.0,
+        "cur_iter": 9,
+        "last_overflow_iter": 2,
+        "scale_factor": 2.0,
+        "scale_window": 2000,
+        "cur_hysteresis": 1,
+    },
+    "megatron": {"scale": 512.0, "growth_tracker": 5, "hysteresis_tracker": 1},
 }
 
 

@@ -149,6 +149,21 @@ class BacksOffAtOnce(ToyTraining):
             spec.loss_scale = replace(spec.loss_scale, hysteresis=1)
 
 
+@mutant("test_hysteresis_until_the_scale_grows")
+class GrowthLeavesTheHysteresis(ToyTraining):
+    def update_scale(self):
+        before = self.state.hysteresis_steps
+        super().update_scale()
+        if self.spec.loss_scale.keeps_hysteresis and not self.state.hysteresis_steps:
+            self.state = replace(self.state, hysteresis_steps=before)
+
+
+@mutant("test_golden_vector_saved_and_loaded_between_windows")
+class ForgetsTheHysteresisWhenLoaded(ToyTraining):
+    def write_state(self, state):
+        super().write_state(replace(state, hysteresis_steps=0))
+
+
 @mutant("test_a_skip_restarts_the_growth_count")
 class GoodStepsSurviveASkip(ToyTraining):
     def update_scale(self):

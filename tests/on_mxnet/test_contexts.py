@@ -225,3 +225,65 @@ def test_a_record_counts_the_gradients_of_all_contexts():
         feed(amp, model, trainer, ONES, ONES * 2)
     (counts,) = next(record for record in records if record["kind"] == "step")["gradients"].values()
     assert counts["true"]["exponents"] == {"0": 4, "1": 4}
+
+
+def in_dtype(values, dtype):
+    """Round to a dtype by numpy alone, ties to even."""
+    if dtype == "bfloat16":
+        bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(dtype).astype(np.float64)
+
+
+def sum_in(dtype, *values):
+    """Round, then add and round; MXNet's bfloat16 sums round toward zero."""
+    total = sum(in_dtype(each, dtype) for each in values)
+    if dtype != "bfloat16":
+        return in_dtype(total, dtype)
+    return (np.float32(total).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_contexts_sum_in_the_dtype(dtype, compiled):
+    """An overflow that the sum made in float16 skips the step on both; a second session goes on with the Trainer."""
+    pair = (np.float32([1 + 2**-9, 3.1, -0.1, 0.7]), np.float32([3 * 2**-10, 7.7, -0.1, 0.1]))
+    amp, model, trainer = two_copies(0.125, reduce_dtype=dtype, loss_scale=1.0)
+    total = sum_in(dtype, *pair)
+    expected = np.array(START) - 0.125 * total
+    assert feed(amp, model, trainer, *pair, compiled=compiled).applied
+    check(model, trainer, expected)
+    large = np.float32([0, 40000.0, 0, 0])
+    assert feed(amp, model, trainer, large, large, compiled=compiled).applied == (dtype != "float16")
+    expected = expected - 0.125 * (0 if dtype == "float16" else sum_in(dtype, large, large))
+    check(model, trainer, expected)
+    rows = {row.setting: row.value for row in amp.explain()}
+    assert rows["gradients of ranks"] == f"reduced in {dtype}"
+    amp.close()
+    again = session(**PLAIN, reduce_dtype=dtype, loss_scale=1.0)
+    model, trainer = again.prepare(model, trainer)
+    assert feed(again, model, trainer, *pair, compiled=compiled).applied
+    check(model, trainer, expected - 0.125 * total)
+
+
+def test_the_dtypes_of_the_sums_differ():
+    """A sum in the wrong dtype would not pass."""
+    low = [sum_in(dtype, np.float64([3.1]), np.float64([7.7])) for dtype in ("float32", "float16", "bfloat16")]
+    assert min(abs(low[0] - low[1]), abs(low[1] - low[2]), abs(low[0] - low[2])) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (MASTERS | {"reduce_dtype": "bfloat16"}, "with master_weights=True gradients are summed in float32"),
+        (PLAIN | {"reduce_dtype": "bfloat16", "kvstore": "dist_sync"}, "workers of kvstore 'dist_sync' sum gradients"),
+    ],
+    ids=["master weights", "workers"],
+)
+def test_what_is_summed_otherwise_is_refused(options, said):
+    kvstore = options.pop("kvstore", "device") if "kvstore" in options else "device"
+    amp, model = session(**options), product(contexts=CONTEXTS)
+    trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
+    with pytest.raises(ua.PrepareError, match=said):
+        amp.prepare(model, trainer)

@@ -41,7 +41,7 @@ def run_workers(folder):
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=10)
     assert [process.returncode for process in processes[2:]] == [0, 0], texts
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(2)]
 

@@ -12,6 +12,7 @@ import warnings
 
 import numpy as np
 import replica_fit_cases
+import replica_reduction_cases
 import replica_xla_cases
 import tensorflow as tf
 from replica_sessions import (
@@ -323,7 +324,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore", ua.AmpWarning)
     cases = {
         name[5:]: case
-        for name, case in [*globals().items(), *vars(replica_fit_cases).items(), *vars(replica_xla_cases).items()]
+        for module in (sys.modules[__name__], replica_fit_cases, replica_reduction_cases, replica_xla_cases)
+        for name, case in vars(module).items()
         if name.startswith("case_")
     }
     results = {name: {form: case(form) for form in getattr(case, "forms", FORMS)} for name, case in cases.items()}

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 import unifiedamp as ua
 from unifiedamp_tensorflow.conformance.harness import Probe
-from unifiedamp_tensorflow.conformance.replicas import two_devices
+from unifiedamp_tensorflow.conformance.replicas import replicas_on_cpu
 from unifiedamp_tensorflow.internals import native
 
 keras = tf.keras
-STRATEGY = two_devices()
+STRATEGY = replicas_on_cpu(2)
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 GOOD, INF, NAN = (0.5, 0.5), (0.5, math.inf), (math.nan, 0.5)
 FORMS = ("eager", "compiled", "inside", "max")

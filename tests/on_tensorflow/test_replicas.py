@@ -267,6 +267,50 @@ def on_two_workers(script):
     return lines
 
 
+def rounded(value, dtype):
+    """Return a float64 rounded to a dtype by numpy alone, ties to even."""
+    if dtype == "bfloat16":
+        bits = int(np.float32(value).view(np.uint32))
+        return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
+    with np.errstate(over="ignore"):
+        return float(np.float32(value) if dtype in (None, "float32") else np.float16(value))
+
+
+PAIRS = ((1 + 2**-9, 3 * 2**-10), (3.1, 7.7), (40000.0, 40000.0), (70000.0, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_summed_in_the_dtype(results, form, dtype):
+    """An overflow that the cast or the sum makes skips the step on both replicas."""
+    rows, said = results["reduced"][form][str(dtype)]
+    for pair, (weights, applied) in zip(PAIRS, rows, strict=True):
+        total = rounded(sum(rounded(each, dtype) for each in pair), dtype)
+        finite = np.isfinite(total)
+        assert applied == finite
+        assert weights == [pytest.approx(1 - 0.1 * total if finite else 1.0, rel=1e-6, abs=1e-6)] * 2
+    assert said == ("reduced" if dtype is None else f"reduced in {dtype}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sparse_gradients_keep_their_dtype(results, form):
+    own = 1 + 2**-9
+    assert results["reduced_rows"][form] == [-own, -own, -2 * own]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fit_sums_in_the_dtype(results, form):
+    (plain, said), *others = results["reduced_in_fit"][form]
+    exact = sum(PAIRS[1])
+    parts = 0.1 * exact / (1 - plain[0])  # Keras 3 gives each replica its part of the loss
+    assert parts == pytest.approx(round(parts), rel=1e-5)
+    for dtype, (weights, row) in zip(("bfloat16", "float16"), others, strict=True):
+        low = rounded(sum(rounded(each / round(parts), dtype) for each in PAIRS[1]), dtype)
+        assert weights == [pytest.approx(1 - 0.1 * low, abs=2e-6)] * 2
+        assert abs(low * round(parts) - exact) > 1e-3
+        assert (said, row) == ("reduced", f"reduced in {dtype}")
+
+
 def test_two_workers():
     """Compiled steps, then steps of which XLA runs each worker's forward and backward pass."""
     assert on_two_workers(WORKER) == [[0.8, 2.0, 4, 1, [False, True]]] * 2

@@ -1,6 +1,7 @@
 """Session training through TensorFlow's v1 graph rewrite, under the reference transition."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,9 +42,11 @@ def test_canonical_trace(policy, options):
     assert [state.applied_steps for state in states] == [1, 2, 3, 3, 4, 5, 6]
 
 
-def test_every_step_is_the_reference_transition():
+@pytest.mark.parametrize("reset", ["good_step", "growth"])
+def test_every_step_is_the_reference_transition(reset):
     """Floor, ceiling and hysteresis, which TensorFlow's own scale object lacks."""
     setting = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2, hysteresis=2, min_scale=1.0, max_scale=16.0)
+    setting = replace(setting, hysteresis_reset=reset)
     rng = np.random.default_rng(0)
     gradients = [math.nan if bad else 1.0 for bad in rng.random(60) < 0.4]
     _, states = canonical(gradients, setting, force=True)
@@ -51,6 +54,7 @@ def test_every_step_is_the_reference_transition():
     for gradient, found in zip(gradients, states, strict=True):
         state = setting.next_state(state, math.isnan(gradient))
         assert (found.scale, found.good_steps, found.bad_steps) == (state.scale, state.good_steps, state.bad_steps)
+        assert found.hysteresis_steps == state.hysteresis_steps
     assert states[-1].skipped_steps == sum(map(math.isnan, gradients))
 
 

@@ -15,6 +15,7 @@ SETTINGS = [
     ua.DynamicLossScale(initial_scale=4.0, growth_interval=1, min_scale=0.5, max_scale=10.0),
     ua.DynamicLossScale(initial_scale=3.0, growth_factor=1.1, backoff_factor=0.3, growth_interval=2),
     ua.DynamicLossScale(initial_scale=4.0, growth_interval=2, hysteresis=3, growth_factor=1.7, backoff_factor=0.7),
+    ua.DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=3, hysteresis_reset="growth"),
     ua.DynamicLossScale(initial_scale=2.0**126, growth_interval=1, max_scale=3.0e38, growth_factor=3.0),
     ua.StaticLossScale(128.0),
 ]
@@ -51,6 +52,7 @@ def test_state_moves_as_the_reference(state_class, settings):
         wanted = settings.next_state(wanted, found_inf)
         read = state.read()
         assert (read.scale, read.good_steps, read.bad_steps) == (wanted.scale, wanted.good_steps, wanted.bad_steps)
+        assert read.hysteresis_steps == wanted.hysteresis_steps
         assert scale.item() == wanted.scale
     assert read.applied_steps + read.skipped_steps == 300
 

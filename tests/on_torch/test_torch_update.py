@@ -87,6 +87,7 @@ scales = st.builds(
     backoff_factor=st.sampled_from([0.5, 0.3]),
     growth_interval=st.integers(1, 4),
     hysteresis=st.integers(1, 3),
+    hysteresis_reset=st.sampled_from(["good_step", "growth"]),
     min_scale=st.sampled_from([2.0**-14, 1.0]),
     max_scale=st.sampled_from([2.0**17, 3e38]),
 )
@@ -97,7 +98,9 @@ scales = st.builds(
 def test_the_moved_scale_is_the_reference(scale, found):
     state = scale.initial_state()
     device = [torch.tensor(state.scale), torch.tensor(0, dtype=torch.int32), torch.tensor(0.0, dtype=torch.float64)]
+    spent = torch.tensor(0.0, dtype=torch.float64)
     for bad in found:
         state = scale.next_state(state, bad)
-        update_scale_by_formula(scale, *device, torch.tensor(float(bad)))
+        update_scale_by_formula(scale, *device, torch.tensor(float(bad)), spent if scale.keeps_hysteresis else None)
+        assert spent.item() == state.hysteresis_steps
         assert [each.item() for each in device] == [state.scale, state.good_steps, state.bad_steps]

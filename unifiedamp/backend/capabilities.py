@@ -77,6 +77,7 @@ FEATURES = {
     "convert_model": "amp.convert_model: a copy of a model for inference in low precision",
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "several_devices": "one decision over all devices or ranks",
+    "reduce_dtype": "the dtype in which gradients are summed between ranks or replicas (Amp(reduce_dtype=...))",
     "no_device_wait": "a step that never waits for the device",
     "recording": "amp.record: each layer's statistics, on recorded steps",
     "shape_advice": "the sizes of a model's matrix products, by layer",

@@ -28,6 +28,8 @@ class SessionSpec:
         compile_mode: the default mode of ``amp.compile``, one of :data:`COMPILE_MODES`.
         master_weights: optimizers train float32 copies of the 16-bit parameters; asked for only where the capability
             of that name is declared.
+        reduce_dtype: the dtype in which gradients are summed between ranks, replicas or contexts; None leaves it to the
+            framework. Asked for only where the capability of that name is declared.
         tuning: the items of ``Tuning`` asked for. Core warns of those that the backend does not declare.
     """
 
@@ -40,6 +42,7 @@ class SessionSpec:
     compile_mode: str = "default"
     master_weights: bool = False
     tuning: Tuning = field(default_factory=Tuning)
+    reduce_dtype: str | None = None
     warned: set[str] = field(default_factory=set, repr=False)
 
     def warn(self, message: str, category: type[AmpWarning]) -> None:

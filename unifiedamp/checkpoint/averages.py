@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError
-from ..loss_scale.foreign_layouts import checked_count, shortened
+from ..loss_scale.saved_values import checked_count, shortened
 from ..training.ema import SavedAverage
 
 DTYPES = ("float32", "complex64")

@@ -7,7 +7,8 @@ A session's state is plain JSON::
      "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
      "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}]}
 
-``ema`` is there where the session keeps averages (``Amp.ema``); see ``averages``.
+``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
+(``Amp.ema``); see ``averages``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, Protocol
 from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
 from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
-from ..loss_scale.foreign_layouts import checked_count, checked_scale, read_foreign, shortened
+from ..loss_scale.foreign_layouts import read_foreign
+from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
 from ..training.ema import Averages
 from .averages import dump_averages, read_averages
@@ -46,12 +48,16 @@ class SavedState:
         loss_scale: the settings it was saved under, where the layout holds them.
         policy: the policy's text, where the layout holds it.
         source: the layout, for messages.
+        held: the names of the settings that the layout holds; None for all.
+        hysteresis_left: non-finite iterations before a backoff, where the layout counts down to it.
     """
 
     state: ScaleState | None
     loss_scale: LossScale | None
     policy: str | None
     source: str
+    held: tuple[str, ...] | None = None
+    hysteresis_left: int | None = None
 
 
 def dump_session(amp: Session) -> dict[str, Any]:
@@ -64,9 +70,16 @@ def dump_session(amp: Session) -> dict[str, Any]:
         "backend": amp.backend.name,
         "policy": str(amp.policy.replace(loss_scale=None)),
         "loss_scale": amp.loss_scale_settings.to_dict(),
-        "state": asdict(amp.backend.training.read_state()),
+        "state": _dump_state(amp.backend.training.read_state(), amp.loss_scale_settings),
         **kept,
     }
+
+
+def _dump_state(state: ScaleState, settings: LossScale) -> dict[str, Any]:
+    numbers = asdict(state)
+    if not settings.keeps_hysteresis:
+        del numbers["hysteresis_steps"]
+    return numbers
 
 
 def load_session(
@@ -99,7 +112,7 @@ def read_session(amp: Session, raw: Mapping[str, Any], restart_scale: bool) -> S
     if off or not mine.enabled:
         state = replace(mine.initial_state(), applied_steps=state.applied_steps, skipped_steps=state.skipped_steps)
     else:
-        state = _within_bounds(state, mine, warn)
+        state = _with_hysteresis(_within_bounds(state, mine, warn), mine, saved, warn)
         _compare_settings(mine, saved, warn)
     policy = str(amp.policy.replace(loss_scale=None))
     if saved.policy is not None and saved.policy != policy:
@@ -116,6 +129,23 @@ def _within_bounds(state: ScaleState, mine: LossScale, warn: Any) -> ScaleState:
     return replace(state, good_steps=min(state.good_steps, mine.growth_interval - 1))
 
 
+def _with_hysteresis(state: ScaleState, mine: LossScale, saved: SavedState, warn: Any) -> ScaleState:
+    """Return the state with the overflows that count towards hysteresis under this session's settings."""
+    left, bad, spent = saved.hysteresis_left, state.bad_steps, state.hysteresis_steps
+    if left is not None:
+        spent = max(mine.hysteresis - left, 0)
+        bad = 0 if state.good_steps else spent
+        if left > mine.hysteresis and "hysteresis" not in (saved.held or ()):
+            warn(
+                f"{saved.source} had {left} overflows left before the scale backs off, and this session backs off "
+                f"after {mine.hysteresis}: give DynamicLossScale the hysteresis of that run",
+                StateWarning,
+            )
+    if not mine.keeps_hysteresis:
+        return replace(state, bad_steps=bad, hysteresis_steps=0)
+    return replace(state, hysteresis_steps=min(max(spent, state.bad_steps), mine.hysteresis))
+
+
 def _compare_settings(mine: LossScale, saved: SavedState, warn: Any) -> None:
     theirs = saved.loss_scale
     if theirs is None or theirs == mine:
@@ -125,9 +155,14 @@ def _compare_settings(mine: LossScale, saved: SavedState, warn: Any) -> None:
         return
     for field in fields(mine):
         old, new = getattr(theirs, field.name), getattr(mine, field.name)
-        # Where a run starts has no meaning once it goes on.
-        if old != new and field.name != "initial_scale":
+        if old != new and _has_effect(field.name, mine) and (saved.held is None or field.name in saved.held):
             warn(f"loss scale {field.name} was {old!r} when saved; this session's {new!r} is used", StateWarning)
+
+
+def _has_effect(setting: str, mine: LossScale) -> bool:
+    if setting == "hysteresis_reset":
+        return mine.hysteresis > 1
+    return setting != "initial_scale"  # where a run starts has no meaning once it goes on
 
 
 def read_saved(raw: Mapping[str, Any]) -> SavedState:
@@ -140,7 +175,8 @@ def read_saved(raw: Mapping[str, Any]) -> SavedState:
         raise CheckpointError(f"a saved state must be a mapping, got {type(raw).__name__}")
     if "schema" not in raw:
         native = read_foreign(raw)
-        return SavedState(native.state, native.loss_scale, None, native.source)
+        left = native.hysteresis_left
+        return SavedState(native.state, native.loss_scale, None, native.source, native.held, left)
     if raw["schema"].__class__ is not str or raw["schema"] != SCHEMA:
         raise CheckpointError(f"this state has schema {shortened(raw['schema'])}, not {SCHEMA!r}")
     _check_version(raw.get("version"))
@@ -175,6 +211,8 @@ def _read_state(raw: Any) -> ScaleState:
         raise CheckpointError(f"this state's 'state' must be a mapping, got {type(raw).__name__}")
     values: dict[str, Any] = {}
     for field in fields(ScaleState):
+        if field.name not in raw and field.name == "hysteresis_steps":
+            continue
         if field.name not in raw:
             raise CheckpointError(f"this state is truncated: state.{field.name} missing")
         read = checked_scale if field.name == "scale" else checked_count

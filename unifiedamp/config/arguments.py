@@ -70,6 +70,9 @@ class AmpConfig(BaseModel):
     master_weights: StrictBool = Field(
         False, description="Under policy float16 or bfloat16, optimizers train float32 copies of the parameters."
     )
+    reduce_dtype: StrictStr | None = Field(
+        None, description="Dtype in which gradients are summed between ranks. Left out: the framework's."
+    )
     compile: StrictStr = Field("default", description="The default mode of amp.compile: default, max or off.")
     tuning: StrictStr | dict[StrictStr, Any] | None = Field(
         None, description="Speed settings besides the policy: fast, off or a table of items."

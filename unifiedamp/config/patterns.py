@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from ..loss_scale import KINDS
+from ..loss_scale import HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.presets import ALIASES, PRESET_FIELDS
@@ -42,8 +42,13 @@ def loss_scale() -> str:
 
 def _settings(kind: str) -> str:
     names = [field.name for field in fields(KINDS[kind])]
-    items = [rf"{name}\s*=\s*{COUNT if name in COUNTS else NUMBER}\s*" for name in names]
-    return _listed("|".join(items))
+    return _listed("|".join(rf"{name}\s*=\s*{_scale_value(name)}\s*" for name in names))
+
+
+def _scale_value(name: str) -> str:
+    if name == "hysteresis_reset":
+        return f"(?:{'|'.join(HYSTERESIS_RESETS)})"
+    return COUNT if name in COUNTS else NUMBER
 
 
 def policy() -> str:

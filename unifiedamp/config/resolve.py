@@ -38,21 +38,24 @@ class Resolved:
         compile_mode: str,
         master_weights: bool,
         tuning: Tuning,
+        reduce_dtype: str | None = None,
     ) -> Backend:
         """Create the backend for the other arguments of ``Amp``, and warn of settings without effect.
 
         Raises:
-            UnsupportedError: the backend has no master weights, and ``master_weights`` asks for them.
+            UnsupportedError: the backend has no master weights or no ``reduce_dtype``, and it is asked for.
         """
         spec = SessionSpec(
             self.policy, self.loss_scale, accumulate_steps, device, strict, self.options, compile_mode, master_weights,
-            tuning,
+            tuning, reduce_dtype,
         )  # fmt: skip
         for message in self.warnings:
             spec.warn(message, PolicyWarning)
         backend = self.backend_class(spec)
         if master_weights:
             backend.require("master_weights", "master_weights=True")
+        if reduce_dtype is not None:
+            backend.require("reduce_dtype", f"reduce_dtype={reduce_dtype!r}")
         return backend
 
 

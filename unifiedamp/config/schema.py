@@ -12,6 +12,7 @@ from typing import Any
 
 from ..backend import BackendPlugin
 from ..errors import BackendUnavailableError
+from ..policy.dtypes import DTYPES
 from . import plugins
 from . import schema_parts as parts
 from .arguments import AmpConfig, PolicyTable
@@ -63,6 +64,7 @@ def _amp(backends: list[BackendPlugin]) -> Schema:
         "backend": parts.any_of({"enum": [each.name for each in backends]}, {"type": "string"}, parts.NULL),
         "policy": parts.any_of({"$ref": "#/definitions/policy_text"}, {"$ref": "#/definitions/policy"}, parts.NULL),
         "loss_scale": _or_null(parts.loss_scale()),
+        "reduce_dtype": _or_null(parts.dtype(DTYPES)),
         "compile": parts.compile_mode(),
         "tuning": _or_null(parts.tuning()),
         "backend_options": parts.any_of(_options(backends), parts.NULL),

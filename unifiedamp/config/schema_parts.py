@@ -9,7 +9,7 @@ from typing import Any
 from ..backend import COMPILE_MODES, TUNING
 from ..backend.tuning import PRESETS as TUNING_PRESETS
 from ..backend.tuning import Tuning
-from ..loss_scale import FLOAT32_MAX, KINDS
+from ..loss_scale import FLOAT32_MAX, HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.presets import PRESET_FIELDS
@@ -31,7 +31,11 @@ SCALE_SETTINGS: dict[str, tuple[Schema, str]] = {
     "growth_interval": (COUNT, "Finite iterations in a row before the scale grows."),
     "min_scale": (POSITIVE, "The smallest scale."),
     "max_scale": (POSITIVE, "The largest scale."),
-    "hysteresis": (COUNT, "Non-finite iterations in a row before the scale is reduced."),
+    "hysteresis": (COUNT, "Non-finite iterations before the scale is reduced."),
+    "hysteresis_reset": (
+        {"enum": [*HYSTERESIS_RESETS]},
+        "What starts the count of hysteresis again: a finite iteration, or a growth of the scale.",
+    ),
     "max_consecutive_skips": (COUNT, "Skipped steps in a row after which training stops with LossScaleExhausted."),
     "scale": (POSITIVE, "The fixed scale."),
 }

@@ -16,19 +16,18 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unifiedamp.backend import BackendPlugin, hookimpl
-from unifiedamp.config import plugins
 from unifiedamp.errors import ConfigError, UnsupportedError, nearest
 
 from . import plugin as kit
 from .driver import probe_run
 from .faults import FAULTS, Fault
+from .faults.laid import lay_over
 from .harness import load_harness
 
 KILLED, SURVIVED, LEFT_OUT = "killed", "survived", "not applicable"
@@ -179,7 +178,7 @@ class _Trials:
             return Outcome(fault.name, fault.about, LEFT_OUT, f"no {fault.needs}: {declared[fault.needs]}")
 
         def run() -> dict[str, Any]:
-            _lay_over(self.report.backend, fault)
+            lay_over(self.report.backend, fault)
             return _run(sorted(items, key=lambda item: self._rank(fault, item)), stop=True)
 
         found = _in_a_fork(run, LIMIT)
@@ -203,18 +202,6 @@ def _import_what_a_step_does(backend: str) -> None:
     for name in _in_a_fork(modules, LIMIT)["modules"]:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-
-
-def _lay_over(backend: str, fault: Fault) -> None:
-    """Register ``backend`` with the fault, in this process."""
-    known = plugins.load_plugin(backend)
-
-    class Faulty:
-        @hookimpl
-        def unifiedamp_backend(self) -> BackendPlugin:
-            return replace(known, load=lambda: fault.over(known.load()))
-
-    plugins.register(backend, Faulty())
 
 
 def _run(items: Sequence[pytest.Item], *, stop: bool) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
 from ..loss_scale import LossScale
 from ..policy import Policy
+
+if TYPE_CHECKING:  # pytest rewrites the asserts of what is imported after the kit's plugin
+    from .ranks import Answers, RankCase, RankKind
 
 Array = npt.NDArray[Any]
 
@@ -19,7 +22,28 @@ class NotInFramework(Exception):
 
 
 class OptionalHarness:
-    """Objects that not every framework has. Override what yours does; everything is plain framework code."""
+    """Objects that not every framework has. Override what yours does; everything is plain framework code.
+
+    Attributes:
+        rank_kinds: name → each way in which ranks train together here; :meth:`run_ranks` runs them.
+    """
+
+    rank_kinds: Mapping[str, RankKind] = {}
+
+    def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
+        """Train cases on several ranks, all of them in the same processes.
+
+        Args:
+            kind: of ``rank_kinds``.
+            count: how many ranks: of the kind's ``counts``, or 1.
+            form: how steps run, of ``Harness.forms``.
+            cases: what to train; ``unifiedamp.conformance.ranks`` has the loop (``play_all``) and the processes
+                (``RankProcesses``, ``answers_of``).
+
+        Returns:
+            Name of the case → what each rank did, or why it did not end.
+        """
+        self._lacks("ranks that train together")
 
     def grouped_sgd(self, model: Any, learning_rates: Sequence[float]) -> Any:
         """Return SGD with a parameter group for each parameter of the model, in order, with these learning rates."""

@@ -22,10 +22,12 @@ class Oracle:
     low: float = 2.0**-14
     high: float = 2.0**24
     hysteresis: int = 1
+    hysteresis_reset: str = "good_step"
     window: int = 1
     clip_norm: float | None = None
     good: int = 0
     bad: int = 0
+    overflows: int = 0
     applied: int = 0
     skipped: int = 0
     pending: list[list[float]] = field(default_factory=list)
@@ -51,12 +53,13 @@ class Oracle:
         self.bad = 0
         self.good += 1
         if self.good == self.growth_interval:
-            self.good = 0
+            self.good = self.overflows = 0
             self.scale = min(self.high, self.scale * self.growth)
 
     def _overflow(self) -> None:
         self.skipped += 1
         self.good = 0
         self.bad += 1
-        if self.bad >= self.hysteresis:
+        self.overflows += 1
+        if (self.bad if self.hysteresis_reset == "good_step" else self.overflows) >= self.hysteresis:
             self.scale = max(self.low, self.scale * self.backoff)

@@ -76,8 +76,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     wanted = metafunc.config.getoption("--amp-form")
     pairs = [(name, form) for name in names for form in load_harness(name).forms if not wanted or form in wanted]
+    if "ranks" in metafunc.fixturenames:
+        _over_ranks(metafunc, pairs)
+        return
     params = [pytest.param(name, form, id=f"{name}-{form}") for name, form in pairs]
     metafunc.parametrize(("harness", "form"), params, indirect=["harness"])
+
+
+def _over_ranks(metafunc: pytest.Metafunc, pairs: Iterable[tuple[str, str]]) -> None:
+    """Run a test once per kind and number of ranks that train together, where a harness has some."""
+    params, full = [], metafunc.config.getoption("--amp-trajectories") >= 10_000
+    for name, form in pairs:
+        kinds = load_harness(name).rank_kinds
+        chosen = {kind: rules for kind, rules in kinds.items() if full or not rules.costly}
+        groups = [(kind, count) for kind, rules in chosen.items() for count in rules.runs(form)]
+        params += [pytest.param(name, form, each, id=f"{name}-{form}-{each[0]}-{each[1]}") for each in groups]
+        if not kinds:
+            lacks = pytest.mark.skip(reason=f"the harness of {name!r} has no rank_kinds")
+            params.append(pytest.param(name, form, None, id=f"{name}-{form}", marks=lacks))
+    metafunc.parametrize(("harness", "form", "ranks"), params, indirect=["harness"])
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from ..errors import ConfigError, shown
 from ..notebook import table_html
 from . import transition
 from .state import FLOAT32_MAX, ScaleState, float32
+
+HysteresisReset = Literal["good_step", "growth"]
+HYSTERESIS_RESETS: tuple[str, ...] = get_args(HysteresisReset)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class LossScale:
     backoff_factor = 1.0
     growth_interval = 2**31 - 1
     hysteresis = 1
+    hysteresis_reset = "good_step"
     max_consecutive_skips = 50
 
     @property
@@ -37,6 +41,11 @@ class LossScale:
     def scale_bounds(self) -> tuple[float, float]:
         """Smallest and largest value that the scale can take."""
         return (self.first_scale, self.first_scale)
+
+    @property
+    def keeps_hysteresis(self) -> bool:
+        """Whether the state needs ``hysteresis_steps``: overflows before a finite iteration still count."""
+        return transition.keeps_hysteresis(self)
 
     def initial_state(self) -> ScaleState:
         """Return the state before the first step."""
@@ -55,7 +64,7 @@ class LossScale:
 
     def __str__(self) -> str:
         """Return the text that ``parse_loss_scale`` reads back, changed fields only."""
-        changed = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.kind}({','.join(changed)})" if changed else self.kind
 
 
@@ -104,8 +113,10 @@ class DynamicLossScale(LossScale):
         backoff_factor: what it is multiplied by after a non-finite one; between 0 and 1.
         growth_interval: finite iterations in a row before it grows.
         min_scale: bounds, inclusive; the scale never reaches 0 or inf.
-        hysteresis: non-finite iterations in a row that it takes to back off (and again on each one after).
+        hysteresis: non-finite iterations that it takes to back off (and again on each one after).
         max_consecutive_skips: skips in a row after which ``LossScaleExhausted`` is raised.
+        hysteresis_reset: what starts their count again: ``"good_step"``, a finite iteration, so that they must come in
+            a row; or ``"growth"``, a growth of the scale, as in Megatron-LM and by default in DeepSpeed.
 
     Raises:
         ConfigError: a value is out of range; the message names it.
@@ -119,6 +130,7 @@ class DynamicLossScale(LossScale):
     max_scale: float = 2.0**24
     hysteresis: int = 1
     max_consecutive_skips: int = 50
+    hysteresis_reset: HysteresisReset = "good_step"
     kind: ClassVar[str] = "dynamic"
 
     def __post_init__(self) -> None:
@@ -126,6 +138,11 @@ class DynamicLossScale(LossScale):
             _require_finite_positive(self, name)
         for name in ("growth_interval", "hysteresis", "max_consecutive_skips"):
             _require_count(self, name)
+        if self.hysteresis_reset not in HYSTERESIS_RESETS:
+            raise ConfigError(
+                "DynamicLossScale: hysteresis_reset must be 'good_step' or 'growth', got "
+                f"{shown(self.hysteresis_reset)}"
+            )
         if self.growth_factor <= 1.0:
             raise ConfigError(f"DynamicLossScale: growth_factor must be above 1, got {self.growth_factor!r}")
         if self.backoff_factor >= 1.0:

@@ -26,6 +26,8 @@ class ScaleState:
         bad_steps: non-finite iterations in a row, up to now.
         applied_steps: optimizer steps applied since training began, over all optimizers.
         skipped_steps: optimizer steps skipped for non-finite gradients, over all optimizers.
+        hysteresis_steps: non-finite iterations since the last growth, counted up to ``hysteresis``; 0 unless
+            ``hysteresis_reset`` is ``"growth"`` and ``hysteresis`` above 1.
     """
 
     scale: float = 1.0
@@ -33,3 +35,4 @@ class ScaleState:
     bad_steps: int = 0
     applied_steps: int = 0
     skipped_steps: int = 0
+    hysteresis_steps: int = 0

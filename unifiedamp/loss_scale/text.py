@@ -10,6 +10,9 @@ from ..errors import ConfigError, nearest, shown
 from ..plain_values import plain
 from .settings import KINDS, LossScale, StaticLossScale
 
+WORDS = ("hysteresis_reset",)
+"""Settings whose value is a word."""
+
 
 def parse_loss_scale(value: object) -> LossScale:
     """Return the loss scale that a value describes.
@@ -59,7 +62,8 @@ def _from_text(text: str) -> LossScale:
     options: dict[str, Any] = {"kind": name.strip().lower()}
     for item in filter(None, (part.strip() for part in rest[:-1].split(","))):
         key, _, number = item.partition("=")
-        options[key.strip()] = _number(number.strip(), text)
+        word = key.strip() in WORDS
+        options[key.strip()] = number.strip() if word else _number(number.strip(), text)
     return _from_mapping(options)
 
 

@@ -8,6 +8,9 @@ State: ``scale`` (a float32 value) and ``good_steps``. Once per iteration, when 
                                if good_steps == growth_interval:
                                    good_steps = 0; scale = min(max_scale, scale * growth_factor)
 
+With ``hysteresis_reset="growth"``, ``hysteresis`` counts the non-finite iterations since the scale last grew instead of
+those in a row (``hysteresis_steps``).
+
 This is the algorithm of Micikevicius et al., "Mixed Precision Training" (ICLR 2018), section 3.2, with the bounds and
 the hysteresis that today's frameworks lack. ``scripts/make_vectors.py`` writes the conformance vectors from it.
 """
@@ -37,11 +40,20 @@ class Rules(Protocol):
 
     @property
     def hysteresis(self) -> int:
-        """Non-finite iterations in a row before a backoff."""
+        """Non-finite iterations before a backoff."""
+
+    @property
+    def hysteresis_reset(self) -> str:
+        """What ends the count of them: ``"good_step"`` or ``"growth"``."""
 
     @property
     def scale_bounds(self) -> tuple[float, float]:
         """The smallest and largest scale."""
+
+
+def keeps_hysteresis(rules: Rules) -> bool:
+    """Return whether overflows before a finite iteration still count, so that ``hysteresis_steps`` is needed."""
+    return rules.hysteresis > 1 and rules.hysteresis_reset == "growth"
 
 
 def next_state(rules: Rules, state: ScaleState, found_inf: bool) -> ScaleState:
@@ -51,11 +63,12 @@ def next_state(rules: Rules, state: ScaleState, found_inf: bool) -> ScaleState:
     """
     if found_inf:
         bad, scale = state.bad_steps + 1, state.scale
-        if bad >= rules.hysteresis:
+        spent = min(state.hysteresis_steps + 1, rules.hysteresis) if keeps_hysteresis(rules) else 0
+        if (spent or bad) >= rules.hysteresis:
             scale = max(float32(rules.scale_bounds[0]), float32(scale * rules.backoff_factor))
-        return replace(state, scale=scale, good_steps=0, bad_steps=bad)
+        return replace(state, scale=scale, good_steps=0, bad_steps=bad, hysteresis_steps=spent)
     good = state.good_steps + 1
     if good < rules.growth_interval:
         return replace(state, good_steps=good, bad_steps=0)
     scale = min(float32(rules.scale_bounds[1]), float32(state.scale * rules.growth_factor))
-    return replace(state, scale=scale, good_steps=0, bad_steps=0)
+    return replace(state, scale=scale, good_steps=0, bad_steps=0, hysteresis_steps=0)

@@ -40,6 +40,8 @@ def session_settings(session: Any) -> dict[str, Any]:
     }
     if spec.master_weights:
         settings["master_weights"] = True
+    if spec.reduce_dtype is not None:
+        settings["reduce_dtype"] = spec.reduce_dtype
     if session.tuning:
         settings["tuning"] = str(session.tuning)
     if models := getattr(session, "models", ()):

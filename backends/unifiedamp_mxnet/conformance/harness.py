@@ -11,6 +11,7 @@ import numpy as np
 
 from unifiedamp.backend import LossScale, Policy
 from unifiedamp.conformance.harness import Array, Harness
+from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
 from .._types import Array as NativeArray
 from .._types import Block, Trainer
@@ -20,6 +21,7 @@ from ..precision.policies import PRODUCTS
 from . import contexts
 from .models import Mapped, Picked, Probe, Ratio, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample
+from .ranks import KINDS, run_on_ranks
 
 nn = gluon.nn
 F = mx.np if NUMPY_API else mx.nd
@@ -43,6 +45,7 @@ class MXNetHarness(Harness):
     backend = "mxnet"
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
+    rank_kinds: Mapping[str, RankKind] = KINDS
     # A CPU runs float16 where its matrix products need not.
     pure_policies: Mapping[str, str | Policy] = {
         **Harness.pure_policies,
@@ -152,6 +155,9 @@ class MXNetHarness(Harness):
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
         weights, skipped = contexts.step(lambda: Probe([1.0]), [(value,) for value in gradients], loss_scale)
         return [(weight, skipped) for (weight,) in weights]
+
+    def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
+        return run_on_ranks(count, form, self.forms[form], cases)
 
     # -- optional ------------------------------------------------------------------------------------------------
 

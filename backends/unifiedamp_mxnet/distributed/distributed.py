@@ -18,7 +18,8 @@ class MXNetDistributed(Distributed):
     runs_replicas = False
 
 
-def _kvstore_name(trainer: Trainer) -> str:
+def kvstore_name(trainer: Trainer) -> str:
+    """Return the type of a Trainer's kvstore; empty where it has none."""
     store = trainer._kvstore_params["kvstore"]
     return store if isinstance(store, str) else getattr(store, "type", "") or ""
 
@@ -40,7 +41,7 @@ def update_on_trainer(trainer: Trainer) -> None:
             "this Trainer already updates its weights on the kvstore (update_on_kvstore=True), before gradients can "
             f"be checked: an inf would reach the weights. {advice}"
         )
-    if "async" in _kvstore_name(trainer):
+    if "async" in kvstore_name(trainer):
         raise errors.PrepareError(
             "an asynchronous kvstore updates weights before gradients can be checked; use 'dist_sync'"
         )
@@ -82,12 +83,17 @@ def check_one_process(trainer: Trainer) -> None:
     Raises:
         PrepareError: the Trainer's kvstore is distributed.
     """
-    name = _kvstore_name(trainer)
-    if name.startswith("dist") or name in ("horovod", "byteps", "p3"):
+    if is_distributed(trainer):
         raise errors.PrepareError(
             "master_weights=True sums gradients over the devices of one process alone, and the Trainer's kvstore is "
-            f"{name!r}; use a mixed policy, whose gradients are float32"
+            f"{kvstore_name(trainer)!r}; use a mixed policy, whose gradients are float32"
         )
+
+
+def is_distributed(trainer: Trainer) -> bool:
+    """Return whether a Trainer's kvstore spans processes."""
+    name = kvstore_name(trainer)
+    return name.startswith("dist") or name in ("horovod", "byteps", "p3")
 
 
 def connect(trainer: Trainer) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._types import Array, Trainer
-from ..distributed.distributed import allreduce, connect
+from ..distributed.distributed import connect
+from ..distributed.reduction import sum_of
 from ..mxnet_api import cast, context_of
 from ..precision.low_precision_params import is_low_precision
 from .multi_tensor import zero
@@ -45,6 +46,7 @@ class GradientBuffer:
         names: id of a Parameter → the name that ``gradients`` gives it.
         widens: gradients of 16-bit parameters are gathered in float32, for master weights.
         rescales: gradients are those of a scaled loss or of a window's mean, so native ones must not mix with them.
+        reduce_dtype: in which they are summed over contexts; None for their own.
 
     Attributes:
         pending: a loss was scaled for it in this window.
@@ -55,8 +57,15 @@ class GradientBuffer:
         condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
     """
 
-    def __init__(self, trainer: Trainer, names: dict[int, str], widens: bool = False, rescales: bool = False) -> None:
-        self.trainer = trainer
+    def __init__(
+        self,
+        trainer: Trainer,
+        names: dict[int, str],
+        widens: bool = False,
+        rescales: bool = False,
+        reduce_dtype: str | None = None,
+    ) -> None:
+        self.trainer, self._sum = trainer, sum_of(trainer, reduce_dtype)
         self._names, self._widens, self._rescales = names, widens, rescales
         self.restart()
 
@@ -181,7 +190,7 @@ class GradientBuffer:
         """Sum the gradients over contexts and workers, as ``Trainer.allreduce_grads`` does."""
         if connect(self.trainer):
             self._fill_in()
-        allreduce(self.trainer)
+        self._sum()
         for index in {index for _, index in self._wide}:
             self._sum_wide(index)
 

@@ -8,6 +8,7 @@ from unifiedamp.backend import SessionSpec, errors
 
 from .._types import Block, Parameter, Trainer
 from ..distributed import distributed
+from ..distributed.reduction import check_reduction
 from ..layer_paths import is_symbol_block, named_parameters, walk
 from ..mxnet_api import gluon, mx, param_dtype
 from ..precision.low_precision_params import Arrays, is_low_precision
@@ -39,6 +40,7 @@ def check_prepare(
         distributed.check_contexts(trainer)
         distributed.update_on_trainer(trainer)
         distributed.check_compression(trainer, spec.loss_scale)
+        check_reduction(trainer, spec)
         if spec.master_weights:
             distributed.check_one_process(trainer)
             master_weights.check(trainer, originals)

@@ -38,7 +38,7 @@ class PreparedOptimizer:
         names: id of a Parameter → its name for users.
         scaler: the session's.
         masters: the Trainer's float32 master weights, None without.
-        rescales: see ``GradientBuffer``.
+        rescales, reduce_dtype: see ``GradientBuffer``.
 
     Attributes:
         buffer: the gradients since the last step.
@@ -54,11 +54,12 @@ class PreparedOptimizer:
         scaler: SessionScaler,
         masters: MasterWeights | None = None,
         rescales: bool = False,
+        reduce_dtype: str | None = None,
     ) -> None:
         self.trainer, self.masters = trainer, masters
         self.overwriting = OverwriteGradients(trainer._params)
         self.overwriting.apply()
-        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales)
+        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype)
         self._update = WeightUpdate(trainer, masters)
         self._conditions = WorkerConditions(trainer)
         self.followers: list[Follower] = []

@@ -31,7 +31,7 @@ class PreparedOptimizers:
         fuse: Callable[[Trainer], Iterable[Undo]],
     ) -> None:
         self._scaler, self._originals, self._fuse = scaler, originals, fuse
-        self._master_weights = spec.master_weights
+        self._master_weights, self._reduce_dtype = spec.master_weights, spec.reduce_dtype
         self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
         self._prepared: dict[int, PreparedOptimizer] = {}
         self._undo: list[Undo] = []
@@ -56,7 +56,7 @@ class PreparedOptimizers:
         if id(trainer) not in self._prepared:
             masters = MasterWeights(trainer, self._originals) if self._master_weights else None
             create_states(trainer)
-            prepared = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales)
+            prepared = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype)
             self._prepared[id(trainer)] = prepared
             self._undo += self._fuse(trainer)
             for call in self._on_new:

@@ -12,12 +12,14 @@ import tensorflow as tf
 
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
+from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
 from ..internals import set_dtype_policy
 from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
 from .models import ComplexProbe, Listed, Mapped, Picked, Probe, Ratio, Structured
+from .ranks import KINDS, run_on_ranks
 
 keras: Any = tf.keras
 
@@ -46,6 +48,7 @@ class TensorFlowHarness(Harness):
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}
+    rank_kinds: Mapping[str, RankKind] = KINDS
 
     def probe(self, values: Sequence[float]) -> Any:
         return Probe(values)
@@ -153,6 +156,9 @@ class TensorFlowHarness(Harness):
         from .replicas import run_on_replicas
 
         return [(weight, skipped) for (weight,), skipped in run_on_replicas([(g,) for g in gradients], loss_scale)]
+
+    def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
+        return run_on_ranks(kind, count, form, self.forms[form], cases)
 
     def dtype_of(self, tensor: Any) -> str:
         return str(tf.as_dtype(tensor.dtype).name)

@@ -1,16 +1,19 @@
-"""One step on two replicas, for the conformance kit: in a separate process, whose CPU counts as two devices."""
+"""Steps on several replicas, for the conformance kit: in a separate process, whose CPU counts as several devices."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import LossScale, Policy, SessionSpec
+from unifiedamp.conformance.ranks import RankProcesses
 
 Answer = list[tuple[list[float], int]]
 """For each replica, its parameters and the session's count of skipped steps."""
@@ -31,27 +34,62 @@ def run_on_replicas(
     Raises:
         AssertionError: the two forms differ.
     """
-    eager, compiled = _process().submit(_both_forms, list(gradients), loss_scale, max_norm).result(timeout=300)
+    ((eager, compiled),) = process(len(gradients)).run(_both_forms, list(gradients), loss_scale, max_norm)
     assert eager == compiled, f"eager and compiled differ: {eager} and {compiled}"
     return eager
 
 
-@functools.cache
-def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-
-
-def _both_forms(gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None) -> list[Answer]:
-    strategy = two_devices()
-    return [_step(strategy, gradients, loss_scale, max_norm, compiled) for compiled in (False, True)]
+def process(count: int) -> RankProcesses:
+    """Return the process of this many replicas: TensorFlow's collectives of one process are all of one size."""
+    return _process(max(count, 2))
 
 
 @functools.cache
-def two_devices() -> Any:
-    """Return a strategy over two devices made of the CPU; legal until TensorFlow has looked at its devices."""
+def _process(_count: int) -> RankProcesses:
+    return RankProcesses(1)
+
+
+@functools.cache
+def workers(count: int) -> RankProcesses:
+    """Return processes that are the workers of one cluster, each with one replica."""
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for place in places:
+            place.bind(("localhost", 0))
+        addresses = [f"localhost:{place.getsockname()[1]}" for place in places]
+    return RankProcesses(count, setup=functools.partial(join_cluster, addresses))
+
+
+def join_cluster(addresses: Sequence[str], index: int, _count: int, _folder: str) -> None:
+    """Make this process the worker of that index."""
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+    of_cluster()
+
+
+@functools.cache
+def of_cluster() -> Any:
+    """Return the strategy of the cluster that this process is a worker of."""
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def _both_forms(
+    _index: int, _count: int, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None
+) -> Iterator[Answer]:
+    for compiled in (False, True):
+        yield _step(replicas_on_cpu(len(gradients)), gradients, loss_scale, max_norm, compiled)
+
+
+MOST = 4
+"""How many devices the CPU counts as."""
+
+
+@functools.cache
+def replicas_on_cpu(count: int) -> Any:
+    """Return a strategy over devices made of the CPU; legal until TensorFlow has looked at its devices."""
     (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    if not tf.config.get_logical_device_configuration(cpu):
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * MOST)
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(count)])
 
 
 def _step(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from unifiedamp.backend import Distributed, errors
+from unifiedamp.backend import Distributed, PlanRow, errors
 
 from .replicas import Replicas, SingleReplica
 
@@ -30,6 +30,18 @@ class TensorFlowDistributed(Distributed):
 
     def replica(self) -> int:
         return self.replicas.here()
+
+    def rows(self, reduce_dtype: str | None) -> list[PlanRow]:
+        """Return the row of ``amp.explain()`` on the sum of gradients; nothing where there is nothing to say."""
+        if self.replicas.count == 1 and reduce_dtype is not None:
+            note = "one replica: nothing is summed"
+            return [PlanRow("gradients of ranks", reduce_dtype, "none", "no effect", note)]
+        if self.replicas.count == 1:
+            return []
+        native, note = "ReplicaContext.all_reduce(SUM)", f"over {self.replicas.count} replicas, before the check"
+        if reduce_dtype is None:
+            return [PlanRow("gradients of ranks", "reduced", native, note=note)]
+        return [PlanRow("gradients of ranks", f"reduced in {reduce_dtype}", f"tf.cast, {native}, tf.cast", note=note)]
 
     def place(self, replicas: Replicas, prepared_before: bool) -> None:
         """Train where the model is.

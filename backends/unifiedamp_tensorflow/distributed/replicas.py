@@ -17,6 +17,7 @@ from unifiedamp.backend import errors
 
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
+from .reduction import narrowed, widened
 from .replica_programs import end_program, outside_programs
 
 T = TypeVar("T")
@@ -138,10 +139,11 @@ class MirroredReplicas:
 
     Args:
         strategy: the one that the model's variables were created under.
+        reduce_dtype: in which gradients are summed; None for their own.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
+    def __init__(self, strategy: Strategy, reduce_dtype: str | None = None) -> None:
+        self.strategy, self._reduce_dtype = strategy, reduce_dtype
         self.count = strategy.num_replicas_in_sync
 
     def __eq__(self, other: object) -> bool:
@@ -191,9 +193,11 @@ class MirroredReplicas:
         )
 
     def sum(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
-        """All-reduce."""
+        """All-reduce, in the dtype that was asked for."""
+        low = [narrowed(gradient, self._reduce_dtype) for gradient in gradients]
         end_program()
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
+        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, low)
+        return [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=True)]
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""

@@ -24,14 +24,21 @@ NOT_SYNCHRONOUS = {
 """Strategies that are not supported, and why."""
 
 
-def active_replicas() -> Replicas:
+def active_replicas(reduce_dtype: str | None) -> Replicas:
     """Return where an optimizer that is made here will train: under the active strategy, if there is one."""
     strategy = tf.distribute.get_strategy()
-    return MirroredReplicas(strategy) if isinstance(strategy, SYNCHRONOUS) else SingleReplica()
+    return MirroredReplicas(strategy, reduce_dtype) if isinstance(strategy, SYNCHRONOUS) else SingleReplica()
 
 
-def replicas_of(variables: Sequence[Variable], optimizers: Sequence[Optimizer]) -> Replicas:
+def replicas_of(
+    variables: Sequence[Variable], optimizers: Sequence[Optimizer], reduce_dtype: str | None = None
+) -> Replicas:
     """Return where a model with these variables trains.
+
+    Args:
+        variables: the model's.
+        optimizers: those that train them.
+        reduce_dtype: in which the replicas sum gradients.
 
     Raises:
         PrepareError: variables or optimizers of several strategies, or an optimizer made outside the model's.
@@ -47,7 +54,7 @@ def replicas_of(variables: Sequence[Variable], optimizers: Sequence[Optimizer]) 
     _check_synchronous("amp.prepare", strategy or _unsupported_strategy(optimizers))
     for optimizer in optimizers:
         _check_made_under(optimizer, strategy)
-    return SingleReplica() if strategy is None else MirroredReplicas(strategy)
+    return SingleReplica() if strategy is None else MirroredReplicas(strategy, reduce_dtype)
 
 
 def _check_made_under(optimizer: Optimizer, strategy: Strategy | None) -> None:

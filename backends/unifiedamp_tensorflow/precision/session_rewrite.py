@@ -58,7 +58,8 @@ class _Transition(NativeBase):
     def __init__(self, settings: LossScale) -> None:
         super().__init__(initial_loss_scale=settings.first_scale, increment_period=settings.growth_interval)
         self._settings = settings
-        self._counters = self._add_weight("unifiedamp_counters", [0, 0, 0], tf.int64)
+        counters = [0] * (4 if settings.keeps_hysteresis else 3)
+        self._counters = self._add_weight("unifiedamp_counters", counters, tf.int64)
 
     def update(self, grads: Any) -> tuple[Any, Any]:
         """Return the operation that updates the scale, and whether to apply the gradients."""
@@ -69,13 +70,18 @@ class _Transition(NativeBase):
         passed = tf.cast(finite, tf.int64)
         good, bad = passed * (good + 1), (1 - passed) * (counters[0] + 1)
         grow = good >= self._settings.growth_interval
-        shrink = bad >= self._settings.hysteresis
+        spent = [self._spent(counters[3], passed, grow)] if self._settings.keeps_hysteresis else []
+        shrink = (spent or [bad])[0] >= self._settings.hysteresis
         updates = (
             self._current_loss_scale.assign(self._next_scale(scale, grow, tf.logical_and(shrink, ~finite))),
             self._num_good_steps.assign(tf.where(grow, tf.zeros_like(good), good)),
-            self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed]),
+            self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed, *spent]),
         )
         return tf.group(*updates), finite
+
+    def _spent(self, spent: Tensor, passed: Tensor, grow: Tensor) -> Tensor:
+        counted = tf.minimum(spent + 1 - passed, self._settings.hysteresis)
+        return tf.where(grow, tf.zeros_like(counted), counted)
 
     def _next_scale(self, scale: Tensor, grow: Tensor, shrink: Tensor) -> Tensor:
         low, high = map(float32, self._settings.scale_bounds)
@@ -86,8 +92,8 @@ class _Transition(NativeBase):
     def read(self, session: Session) -> ScaleState:
         """Return the state as plain numbers."""
         scale, good, rest = session.run([self._current_loss_scale, self._num_good_steps, self._counters])
-        bad, applied, skipped = map(int, rest)
-        return ScaleState(float(scale), int(good), bad, applied, skipped)
+        bad, applied, skipped, *spent = map(int, rest)
+        return ScaleState(float(scale), int(good), bad, applied, skipped, *spent)
 
 
 def _scale_class() -> type:

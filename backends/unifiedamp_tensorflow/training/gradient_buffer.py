@@ -48,7 +48,7 @@ class GradientBuffer:
         self.flags: Tensor | None = None
         self.losses: list[Tensor] = []
         self.lost = False
-        self._complete = False
+        self._complete = self._filled = False
         self._condition: Tensor | None = None
         self._conditional = False
         self._home: Graph | None = None
@@ -135,6 +135,21 @@ class GradientBuffer:
             )
         return self.present
 
+    def fill_in(self, call: str) -> None:
+        """Give zeros to parameters that other replicas of this process alone have gradients of; once per window.
+
+        All replicas then sum, check and apply the same parameters; one without any decides with the others.
+        """
+        if self._filled or self._complete or self._replicas.count == 1:
+            return
+        self._filled = True
+        present = self.collect(call)
+        there = self._replicas.together(_of_any, ("\n".join(present),), {})
+        like = self._params.accumulators or self._params.trained
+        for name in set(there) - set(present):
+            present[name] = self._params.received(tf.zeros(like[name].shape, like[name].dtype))
+        self.present = {name: present[name] for name in self._params.names if name in present}
+
     # -- using ---------------------------------------------------------------------------------------------------
 
     def unscale(self, call: str, scaled: bool = True, flags: Tensor | None = None) -> None:
@@ -145,6 +160,7 @@ class GradientBuffer:
             scaled: they are to be divided.
             flags: what a check of the raw gradients found; None where there was none.
         """
+        self.fill_in(call)
         present = self.collect(call)
         if self._complete or not present:
             return
@@ -207,7 +223,7 @@ class GradientBuffer:
         self.present = {}
         self.flags = self._home = self._condition = None
         self.losses = []
-        self._complete = False
+        self._complete = self._filled = False
 
     # -- compiled calls ------------------------------------------------------------------------------------------
 
@@ -224,3 +240,9 @@ class GradientBuffer:
         """Restore a snapshot, after a call that may have replayed a trace."""
         self.forget()
         self._seen, self.lost, self._conditional = tuple(seen), lost, conditional
+
+
+def _of_any(names: str | tf.distribute.DistributedValues) -> tuple[str, ...]:
+    """Return the names that some replica gives, a name in each line."""
+    texts = names.values if isinstance(names, tf.distribute.DistributedValues) else (names,)
+    return tuple(dict.fromkeys(name for text in texts for name in text.split("\n") if name))

@@ -58,7 +58,8 @@ class Preparation:
         recomputed = [recomputation.choose(model, globs) for model in models]
         assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())
         check_distribution("amp.prepare")
-        replicas = replicas_of([v for _, named in assigned for v in named.values()], given)
+        trained = [v for _, named in assigned for v in named.values()]
+        replicas = replicas_of(trained, given, self._spec.reduce_dtype)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
         outer = [self._bind(optimizer, named) for optimizer, named in assigned]
@@ -97,7 +98,7 @@ class Preparation:
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
         """Return what users hold: the optimizer itself where a step does nothing else than its own."""
         spec, scaler = self._spec, self._scaler
-        plain = scaler is None and spec.accumulate_steps == 1 and not spec.master_weights
+        plain = scaler is None and spec.accumulate_steps == 1 and not spec.master_weights and not spec.reduce_dtype
         if plain and not _keras_would_scale(spec):
             return optimizer
         kind = optimizers.prepared_class()

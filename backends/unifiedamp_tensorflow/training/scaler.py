@@ -35,6 +35,7 @@ class DeviceScaler:
         scale: float32 variable.
         run: int64 variable: good steps since the last growth or skip, or the present run of bad ones as a negative
             number (one of the two counts is always 0).
+        spent: int64 variable, ``hysteresis_steps``; None where the settings do not keep it.
         applied, skipped: int64 variables, counters of ``ScaleState``.
         pending: int64 variable: what the steps since the last update found, one of the PENDING constants.
         skipped_by: int64 variable: the number of the optimizer whose step was the last that was skipped.
@@ -51,6 +52,8 @@ class DeviceScaler:
     def _make(self, state: ScaleState) -> None:
         self.scale = _variable(state.scale, tf.float32, "scale")
         self.run = _variable(_run(state), tf.int64, "run")
+        kept = self.settings.keeps_hysteresis
+        self.spent = _variable(state.hysteresis_steps, tf.int64, "hysteresis_steps") if kept else None
         self.applied = _variable(state.applied_steps, tf.int64, "applied_steps")
         self.skipped = _variable(state.skipped_steps, tf.int64, "skipped_steps")
         self.pending = _variable(PENDING_NONE, tf.int64, "pending")
@@ -66,24 +69,31 @@ class DeviceScaler:
     def read(self) -> ScaleState:
         """Return plain numbers; waits for the device."""
         run, applied, skipped = (int(counter.value()) for counter in (self.run, self.applied, self.skipped))
-        return ScaleState(float(self.scale.value()), max(run, 0), max(-run, 0), applied, skipped)
+        spent = 0 if self.spent is None else int(self.spent.value())
+        return ScaleState(float(self.scale.value()), max(run, 0), max(-run, 0), applied, skipped, spent)
 
     def write(self, state: ScaleState) -> None:
         """Set scale and counters; forget what is pending."""
-        self.scale.assign(state.scale)
-        self.run.assign(_run(state))
+        self._write_numbers(state)
         self.applied.assign(state.applied_steps)
         self.skipped.assign(state.skipped_steps)
         self.pending.assign(PENDING_NONE)
 
+    def _write_numbers(self, state: ScaleState) -> None:
+        self.scale.assign(state.scale)
+        self.run.assign(_run(state))
+        if self.spent is not None:
+            self.spent.assign(state.hysteresis_steps)
+
     def saved_variables(self) -> dict[str, Variable]:
         """Return name → variable of what a checkpoint needs."""
-        return {"scale": self.scale, "run": self.run, "applied_steps": self.applied, "skipped_steps": self.skipped}
+        kept = {} if self.spent is None else {"hysteresis_steps": self.spent}
+        counts = {"applied_steps": self.applied, "skipped_steps": self.skipped}
+        return {"scale": self.scale, "run": self.run, **counts, **kept}
 
     def continue_from(self, scale: float, good_steps: int) -> None:
         """Take over the scale of Keras's own optimizer, within the bounds of this session's settings."""
-        self.scale.assign(scale)
-        self.run.assign(good_steps)
+        self._write_numbers(ScaleState(scale, good_steps))
         self.clamp()
 
     def clamp(self) -> None:
@@ -91,6 +101,8 @@ class DeviceScaler:
         low, high = map(float32, self.settings.scale_bounds)
         self.scale.assign(min(max(float(self.scale.numpy()), low), high))
         self.run.assign(min(int(self.run.numpy()), self.settings.growth_interval - 1))
+        if self.spent is not None:
+            self.spent.assign(min(int(self.spent.numpy()), self.settings.hysteresis))
 
     def unscale(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale."""
@@ -145,8 +157,7 @@ class DeviceScaler:
         judged = update and found != PENDING_NONE
         new = self.settings.next_state(state, found == PENDING_NONFINITE) if judged else state
         if new is not state:
-            self.scale.assign(new.scale)
-            self.run.assign(_run(new))
+            self._write_numbers(new)
         self.pending.assign(PENDING_NONE if update else found)
         return state.scale, new.scale
 
@@ -161,6 +172,9 @@ class DeviceScaler:
         good = tf.maximum(self.run.read_value(), 0) + 1
         grown = good >= self.settings.growth_interval
         self.run.assign(tf.where(grown, tf.zeros_like(good), good))
+        if self.spent is not None:
+            spent = self.spent.read_value()
+            self.spent.assign(tf.where(grown, tf.zeros_like(spent), spent))
         if self.settings.growth_factor != 1.0:
             self._grow(grown)
             self._native_steps.after_finite(grown)
@@ -175,8 +189,16 @@ class DeviceScaler:
         self.run.assign(-bad)
         scale, smallest = self.scale.read_value(), float32(self.settings.scale_bounds[0])
         smaller = tf.maximum(smallest, _times(scale, self.settings.backoff_factor))
-        self.scale.assign(tf.where(bad >= self.settings.hysteresis, smaller, scale))
+        self.scale.assign(tf.where(self._counted(bad) >= self.settings.hysteresis, smaller, scale))
         self._native_steps.after_nonfinite()
+
+    def _counted(self, bad: Tensor) -> Tensor:
+        """Return how many overflows count towards hysteresis, the present one included."""
+        if self.spent is None:
+            return bad
+        spent = tf.minimum(self.spent.read_value() + 1, self.settings.hysteresis)
+        self.spent.assign(spent)
+        return spent
 
 
 def _times(scale: Tensor, factor: float) -> Tensor:

@@ -93,6 +93,7 @@ class TensorFlowTraining(Training):
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult:
         buffer, prepared = self._prepared.buffer(optimizer, "step"), self._prepared.find(optimizer)
+        buffer.fill_in("step")
         if buffer.collect("step"):
             outcome = self._steps.end(prepared, update=update_scale, alone=len(self._prepared.optimizers) == 1)
         else:

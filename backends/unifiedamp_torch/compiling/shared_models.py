@@ -14,6 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.reducers import make_reducer, why_kept
+from ..distributed.reduction import reduces_by_hook
 from ..distributed.wrapped import is_shared, replicated, world_size, wrapped_by
 from .compile import compile_call
 
@@ -34,6 +35,8 @@ def why_uncaptured(models: Sequence[torch.nn.Module]) -> str:
     for model in replicated(models):
         if model.find_unused_parameters and not model.static_graph:
             return "DistributedDataParallel(find_unused_parameters=True) reads from the device which ones were used"
+        if reduces_by_hook(model):
+            return "reduce_dtype casts gradients in a comm hook of DistributedDataParallel; fully_shard needs none"
         if why_kept(model):
             return why_kept(model)
     return ""

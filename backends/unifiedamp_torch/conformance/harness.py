@@ -12,9 +12,11 @@ from torch import nn
 
 from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
+from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
 from .models import ComplexProbe, ConvNet, Kept, Mapped, Mlp, Picked, Probe, Ratio, Structured, linear
 from .operations import OF_TWO, OPERATIONS
+from .rank_models import KINDS
 
 ON_GPU = torch.cuda.is_available()
 """There all optimizers are fused, as one that decides on the device must be; elsewhere some, so that both kinds are
@@ -30,6 +32,7 @@ class TorchHarness(Harness):
     }  # fmt: skip
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}
+    rank_kinds: Mapping[str, RankKind] = KINDS if torch.distributed.is_available() else {}
 
     def probe(self, values: Sequence[float]) -> nn.Module:
         return Probe(values)
@@ -133,9 +136,14 @@ class TorchHarness(Harness):
         model.get_submodule(layer).requires_grad_(trainable)
 
     def device_run(self, gradients: Sequence[float], loss_scale: LossScale) -> list[tuple[float, int]]:
+        from .one_step import step_on_ranks
+
+        return [(weight, skipped) for (weight,), skipped in step_on_ranks([(g,) for g in gradients], loss_scale)]
+
+    def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
         from .ranks import run_on_ranks
 
-        return [(weight, skipped) for (weight,), skipped in run_on_ranks([(g,) for g in gradients], loss_scale)]
+        return run_on_ranks(kind, count, form, self.forms[form], cases)
 
     # -- optional ------------------------------------------------------------------------------------------------
 
@@ -207,9 +215,9 @@ class TorchHarness(Harness):
     def clipped_device_run(
         self, gradients: Sequence[tuple[float, float]], max_norm: float, loss_scale: LossScale
     ) -> list[list[float]]:
-        from .ranks import run_on_ranks
+        from .one_step import step_on_ranks
 
-        return [weights for weights, _ in run_on_ranks(gradients, loss_scale, max_norm)]
+        return [weights for weights, _ in step_on_ranks(gradients, loss_scale, max_norm)]
 
     def extend(self, optimizer: Any, model: Any) -> None:
         optimizer.add_param_group({"params": list(model.parameters())})

@@ -1,80 +1,116 @@
-"""One step on two ranks, for the conformance kit: two processes joined by gloo."""
+"""Trains the kit's cases on several ranks: processes joined by gloo, on the CPU."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Sequence
-from pathlib import Path
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from unifiedamp.backend import LossScale, Policy, SessionSpec
+from unifiedamp.conformance.ranks import (
+    LEARNING_RATE,
+    Answers,
+    Array,
+    RankCase,
+    RankProcesses,
+    RankTrace,
+    Rows,
+    answers_of,
+    owned,
+    play_all,
+)
 
-SECONDS = 120
-"""The longest time that the processes may take."""
+from .rank_models import RankModel, shared
 
 
-def run_on_ranks(
-    gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None = None
-) -> list[tuple[list[float], int]]:
-    """Return each rank's parameters and skipped steps after a step with these gradients; see ``Harness.device_run``.
+def run_on_ranks(kind: str, count: int, form: str, options: Mapping[str, Any], cases: Sequence[RankCase]) -> Answers:
+    """Train cases on ``count`` ranks; see ``Harness.run_ranks``.
 
     Args:
-        gradients: the true gradients on each rank; they are not summed.
-        loss_scale: the session's.
-        max_norm: clip the gradients to this norm; None leaves them.
+        kind: of ``KINDS``.
+        count: how many processes.
+        form: how steps run.
+        options: the form's ``backend_options``.
+        cases: what to train.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        args = (folder, list(gradients), loss_scale, max_norm)
-        processes: Any = mp  # torch leaves it untyped
-        _join(processes.start_processes(_rank, args, len(gradients), join=False, start_method=_start_method()))
-        return [torch.load(Path(folder, f"rank{rank}")) for rank in range(len(gradients))]
+    return answers_of(processes(count), train, cases, kind, form, dict(options))
 
 
-def _join(ranks: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not ranks.join(timeout=1.0):
-        if time.monotonic() > deadline:
-            for process in ranks.processes:
-                process.kill()
-            raise TimeoutError(f"a step on {len(ranks.processes)} ranks did not end within {SECONDS} seconds")
+@functools.cache
+def processes(count: int) -> RankProcesses:
+    """Return processes that are joined once, and train everything on this many ranks."""
+    return joined_processes(count, join)
 
 
-def _start_method() -> str:
-    """Return "forkserver", from a process that has only imported torch, where the system has it."""
-    if "forkserver" not in mp.get_all_start_methods():
-        return "spawn"
-    mp.get_context("forkserver").set_forkserver_preload(["unifiedamp_torch.backend", __name__])
-    return "forkserver"
+def joined_processes(count: int, setup: Callable[[int, int, str], None], **options: Any) -> RankProcesses:
+    """Return new processes, forked from one that has only imported torch, where the system has it.
+
+    Args:
+        count: how many.
+        setup: :func:`join`, or what calls it.
+        **options: of ``RankProcesses``.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return RankProcesses(count, "spawn", setup, **options)
+    multiprocessing.set_forkserver_preload(["unifiedamp_torch.backend", __name__])
+    return RankProcesses(count, "forkserver", setup, **options)
 
 
-def _rank(
-    rank: int, folder: str, gradients: Sequence[Sequence[float]], loss_scale: LossScale, max_norm: float | None
-) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(gradients))
-    try:
-        torch.save(_step(gradients[rank], loss_scale, max_norm), Path(folder, f"rank{rank}"))
-        dist.barrier()  # gloo's threads wait forever for a peer that left first
-    finally:
-        dist.destroy_process_group()
+def join(rank: int, count: int, folder: str) -> None:
+    """Join the other processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
 
 
-def _step(gradient: Sequence[float], loss_scale: LossScale, max_norm: float | None) -> tuple[list[float], int]:
-    from ..backend import TorchBackend
+def train(
+    rank: int, count: int, cases: Sequence[RankCase], kind: str, form: str, options: Mapping[str, Any]
+) -> Iterator[list[RankTrace]]:
+    """Train cases on this rank; the program of each process."""
+    return play_all(TorchRank(rank, kind if count > 1 else "unwrapped", form, options), cases, form)
 
-    backend = TorchBackend(SessionSpec(Policy(), loss_scale, device="cpu"))
-    model: Any = torch.nn.Linear(len(gradient), 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = backend.training
-    training.prepare([model], [optimizer])
-    training.backward(lambda: model(torch.tensor([gradient])).sum(), [optimizer])
-    if max_norm is not None:
-        training.unscale(optimizer)
-        training.clip_grad_norm(optimizer, max_norm)
-    training.step(optimizer, update_scale=True)
-    return model.weight[0].tolist(), training.read_state().skipped_steps
+
+class TorchRank:
+    """One rank, which is one process.
+
+    Args:
+        rank: its number.
+        kind, form, options: see :func:`run_on_ranks`.
+    """
+
+    def __init__(self, rank: int, kind: str, form: str, options: Mapping[str, Any]) -> None:
+        self._rank, self._kind = rank, kind
+        # There the kernel skips; torch's fused SGD takes no DTensors.
+        self._fused = form == "eager-on-device" and kind in ("ddp", "unwrapped")
+        self._options = options
+
+    def options(self) -> Mapping[str, Any]:
+        return {"backend": "torch", "device": "cpu", "backend_options": {"torch": dict(self._options)}}
+
+    def make(self, case: RankCase) -> tuple[Any, Sequence[Any]]:
+        inner = RankModel(case.weights)
+        model = shared(self._kind, inner, case.leaves_out)
+        make = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=case.momentum, fused=self._fused)
+        return model, [
+            make([inner.parts[i].get_parameter("weight") for i in params]) for params in owned(case.optimizers)
+        ]
+
+    def batch(self, ranks: Sequence[Rows]) -> Any:
+        return [None if row is None else torch.from_numpy(row) for row in ranks[self._rank]]
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return model(batch)
+
+    def spread(self, step: Any, compile: Callable[[Any], Any]) -> Any:
+        return compile(step)
+
+    def norms(self, returned: Sequence[Any], amp: Any) -> list[tuple[float, ...]]:
+        return [tuple(float(norm) for norm in returned)]
+
+    def weights(self, model: Any) -> list[tuple[Array, ...]]:
+        with torch.no_grad():
+            params = [param.detach() for param in model.parameters()]
+            whole = [param.full_tensor() if hasattr(param, "full_tensor") else param for param in params]
+        return [tuple(param.double().numpy().copy() for param in whole)]

@@ -19,6 +19,7 @@ def settings_of(spec: SessionSpec) -> dict[str, str]:
         "policy": str(spec.policy),
         "accumulate_steps": str(spec.accumulate_steps),
         "master_weights": str(spec.master_weights),
+        "reduce_dtype": str(spec.reduce_dtype),
     }
 
 

@@ -18,7 +18,7 @@ class TorchDistributed(Distributed):
     means = "found_inf is all-reduced over torch.distributed"
 
     def __init__(self, spec: SessionSpec, ranks: TrainingRanks) -> None:
-        self._policy, self._ranks = spec.policy, ranks
+        self._policy, self._ranks, self._reduce_dtype = spec.policy, ranks, spec.reduce_dtype
         self._last = True
         # Master weights take each micro-batch's gradients from the model, so these must be reduced.
         self.defers_reduction = not spec.master_weights
@@ -38,7 +38,8 @@ class TorchDistributed(Distributed):
 
     def mp_policy(self) -> Any:
         """Return the ``MixedPrecisionPolicy`` for ``fully_shard``: parameters are gathered in the policy's dtype,
-        gradients reduced in float32. Outputs keep their dtype; that of the whole model is cast by ``prepare``.
+        gradients reduced in ``reduce_dtype``, else in float32. Outputs keep their dtype; that of the whole model is
+        cast by ``prepare``.
 
         Raises:
             PolicyNotSupportedError: a policy of float8.
@@ -52,7 +53,8 @@ class TorchDistributed(Distributed):
                 "'mixed_bfloat16'"
             )
         low = getattr(torch, policy.compute_dtype) if policy.is_mixed else None
-        return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if low is None else torch.float32)
+        reduced = self._reduce_dtype or (None if low is None else "float32")
+        return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if reduced is None else getattr(torch, reduced))
 
 
 def distributed_here(spec: SessionSpec, ranks: TrainingRanks) -> TorchDistributed | Unsupported:

@@ -22,7 +22,7 @@ def rank_rows(ranks: TrainingRanks, models: Sequence[torch.nn.Module], spec: Ses
         spec: the session's.
     """
     if world_size() == 1:
-        return []
+        return [] if spec.reduce_dtype is None else [_alone_row(spec.reduce_dtype)]
     return [_decision_row(ranks, spec), _reduction_row(models, spec)]
 
 
@@ -38,13 +38,20 @@ def _decision_row(ranks: TrainingRanks, spec: SessionSpec) -> PlanRow:
     return PlanRow("ranks", value, "torch.distributed.all_reduce(found_inf, MAX)", note=note)
 
 
+def _alone_row(dtype: str) -> PlanRow:
+    return PlanRow("gradients of ranks", dtype, "none", "no effect", "one process: nothing is summed between ranks")
+
+
 def _reduction_row(models: Sequence[torch.nn.Module], spec: SessionSpec) -> PlanRow:
     if sharded(models):
         native, note = "fully_shard: reduce-scatter", "in the reduce_dtype of its mp_policy, after each backward pass"
     elif any(True for _ in replicated(models)):
         native, note = "DistributedDataParallel: all-reduce", "in the dtype of the gradients, or of its comm hook"
+        if spec.reduce_dtype is not None:
+            native, note = f"{native}, register_comm_hook", "gradients are cast for the sum, and back"
         if spec.accumulate_steps > 1 and not spec.master_weights:
             note += "; once per window (no_sync)"
     else:
         native, note = "none", "no model is wrapped: reduce gradients before amp.step, or wrap the model"
-    return PlanRow("gradients of ranks", "reduced" if native != "none" else "as they are", native, note=note)
+    value = "reduced" if spec.reduce_dtype is None else f"reduced in {spec.reduce_dtype}"
+    return PlanRow("gradients of ranks", value if native != "none" else "as they are", native, note=note)

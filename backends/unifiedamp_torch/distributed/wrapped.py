@@ -84,13 +84,23 @@ def casting(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _casts(module: torch.nn.Module) -> bool:
-    if _wrapper(module) != "FSDPModule":
-        return False
+    policy = _sharding_policy(module) if _wrapper(module) == "FSDPModule" else None
+    return policy is not None and policy.param_dtype is not None
+
+
+def _sharding_policy(module: torch.nn.Module) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # added by a decorator
-    policy = vars(state).get("_mp_policy")
-    return policy is not None and policy.param_dtype is not None
+    return vars(state).get("_mp_policy")
+
+
+def sharding_policies(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, Any]]:
+    """Yield the modules that ``fully_shard`` shards, and the ``MixedPrecisionPolicy`` of each."""
+    for module in wrapped_by([model], "FSDPModule"):
+        policy = _sharding_policy(module)
+        if policy is not None:
+            yield module, policy
 
 
 def mesh_of(param: torch.Tensor) -> Any:

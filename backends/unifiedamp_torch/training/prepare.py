@@ -13,6 +13,7 @@ from ..device.tuning import TorchTuner
 from ..distributed.agreement import check_agreement
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
+from ..distributed.reduction import check_reduction, reduce_gradients_in
 from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
@@ -71,6 +72,7 @@ class Preparation:
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
             check_agreement(self._ranks, self._spec, self._read_scale())
+        check_reduction(new, self._spec)
         moved = [self._change(*each) for each in zip(new, dtypes, checkpointed, strict=True)]
         if self._images:
             for each in optimizers:
@@ -111,6 +113,7 @@ class Preparation:
         changed |= self._images and self._to_channels_last(model)
         if changed:
             renew_reducers(model)
+        reduce_gradients_in(model, self._spec)
         return changed
 
     def _attach(

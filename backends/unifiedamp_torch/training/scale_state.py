@@ -157,7 +157,7 @@ class DeviceScale:
         self.scale = scale
         self._tracker = tracker
         wide = traits(scale.device).wide_dtype  # counts stay exact
-        self._bad = torch.zeros_like(scale, dtype=wide)
+        self._bad, self._spent = (torch.zeros_like(scale, dtype=wide) for _ in range(2))
         # Attempted and skipped steps, side by side, so that one addition counts a step.
         self._counts = torch.zeros(2, dtype=wide, device=scale.device)
         self._mark: torch.Tensor | None = None
@@ -169,10 +169,12 @@ class DeviceScale:
 
     def update(self, founds: Sequence[Found]) -> None:
         found = founds[0].inf if len(founds) == 1 else torch.stack([each.inf for each in founds]).amax()
-        numbers = (self.scale, self._tracker, self._bad)
+        spent = self._spent if self._settings.keeps_hysteresis else None
+        kept = () if spent is None else (spent,)
+        numbers = (self.scale, self._tracker, self._bad, *kept)
         droppable = any(each.dropped is not None for each in founds)
         before = [number.clone() for number in numbers] if droppable else []
-        self.transition(self._settings, *numbers, found)
+        self.transition(self._settings, self.scale, self._tracker, self._bad, found, spent)
         if droppable:
             judged = torch.stack([each.counted[0] for each in founds]).amax()
             for number, old in zip(numbers, before, strict=True):
@@ -204,6 +206,7 @@ class DeviceScale:
             bad_steps=int(self._bad.item()),
             applied_steps=attempted - skipped,
             skipped_steps=skipped,
+            hysteresis_steps=int(self._spent.item()),
         )
 
     def poll(self) -> ScaleState | None:
@@ -211,7 +214,8 @@ class DeviceScale:
         if pending is not None and not pending.arrived():
             self._pending = pending
             return None
-        self._pending = PendingRead(torch.cat([torch.stack([self.scale, self._tracker, self._bad]), self._counts]))
+        numbers = torch.stack([self.scale, self._tracker, self._bad, self._spent])
+        self._pending = PendingRead(torch.cat([numbers, self._counts]))
         return pending.state() if pending is not None else None
 
     def write(self, state: ScaleState) -> None:
@@ -219,13 +223,14 @@ class DeviceScale:
         self.scale.fill_(state.scale)
         self._tracker.fill_(state.good_steps)
         self._bad.fill_(state.bad_steps)
+        self._spent.fill_(state.hysteresis_steps)
         attempted = [float(state.applied_steps + state.skipped_steps), float(state.skipped_steps)]
         self._counts.copy_(torch.tensor(attempted, dtype=self._counts.dtype))
         self._mark = None
 
 
 class PendingRead:
-    """Numbers being copied from the device: scale, good and bad steps, attempted and skipped steps."""
+    """Numbers being copied from the device: scale, good, bad and hysteresis steps, attempted and skipped steps."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self._event = torch.Event(numbers.device) if traits(numbers.device).asynchronous else None
@@ -241,8 +246,9 @@ class PendingRead:
 
     def state(self) -> ScaleState:
         """Return the numbers; they must have arrived."""
-        scale, good, bad, attempted, skipped = self._numbers.tolist()
-        return ScaleState(scale, int(good), int(bad), int(attempted - skipped), int(skipped))
+        scale, *counts = self._numbers.tolist()
+        good, bad, spent, attempted, skipped = map(int, counts)
+        return ScaleState(scale, good, bad, attempted - skipped, skipped, spent)
 
 
 class DeviceResult(StepResult):

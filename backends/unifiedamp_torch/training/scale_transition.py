@@ -10,7 +10,12 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def update_scale(
-    settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor, bad: torch.Tensor, found: torch.Tensor
+    settings: LossScale,
+    scale: torch.Tensor,
+    tracker: torch.Tensor,
+    bad: torch.Tensor,
+    found: torch.Tensor,
+    spent: torch.Tensor | None = None,
 ) -> None:
     """Update the state in place by one iteration, with torch's own kernel where it is enough.
 
@@ -20,11 +25,12 @@ def update_scale(
         tracker: int32 scalar, torch's name for ``good_steps``.
         bad: ``bad_steps``, a float64 scalar (float32 where the device has no float64).
         found: float32 scalar, 0 or 1.
+        spent: ``hysteresis_steps``, like ``bad``; None where the settings do not keep it.
     """
     low, high = settings.scale_bounds
     if settings.hysteresis > 1 or high * settings.growth_factor > FLOAT32_MAX:
         # torch's kernel has no hysteresis, and keeps the scale where growth would overflow.
-        update_scale_by_formula(settings, scale, tracker, bad, found)
+        update_scale_by_formula(settings, scale, tracker, bad, found, spent)
         return
     torch.addcmul(found, bad, found, out=bad)  # (bad + 1) · found in one kernel
     torch._amp_update_scale_(
@@ -34,7 +40,12 @@ def update_scale(
 
 
 def update_scale_by_formula(
-    settings: LossScale, scale: torch.Tensor, tracker: torch.Tensor, bad: torch.Tensor, found: torch.Tensor
+    settings: LossScale,
+    scale: torch.Tensor,
+    tracker: torch.Tensor,
+    bad: torch.Tensor,
+    found: torch.Tensor,
+    spent: torch.Tensor | None = None,
 ) -> None:
     """Do what :func:`update_scale` does in pointwise operations, for any settings; it can be compiled."""
     low, high = settings.scale_bounds
@@ -45,6 +56,10 @@ def update_scale_by_formula(
     wide = scale.to(bad.dtype)
     grown = (wide * settings.growth_factor).float().clamp(max=high)
     shrunk = (wide * settings.backoff_factor).float().clamp(min=low)
-    scale.copy_(torch.where(grows, grown, torch.where(failed & (run >= settings.hysteresis), shrunk, scale)))
+    counted = run
+    if spent is not None:
+        counted = torch.where(failed, (spent + 1).clamp(max=settings.hysteresis), torch.where(grows, 0, spent))
+        spent.copy_(counted)
+    scale.copy_(torch.where(grows, grown, torch.where(failed & (counted >= settings.hysteresis), shrunk, scale)))
     tracker.copy_(torch.where(grows, 0, good))
     bad.copy_(run)

@@ -114,20 +114,25 @@ def updated(settings: LossScale, numbers: dict[str, jax.Array], found: jax.Array
         factors = np.array([settings.growth_factor, settings.backoff_factor], np.float64)
         bounds = np.array(settings.scale_bounds, np.float32)
         counts = np.array([settings.growth_interval, settings.hysteresis], np.int32)
-        return _updated(numbers, found, factors, bounds, counts)
+        return _updated(numbers, found, factors, bounds, counts, settings.keeps_hysteresis)
 
 
 @jax.jit
-def _updated(numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any) -> dict[str, jax.Array]:
+def _updated(
+    numbers: dict[str, jax.Array], found: Any, factors: Any, bounds: Any, counts: Any, keeps: Any
+) -> dict[str, jax.Array]:
     scale = numbers["scale"]
     products = (scale.astype(jnp.float64) * factors).astype(jnp.float32)
     bad = jnp.where(found, numbers["bad_steps"] + 1, 0)
     good = jnp.where(found, 0, numbers["good_steps"] + 1)
     grows = good >= counts[0]
     up = jnp.where(grows, jnp.minimum(bounds[1], products[0]), scale)
-    down = jnp.where(bad >= counts[1], jnp.maximum(bounds[0], products[1]), scale)
+    spent = jnp.where(found, jnp.minimum(numbers["hysteresis_steps"] + 1, counts[1]), numbers["hysteresis_steps"])
+    down = jnp.where(jnp.where(keeps, spent, bad) >= counts[1], jnp.maximum(bounds[0], products[1]), scale)
     good = jnp.where(grows, 0, good)
-    return {**numbers, "scale": jnp.where(found, down, up), "good_steps": good, "bad_steps": bad}
+    spent = jnp.where(keeps & ~grows, spent, 0)
+    scale = jnp.where(found, down, up)
+    return {**numbers, "scale": scale, "good_steps": good, "bad_steps": bad, "hysteresis_steps": spent}
 
 
 @jax.jit

@@ -78,6 +78,14 @@ class NoHysteresis(_Scale):
         return replace(scale, hysteresis=1)
 
 
+@fault("test_hysteresis_until_the_scale_grows")
+class HysteresisResetIgnored(_Scale):
+    """A finite step starts the count of hysteresis again, whatever resets it."""
+
+    def _other(self, scale: DynamicLossScale) -> LossScale:
+        return replace(scale, hysteresis_reset="good_step")
+
+
 @fault(TRACE)
 class AnotherInitialScale(_Scale):
     """Training starts at another scale."""

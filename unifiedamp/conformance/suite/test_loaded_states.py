@@ -90,6 +90,21 @@ def test_every_number_is_taken_over(harness, form, restart_scale):
     assert run.weights() == pytest.approx([0.7], abs=1e-6)
 
 
+@pytest.mark.parametrize(("left", "seen"), [(3, [16.0, 16.0, 8.0]), (2, [16.0, 8.0, 4.0]), (-1, [8.0, 4.0, 2.0])])
+def test_hysteresis_goes_on_from_where_megatron_was(harness, form, left, seen):
+    """Each overflow comes after a finite step, which starts no count again."""
+    setting = ua.DynamicLossScale(initial_scale=4.0, growth_interval=9, hysteresis=3, hysteresis_reset="growth")
+    run = probe_run(harness, form, loss_scale=setting)
+    run.amp.load_state_dict({"scale": 16.0, "growth_tracker": 2, "hysteresis_tracker": left})
+    for scale in seen:
+        run.feed(1.0)
+        run.feed(INF)
+        assert run.amp.loss_scale == scale
+    kept = run.amp.state_dict()
+    run.amp.load_state_dict(kept)
+    assert run.amp.state_dict() == kept
+
+
 @pytest.mark.parametrize(("given", "taken"), [(2.0**20, 64.0), (2.0**-20, 2.0**-14)])
 def test_a_scale_out_of_bounds_is_clamped_and_told(harness, form, given, taken):
     run = probe_run(harness, form, loss_scale=SCALE)

@@ -62,6 +62,13 @@ def test_hysteresis(harness, form):
     assert [*run.scales, run.amp.loss_scale] == [4.0, 4.0, 4.0, 4.0, 2.0, 1.0, 1.0]
 
 
+def test_hysteresis_until_the_scale_grows(harness, form):
+    run = probe_run(harness, form, loss_scale=dynamic(hysteresis=2, hysteresis_reset="growth", growth_interval=2))
+    for gradient in (INF, 1.0, INF, 1.0, 1.0, INF, 1.0):
+        run.feed(gradient)
+    assert [*run.scales, run.amp.loss_scale] == [4.0, 4.0, 4.0, 2.0, 2.0, 4.0, 4.0, 4.0]
+
+
 def test_finiteness_is_decided_before_clipping(harness, form):
     """Clipping by value turns inf into a number; the step must be skipped all the same."""
 

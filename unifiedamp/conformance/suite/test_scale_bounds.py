@@ -24,6 +24,12 @@ SETTINGS = {
     "no room at all": {"initial_scale": 4.0, "min_scale": 4.0, "max_scale": 4.0},
     "patient": {"initial_scale": 16.0, "growth_interval": 2, "hysteresis": 3},
     "patient at the floor": {"initial_scale": 2.0, "min_scale": 1.0, "hysteresis": 2, "backoff_factor": 0.25},
+    "patient until growth": {
+        "initial_scale": 16.0,
+        "growth_interval": 2,
+        "hysteresis": 3,
+        "hysteresis_reset": "growth",
+    },
     "patient at the ceiling": {"initial_scale": 4.0, "growth_factor": 3.0, "max_scale": 10.0, "hysteresis": 2},
 }
 PATTERN = [0.0, 0.0, INF, 0.0, INF, INF, math.nan, 0.0, 0.0, 0.0, INF, INF, INF, INF, INF, 0.0, 0.0, 0.0, 0.0]
@@ -35,6 +41,7 @@ def by_hand(settings, pattern):
     low, high = (
         np.float32(chosen.get(name, other)) for name, other in (("min_scale", 2.0**-14), ("max_scale", 2.0**24))
     )
+    until_growth = chosen.get("hysteresis_reset") == "growth"
     scale, good, bad, seen = np.float32(chosen["initial_scale"]), 0, 0, []
     for gradient in pattern:
         seen.append(float(scale))
@@ -43,10 +50,10 @@ def by_hand(settings, pattern):
             if bad >= chosen["hysteresis"]:
                 scale = max(low, np.float32(float(scale) * chosen["backoff_factor"]))
             continue
-        good, bad = good + 1, 0
+        good, bad = good + 1, bad if until_growth else 0
         if good == chosen["growth_interval"]:
             grown = float(scale) * chosen["growth_factor"]
-            scale, good = (high if grown >= float(high) else np.float32(grown)), 0
+            scale, good, bad = (high if grown >= float(high) else np.float32(grown)), 0, 0
     return [*seen, float(scale)]
 
 

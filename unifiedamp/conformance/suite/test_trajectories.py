@@ -27,6 +27,7 @@ def scale_settings(draw):
         "backoff_factor": draw(st.sampled_from([0.5, 0.25, 0.75])),
         "growth_interval": draw(st.integers(1, 5)),
         "hysteresis": draw(st.integers(1, 3)),
+        "hysteresis_reset": draw(st.sampled_from(["good_step", "growth"])),
     }
 
 
@@ -45,6 +46,7 @@ def oracle_for(numbers, window):
         backoff=numbers["backoff_factor"],
         growth_interval=numbers["growth_interval"],
         hysteresis=numbers["hysteresis"],
+        hysteresis_reset=numbers.get("hysteresis_reset", "good_step"),
         window=window,
     )
 
@@ -83,7 +85,7 @@ def test_random_trajectories_follow_the_oracle(harness, request):
 def test_compiled_trajectories_follow_the_oracle(harness, form, window):
     """Fewer and longer: a compiled step is traced anew for each."""
     rng = np.random.default_rng(window)
-    for _ in range(3):
+    for turn in range(3):
         powers = sorted(2.0 ** rng.integers(-6, 12, 3))
         numbers = {
             "initial_scale": float(powers[1]),
@@ -93,6 +95,7 @@ def test_compiled_trajectories_follow_the_oracle(harness, form, window):
             "backoff_factor": float(rng.choice([0.5, 0.25])),
             "growth_interval": int(rng.integers(1, 5)),
             "hysteresis": int(rng.integers(1, 4)),
+            "hysteresis_reset": ("good_step", "growth")[turn % 2],
         }
         pattern = rng.integers(-3, 4, (60, 2)).astype(float)
         pattern[rng.random(60) < 0.2, int(rng.integers(2))] = rng.choice([math.inf, -math.inf, math.nan])

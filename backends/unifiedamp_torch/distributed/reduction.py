@@ -1,0 +1,93 @@
+"""``Amp(reduce_dtype=...)`` on models that ``torch.distributed`` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from unifiedamp.backend import SessionSpec, errors
+
+from .wrapped import replicated, sharded, sharding_policies, world_size
+
+
+def check_reduction(models: Sequence[torch.nn.Module], spec: SessionSpec) -> None:
+    """Refuse models that reduce in another dtype than the session's; warn where nothing is reduced.
+
+    Raises:
+        PrepareError: a comm hook of the user's, or a ``MixedPrecisionPolicy`` with another dtype.
+    """
+    if spec.reduce_dtype is None or world_size() == 1:
+        return
+    for model in models:
+        for each in replicated([model]):
+            _check_hooks(each, spec.reduce_dtype)
+        _check_policies(model, spec.reduce_dtype)
+        if not sharded([model]) and not any(True for _ in replicated([model])):
+            spec.warn(
+                f"reduce_dtype={spec.reduce_dtype!r} has no effect on {type(model).__name__}: neither "
+                "DistributedDataParallel nor fully_shard reduces its gradients",
+                errors.PolicyWarning,
+            )
+
+
+def _check_hooks(model: DistributedDataParallel, dtype: str) -> None:
+    if vars(model).get("mixed_precision") is not None:
+        raise errors.PrepareError(
+            f"reduce_dtype={dtype!r}: DistributedDataParallel(mixed_precision=...) reduces in a dtype of its own; make "
+            "it without mixed_precision, and amp.autocast computes in low precision"
+        )
+    hooks = vars(model).get("_comm_hooks", ())
+    if hooks and not _is_hook_for(hooks, dtype):
+        raise errors.PrepareError(
+            f"reduce_dtype={dtype!r}: this DistributedDataParallel has the comm hook {_name(hooks[0][0])}, and torch "
+            "takes one; make the session without reduce_dtype to keep the hook, or wrap the model without it"
+        )
+
+
+def _name(hook: Any) -> str:
+    return getattr(hook, "__qualname__", type(hook).__qualname__)
+
+
+def _is_hook_for(hooks: Sequence[tuple[Any, Any]], dtype: str) -> bool:
+    from .comm_hook import reduce_in
+
+    hook, state = hooks[0]
+    return hook is reduce_in and state.dtype == getattr(torch, dtype)
+
+
+def _check_policies(model: torch.nn.Module, dtype: str) -> None:
+    for module, policy in sharding_policies(model):
+        reduced = policy.reduce_dtype or policy.param_dtype or _dtype_of(module)
+        if reduced != getattr(torch, dtype):
+            raise errors.PrepareError(
+                f"reduce_dtype={dtype!r}: {type(module).__name__} was sharded to reduce in "
+                f"{str(reduced).removeprefix('torch.')}; shard it with fully_shard(module, mp_policy=amp.mp_policy())"
+            )
+
+
+def _dtype_of(module: torch.nn.Module) -> torch.dtype:
+    return next((param.dtype for param in module.parameters()), torch.float32)
+
+
+def reduces_by_hook(model: DistributedDataParallel) -> bool:
+    """Return whether a session makes the model reduce in its ``reduce_dtype``."""
+    hooks = vars(model).get("_comm_hooks", ())
+    if not hooks:
+        return False
+    from .comm_hook import reduce_in
+
+    return any(hook is reduce_in for hook, _ in hooks)
+
+
+def reduce_gradients_in(model: torch.nn.Module, spec: SessionSpec) -> None:
+    """Make the model's ``DistributedDataParallel`` sum gradients in the session's ``reduce_dtype``. Idempotent."""
+    if spec.reduce_dtype is None or world_size() == 1:
+        return
+    from .comm_hook import ReduceIn, reduce_in
+
+    for each in replicated([model]):
+        if not vars(each).get("_comm_hooks", ()):
+            each.register_comm_hook(ReduceIn(getattr(torch, spec.reduce_dtype), each.process_group), reduce_in)

@@ -1,0 +1,126 @@
+"""Ranks that train together: one scale, one decision and the same weights on each, and those of the oracle.
+
+Every case runs under the watchdog of ``RankProcesses``: one that hangs fails with the stacks of all processes.
+"""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from unifiedamp.conformance.harness import load_harness
+from unifiedamp.conformance.ranks import RankFailure
+from unifiedamp.conformance.ranks.cases import cases_of, resumed
+from unifiedamp.conformance.ranks.oracle import RankOracle
+
+pytestmark = pytest.mark.needs("several_devices")
+
+
+@functools.cache
+def answers(backend, form, kind, count, steps):
+    """Train the cases of all topics at once: starting processes is what costs."""
+    harness = load_harness(backend)
+    cases = [case for topic in cases_of(harness.rank_kinds[kind], count, steps).values() for case in topic]
+    return harness.run_ranks(kind, count, form, cases)
+
+
+@pytest.fixture
+def check(harness, form, ranks, request):
+    """Compare the cases of a topic with the oracle."""
+    steps = max(12, request.config.getoption("--amp-trajectories") // 32)  # 10,000 steps of all groups in full
+
+    def check(topic):
+        kind, count = ranks
+        cases = cases_of(harness.rank_kinds[kind], count, steps)[topic]
+        if not cases:
+            pytest.skip(f"no rank of {kind!r} may leave out gradients")
+        found = answers(harness.backend, form, kind, count, steps)
+        for case in cases:
+            follows_the_oracle(found[case.name], case, harness.rank_kinds[kind], count, case.scale.initial_scale)
+
+    return check
+
+
+def follows_the_oracle(traces, case, kind, count, scale, good=0):
+    """Compare every step of every rank; return the state that the ranks ended in."""
+    if isinstance(traces, RankFailure):
+        pytest.fail(f"{case.name}: {traces.why}")
+    assert len(traces) == count
+    oracle = RankOracle(case, kind, count, scale, good)
+    for index, wanted in enumerate(oracle.run()):
+        found = [trace.steps[index] for trace in traces]
+        where = f"{case.name}, step {index}"
+        for name in ("applied", "skipped", "scale"):
+            assert [getattr(one, name) for one in found] == [getattr(one, name) for one in wanted], f"{where}: {name}"
+        for one, right in zip(found, wanted, strict=True):
+            finite = np.where(np.isfinite(one.norms), one.norms, np.inf)  # nan or inf is the framework's choice
+            np.testing.assert_allclose(finite, right.norms, rtol=1e-5, err_msg=f"{where}: norms")
+        if case.reads_after(index):
+            same_weights(found, wanted, kind, where)
+    state = traces[0].state
+    assert all(trace.state == state for trace in traces)
+    assert (state["state"]["good_steps"], state["state"]["bad_steps"]) == (oracle.good, oracle.bad)
+    return state
+
+
+def same_weights(found, wanted, kind, where):
+    """Those of the oracle; bit for bit the same on all ranks where gradients are reduced."""
+    for param, first in enumerate(found[0].weights):
+        for one, right in zip(found, wanted, strict=True):
+            mine = one.weights[param]
+            np.testing.assert_allclose(mine, right.weights[param], rtol=1e-5, atol=1e-6, err_msg=f"{where}: w{param}")
+            assert param in kind.own or np.array_equal(mine, first), f"{where}: w{param} differs between ranks"
+
+
+def test_an_overflow_on_any_rank_skips_on_all(check):
+    check("overflow")
+
+
+def test_a_nan_on_any_rank_skips_on_all(check):
+    check("nan")
+
+
+def test_a_rank_without_gradients_decides_with_the_others(check):
+    check("absent")
+
+
+def test_windows_of_all_ranks_are_one(check):
+    check("accumulation")
+
+
+def test_gradients_are_clipped_by_the_norm_over_all_ranks(check):
+    check("clipping")
+
+
+def test_optimizers_skip_one_by_one_on_all_ranks(check):
+    check("two optimizers")
+
+
+def test_random_steps_of_all_ranks_follow_the_oracle(check):
+    check("random")
+
+
+def test_training_goes_on_with_another_number_of_ranks(harness, form, ranks):
+    """From these ranks to one and back, and to the other numbers of ranks of the kind; ranks that train parameters for
+    themselves have no weights in common to go on with.
+    """
+    kind, count = ranks
+    if harness.rank_kinds[kind].own:
+        pytest.skip(f"each rank of {kind!r} has parameters of its own")
+    for other in {1, *harness.rank_kinds[kind].counts} - {count}:
+        goes_on(harness, form, kind, count, other)
+        if other == 1:
+            goes_on(harness, form, kind, other, count)
+
+
+def goes_on(harness, form, kind, before, after):
+    rules = harness.rank_kinds[kind]
+    first, second = resumed(rules, before, after)
+    (traces,) = harness.run_ranks(kind, before, form, [first]).values()
+    state = follows_the_oracle(traces, first, rules, before, first.scale.initial_scale)
+    weights = tuple(np.float32(each) for each in traces[0].steps[-1].weights)
+    second = replace(second, state=state, weights=weights)
+    (traces,) = harness.run_ranks(kind, after, form, [second]).values()
+    found = state["state"]
+    follows_the_oracle(traces, second, rules, after, found["scale"], found["good_steps"])
