@@ -88,10 +88,8 @@ class Amp:
         self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
         resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
         self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        reduced = checked_reduce_dtype(reduce_dtype, self.loss_scale_settings, run is not None)
-        self.backend = resolved.backend(
-            accumulate_steps, device, bool(strict), mode, master_weights, self.tuning, reduced
-        )
+        summed = checked_reduce_dtype(reduce_dtype, self.loss_scale_settings, run is not None)
+        self.backend = resolved.backend(accumulate_steps, device, strict, mode, master_weights, self.tuning, summed)
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
         self._loop.measure = None if run is None else run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
@@ -107,8 +105,7 @@ class Amp:
 
         Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
         ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
-        Named ``arguments`` override both; None counts as not given. An unreadable file, an unknown key (the message has
-        the nearest one) or a value of the wrong type raises ``ConfigError``.
+        Named ``arguments`` override both; None counts as not given. Raises ``ConfigError``.
         """
         from .config.arguments import read_arguments
 
@@ -133,9 +130,8 @@ class Amp:
     def prepare(self, *objects: *Ts) -> Any:
         """Bind optimizers to models and check what would fail later.
 
-        Takes native models and optimizers (Gluon: Trainers) in any order, at least one model. Returns the objects to
-        use from now on, in the order given.
-        What cannot be trained raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
+        Takes native models and optimizers (Gluon: Trainers), at least one model. Returns the objects to use from now
+        on, in this order. Raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
         prepared, models = prepare_objects(self.backend, self._loop, objects)
         self.models += [model for model in models if not any(model is each for each in self.models)]
@@ -149,9 +145,8 @@ class Amp:
     def compile(self, fn: F | None = None, *, mode: CompileMode | None = None) -> F | Callable[[F], F]:
         """Return a whole step compiled, with the same results as eager; a decorator, with or without arguments.
 
-        ``fn`` calls the session's methods, or is a model. ``mode`` is "default", "max" (the fastest available, however
-        long compiling takes), "off" (returns ``fn``), or None for the session's ``compile``. Another mode raises
-        ``ConfigError``, a backend that cannot compile ``UnsupportedError``.
+        ``fn`` calls the session's methods, or is a model. ``mode`` is "default", "max" (the fastest, however long it
+        compiles), "off" (returns ``fn``) or None: the session's. Raises ``ConfigError`` or ``UnsupportedError``.
         """
         return self._compiled.decorate(fn, self.compile_mode if mode is None else mode, self.tuning)
 
@@ -165,9 +160,8 @@ class Amp:
         return self.backend.precision.autocast(enabled, chosen)
 
     def mp_policy(self) -> Any:
-        """Return the policy for torch's FSDP2, ``fully_shard(module, mp_policy=amp.mp_policy())``: compute in
-        ``compute_dtype``, reduce gradients in ``reduce_dtype`` (default: float32), no autocast inside. Other frameworks
-        raise ``UnsupportedError``.
+        """Return the policy for torch's FSDP2: ``fully_shard(module, mp_policy=amp.mp_policy())``. It gathers in
+        ``compute_dtype`` and reduces in ``reduce_dtype`` (default: float32). Elsewhere raises ``UnsupportedError``.
         """
         return self.backend.distributed.mp_policy()
 
@@ -185,8 +179,8 @@ class Amp:
         return self._loop.scale_loss(loss, optimizers)
 
     def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
-        """Run ``closure`` under autocast, scale its loss and differentiate; return the unscaled loss, native.
-        Any exception, also one raised by the closure, discards the window: the next loss starts a new one.
+        """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss. Any exception, also
+        one of the closure, discards the window.
         """
         return self._loop.backward(closure, optimizers)
 
@@ -221,8 +215,8 @@ class Amp:
         return self._loop.step(optimizer, scheduler)
 
     def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent.
-        All ranks call it, or one of them in place of the ``step`` of a window in which all called :meth:`skip_if`.
+        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent. All
+        ranks call it, or one of them in place of the ``step`` of a window in which all called :meth:`skip_if`.
         """
         return self._loop.discard(optimizer)
 
@@ -230,8 +224,8 @@ class Amp:
         """Drop the open windows if ``condition``, a bool or a scalar tensor, holds on any rank; never waits.
 
         Call it on all ranks, after the backward pass and before :meth:`step`, which then applies nothing, returns the
-        reason "discarded" and leaves the scale, unless gradients overflow. Raises ``StepOrderError`` if no window is
-        open, ``WrongObjectError`` for a condition of another kind.
+        reason "discarded" and leaves the scale, unless gradients overflow. Raises ``StepOrderError`` where no window is
+        open, and ``WrongObjectError`` for another condition.
         """
         self._loop.skip_if(condition)
 
@@ -259,9 +253,8 @@ class Amp:
 
         Pending gradients are dropped: the next loss begins a new iteration. A saved scale is rounded to the nearest
         float32; one outside the session's bounds is clamped, with a ``StateWarning``.
-        ``state`` is what ``state_dict`` returned, or the layout of torch's ``GradScaler``, Apex, Keras's
-        ``LossScaleOptimizer`` or MXNet's ``LossScaler``. ``restart_scale`` accepts a state that was saved with loss
-        scaling off, and starts from the initial scale.
+        ``state`` is what ``state_dict`` returned, or the scaler state of torch, Apex, Keras, MXNet, DeepSpeed or
+        Megatron-LM. ``restart_scale`` accepts one saved with loss scaling off, and starts from the initial scale.
         Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
         """
         load_session(self, self._loop.restart, state, restart_scale)
@@ -283,8 +276,8 @@ class Amp:
         model_weights.load_master_weights(self.backend, model, weights)
 
     def ema(self, model: Any, decay: float = 0.999, *, warmup: bool = False) -> Ema:
-        """Keep a float32 average of a model's (master) weights, moved by each applied step of an optimizer that trains
-        them: ``average = d * average + (1 - d) * weight``. Evaluate it in ``with ema.swapped():``.
+        """Keep a float32 average of a model's (master) weights: ``average = d * average + (1 - d) * weight`` at each
+        applied step of an optimizer that trains them. Evaluate it in ``with ema.swapped():``.
 
         It begins from the weights before the next applied step, and is saved and loaded with :meth:`state_dict`.
         ``model`` is a prepared one or a part of it, ``decay`` (d) at least 0 and below 1 (else ``ConfigError``); with
@@ -316,10 +309,9 @@ class Amp:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
-        ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)``
-        (``unifiedamp.recording.TensorBoard(folder)``) or functions of a record. ``every`` is the number of steps from
-        one recorded step to the next, at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also
-        records layers' outputs; recorded steps of compiled loops may run uncompiled for it.
+        ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)`` or functions of a
+        record. ``every`` is at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also records
+        layers' outputs; recorded steps of compiled loops may run uncompiled for it.
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
         session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
         """
@@ -343,15 +335,15 @@ class Amp:
         """Return ``batches`` as native ones on the session's device, prepared ahead of the loop.
 
         A thread reads ``batches`` while the loop computes; a ``tf.data`` dataset prefetches itself. Arrays in nested
-        lists, tuples and dicts are converted as by :meth:`to_native`. ``size`` is the number of batches ahead, at least
-        1 (else ``ConfigError``). Each loop over the result starts ``batches`` anew, and raises what they raise.
+        lists, tuples and dicts are converted as by :meth:`to_native`. ``size`` batches, at least 1, are made ahead.
+        Each loop over the result starts ``batches`` anew, and raises what they raise.
         """
         values.check_prefetch(batches, size)
         return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
-        """Undo what the session attached to models, optimizers and the framework; end a recording. Idempotent.
-        State, counts, ``explain`` and ``to_numpy`` can still be read; other calls raise ``StepOrderError``.
+        """Undo what the session attached to native objects; end a recording. Idempotent. State, counts, ``explain`` and
+        ``to_numpy`` can still be read; other calls raise ``StepOrderError``.
         """
         close_session(self, self._compiled, self._recorder)
 

@@ -46,8 +46,8 @@ class Resolved:
             UnsupportedError: the backend has no master weights or no ``reduce_dtype``, and it is asked for.
         """
         spec = SessionSpec(
-            self.policy, self.loss_scale, accumulate_steps, device, strict, self.options, compile_mode, master_weights,
-            tuning, reduce_dtype,
+            self.policy, self.loss_scale, accumulate_steps, device, bool(strict), self.options, compile_mode,
+            master_weights, tuning, reduce_dtype,
         )  # fmt: skip
         for message in self.warnings:
             spec.warn(message, PolicyWarning)
