@@ -9,27 +9,28 @@ from unifiedamp.conformance.ranks import play
 from unifiedamp.conformance.ranks.cases import cases_of
 from unifiedamp.conformance.suite.test_ranks import follows_the_oracle
 from unifiedamp_mxnet.conformance.ranks import KINDS, Contexts
-from unifiedamp_mxnet.training import gradients, prepared_optimizer
+from unifiedamp_mxnet.distributed import reduction
+from unifiedamp_mxnet.training import prepared_optimizer
 
 KIND = KINDS["contexts"]
 
 
 def not_summed():
     """Each context applies its own gradients."""
-    return patch.object(gradients, "allreduce", lambda _trainer: None)
+    return patch.object(reduction, "allreduce", lambda _trainer: None)
 
 
 @contextmanager
 def last_context_alone_checked():
     """And before the sum."""
-    own, sum_up, check = [], gradients.allreduce, prepared_optimizer.all_finite
+    own, sum_up, check = [], reduction.allreduce, prepared_optimizer.all_finite
 
     def summed(trainer):
         own[:] = [param.list_grad()[-1].copy() for param in trainer._params]
         sum_up(trainer)
 
     with (
-        patch.object(gradients, "allreduce", summed),
+        patch.object(reduction, "allreduce", summed),
         patch.object(prepared_optimizer, "all_finite", lambda _: check(own)),
     ):
         yield

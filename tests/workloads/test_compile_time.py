@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from unifiedamp.backend import Ranks
 from unifiedamp.workloads import first_calls
 from unifiedamp.workloads.training import loop
 
@@ -24,7 +25,7 @@ def rows(monkeypatch):
     monkeypatch.setattr(loop, "evaluate", lambda *_: {})
     found = []
 
-    def step(batch):
+    def step(batch, factor):
         clock.now += takes.pop(0)
 
     class Run(SimpleNamespace):
@@ -34,7 +35,7 @@ def rows(monkeypatch):
         window=1, amp=SimpleNamespace(to_native=lambda array: array), model=None, workload=None, out_of_steps=False,
         count=lambda loss: None, read_losses=lambda: None, window_count=lambda: BATCHES,
         windows=lambda: [[np.zeros((SIZE, 1))]] * BATCHES, row=lambda scores, rate, compiling: (rate, compiling),
-        end_epoch=found.append,
+        end_epoch=found.append, ranks=Ranks(), epoch=0,
     )  # fmt: skip
     loop.fit(run, step, SimpleNamespace(follow=lambda windows, *_: windows, epoch=lambda row: None))
     return found

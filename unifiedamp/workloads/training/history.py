@@ -38,12 +38,12 @@ class History:
         """Batches trained so far."""
         return len(self.losses) + len(self._unread)
 
-    def read_losses(self, to_numpy: Callable[[Any], Any], mean: Callable[[Any], Any]) -> None:
+    def read_losses(self, to_numpy: Callable[[Any], Any], mean: Callable[[Any], Any] = lambda own: own) -> None:
         """Read the losses added since the last call.
 
         Args:
             to_numpy: reads a native scalar.
-            mean: returns the mean of an array over the processes.
+            mean: returns the mean of an array over the processes, where there are several.
         """
         own = np.array([float(np.reshape(to_numpy(loss), ())) for loss in self._unread], np.float64)
         self.losses += mean(own).tolist()
