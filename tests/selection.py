@@ -18,6 +18,8 @@ ENVIRONMENTS = {
     "python313": ("tensorflow",), "integrations": ("torch",),
 }  # fmt: skip
 """Environment of the noxfile → the frameworks that its tests need."""
+FEWEST_RANKS = 2
+"""Of the chapter on ranks, other environments than the main one run the smallest groups."""
 NAMED_BY = ("harness", "backend", "peer", "other")
 """Parameters of tests that hold a backend's name."""
 
@@ -53,9 +55,17 @@ def is_proved_elsewhere(item: pytest.Item, backends: Iterable[str]) -> bool:
     named = {parameters_of(item).get(name) for name in NAMED_BY}
     if named & {"toy", *backends} and not own_folder(item):
         return True
+    if _ranks_of(item) > FEWEST_RANKS:
+        return True
     backend = backend_of(item)
     wanted = [feature for marker in item.iter_markers("needs") for feature in marker.args]
     return backend is not None and not all(declared(backend).feature(feature) for feature in wanted)
+
+
+def _ranks_of(item: pytest.Item) -> int:
+    """Return how many ranks train together in a test; 0 for most."""
+    kind_and_count = parameters_of(item).get("ranks")
+    return int(kind_and_count[1]) if isinstance(kind_and_count, tuple) else 0
 
 
 def is_quick(item: pytest.Item) -> bool:
