@@ -140,8 +140,8 @@ PROVED += [
 ]
 PROVED += [f"test_{name}.py" for name in ("kit_ranks", "mutants", "report_hostile", "time_limits")]
 LESS = ("--proved-elsewhere", "--sample-compiled", *[part for path in PROVED for part in ("--ignore", f"tests/{path}")])
-SUITE_ONLY = ("--proved-elsewhere", "--amp-form", "eager", SUITE, *WITHOUT_RANKS)
-SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core", "tests/test_checkpoint_file.py")
+SUITE_ONLY = ("--proved-elsewhere", "--amp-form", "eager", SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
+SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core")
 
 
 def run_tests(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
