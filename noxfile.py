@@ -168,13 +168,13 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests_keras2(session: nox.Session) -> None:
     """The suite on TensorFlow with Keras 2; MXNet's own tests on an older numpy."""
-    run_tests(session, "keras2", 200, "--proved-backend", "mxnet", *LESS)
+    run_tests(session, "keras2", 100, "--proved-backend", "mxnet", *LESS)
 
 
 @nox.session(python=PYTHON)
 def tests_mxnet2(session: nox.Session) -> None:
     """The suite on MXNet 2, beside the numpy of the main environment."""
-    run_tests(session, "mxnet2", 200, "--ignore", "tests/core", *LESS)
+    run_tests(session, "mxnet2", 100, "--ignore", "tests/core", *LESS)
 
 
 @nox.session(python=PYTHON)
@@ -193,7 +193,7 @@ def tests_python313(session: nox.Session) -> None:
 def tests_jax(session: nox.Session) -> None:
     """The third-party backend, a separate distribution: its tests and the conformance suite, on JAX."""
     install(session, "--group", "jax", "-e", ".[examples,test]", "-e", "examples/third_party_backend")
-    pytest(session, "jax", 300, "examples/third_party_backend/tests")
+    pytest(session, "jax", 100, "examples/third_party_backend/tests")
 
 
 @nox.session(python=PYTHON)
