@@ -72,6 +72,7 @@ def abandon():
     import torch.distributed as dist
 
     if dist.is_initialized():
+        dist.barrier()  # gloo's threads wait for ever for a peer that left first
         dist.destroy_process_group()
 
 

@@ -187,6 +187,7 @@ def fit(run: Run, step: Step, watcher: Watcher) -> None:
                 asked = run.ranks.largest(interrupt.asked)
                 if asked:
                     run.save()
+                    run.ranks.leave()
                     raise ERRORS[signal.Signals(asked)]
                 if run.out_of_steps:
                     break
