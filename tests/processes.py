@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import traceback
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def run_processes(function: Callable[..., Any], *args: Any, count: int = 2) -> l
 
 
 def _answer(rank: int, queue: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    faulthandler.dump_traceback_later(SECONDS - 30)  # of one that hangs
     try:
         queue.put((rank, function(rank, *args)))
     except BaseException:

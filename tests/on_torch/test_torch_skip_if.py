@@ -118,7 +118,7 @@ def discards(rank):
                 for index in range(micro):
                     backward(amp, model, optimizer)
                     (amp.step if index + 1 < micro else amp.discard_step)(optimizer)
-                amp.discard_step(optimizer)  # there is nothing to drop, and nobody to ask
+                amp.discard_step(optimizer)  # no window is open: other ranks are not asked
             if rank:
                 amp.discard_step(optimizer)
             answers.append((seen, weight(model), amp.loss_scale, amp.applied_steps))

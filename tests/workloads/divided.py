@@ -5,7 +5,9 @@ import signal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -18,9 +20,12 @@ class Regression:
         self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
 
     def make_model(self):
-        torch.manual_seed(int(os.environ.get("RANK", 0)))  # rank 0's weights are those that count
+        own = 0 if self.fault == "sharded" else int(os.environ.get("RANK", 0))
+        torch.manual_seed(own)  # DistributedDataParallel copies the weights of rank 0; fully_shard copies none
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-        return DistributedDataParallel(model) if self.fault == "wrapped" and "RANK" in os.environ else model
+        if self.fault == "sharded" and dist.is_initialized():
+            return fully_shard(model)
+        return DistributedDataParallel(model) if self.fault == "wrapped" and dist.is_initialized() else model
 
     def make_optimizer(self, model):
         return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -49,7 +54,7 @@ class Regression:
             x = x.copy()
             x[-1] = 1e38  # a row of the last rank
         found = {"x": x, "y": y}
-        return found | {"mask": np.ones((5, 5), np.float32)} if self.fault in ("lengths", "own part") else found
+        return {"mask": np.ones((5, 5), np.float32)} | found if self.fault in ("lengths", "own part") else found
 
     def evaluate(self, amp, model):
         with amp.inference(model):

@@ -102,7 +102,7 @@ def _slurm(environment: Mapping[str, str]) -> Launch | None:
     rank, size, local = _numbers(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     (job,) = _numbers(environment, "SLURM_JOB_ID")
     host = environment.get("MASTER_ADDR") or _first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    # Jobs that share a host meet at ports of their own, from the job's number.
+    # The port depends on the job id, so that jobs on one host do not collide.
     port = environment.get("MASTER_PORT") or USUAL_PORT + job % 10_000
     return Launch("srun", rank, size, local, f"{host}:{port}")
 

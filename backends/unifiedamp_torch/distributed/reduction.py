@@ -36,7 +36,7 @@ def check_reduction(models: Sequence[torch.nn.Module], spec: SessionSpec) -> Non
 def _check_hooks(model: DistributedDataParallel, dtype: str) -> None:
     if vars(model).get("mixed_precision") is not None:
         raise errors.PrepareError(
-            f"reduce_dtype={dtype!r}: DistributedDataParallel(mixed_precision=...) reduces in a dtype of its own; make "
+            f"reduce_dtype={dtype!r}: DistributedDataParallel(mixed_precision=...) has its own reduce dtype; create "
             "it without mixed_precision, and amp.autocast computes in low precision"
         )
     hooks = vars(model).get("_comm_hooks", ())

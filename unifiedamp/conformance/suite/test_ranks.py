@@ -107,7 +107,7 @@ def test_training_goes_on_with_another_number_of_ranks(harness, form, ranks):
     """
     kind, count = ranks
     if harness.rank_kinds[kind].own:
-        pytest.skip(f"each rank of {kind!r} has parameters of its own")
+        pytest.skip(f"ranks of {kind!r} do not share all parameters")
     for other in {1, *harness.rank_kinds[kind].counts} - {count}:
         goes_on(harness, form, kind, count, other)
         if other == 1:

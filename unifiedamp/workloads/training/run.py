@@ -140,16 +140,19 @@ class Run:
         self.save()
 
     def save(self) -> None:
-        """Write the checkpoint, then the log; of several processes, the first one does."""
+        """Write the checkpoint, then the log; of several processes, the first one does.
+
+        All of them read the weights: what is sharded over them is gathered.
+        """
         self.read_losses()
+        state = self.state
+        arrays = {f"weights/{name}": value for name, value in state.weights().items()}
+        arrays |= {f"optimizer/{name}": value for name, value in state.optimizer().items()}
         if self.ranks.rank:
             return
-        state = self.state
         meta = {"run": FORMAT, "workload": self.workload.name, "epoch": self.epoch, "batch": self.batch}
         meta |= {"finished": self.finished, "window": self.window, "settings": self.workload.settings}
         meta |= {"held": state.held, "epochs": self.history.epochs}
-        arrays = {f"weights/{name}": value for name, value in state.weights().items()}
-        arrays |= {f"optimizer/{name}": value for name, value in state.optimizer().items()}
         save_checkpoint(self.checkpoint_path, meta, arrays | self.history.to_arrays(), self.amp)
         about = {"workload": self.workload.name, "settings": self.workload.settings}
         about |= {"train": self.settings.train.model_dump(), "backend": self.amp.backend.name}

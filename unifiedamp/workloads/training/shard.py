@@ -12,14 +12,14 @@ from ...backend.prefetch import convert_batch, is_array
 from ...errors import ConfigError
 from ...session import Amp
 from ..definition.loading import Loaded
-from .batches import arrays, samples
+from .batches import arrays
 
 
 def shard(workload: Loaded, batch: Any, ranks: Ranks) -> tuple[Any, float]:
     """Return a process's part of a batch, and the factor of its loss.
 
     Averaged over the processes, losses with these factors are the mean loss of the whole batch, also where parts differ
-    in size. A process without samples of its own gets the first one, with factor 0.
+    in size. If there are fewer samples than processes, the others get the first sample with factor 0.
 
     Args:
         workload: whose batch it is; its ``shard`` divides it, if it has one.
@@ -32,13 +32,32 @@ def shard(workload: Loaded, batch: Any, ranks: Ranks) -> tuple[Any, float]:
     if ranks.size == 1:
         return batch, 1.0
     if workload.has("shard"):
-        part = workload.call("shard", batch, ranks.rank, ranks.size)
-        return part, ranks.size * samples(part) / samples(batch)
+        return _own_part(workload, batch, ranks)
     length = _length(workload, batch)
     start, end = (length * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
     if start == end:
         return _rows(batch, 0, 1), 0.0
     return _rows(batch, start, end), ranks.size * (end - start) / length
+
+
+def _own_part(workload: Loaded, batch: Any, ranks: Ranks) -> tuple[Any, float]:
+    """Return what the workload's ``shard`` gives this process, with the factor of its loss."""
+    part = workload.call("shard", batch, ranks.rank, ranks.size)
+    share = _share(batch, part)
+    if share:
+        return part, ranks.size * share
+    part = workload.call("shard", batch, 0, ranks.size)
+    if not _share(batch, part):
+        raise ConfigError(f"{workload.name}: shard(batch, 0, {ranks.size}) returns no rows of a batch that has some")
+    return part, 0.0
+
+
+def _share(batch: Any, part: Any) -> float:
+    """Return the part of a batch's rows that ``part`` has, by the first array that was divided; all, if none was."""
+    for whole, own in zip(_arrays(batch), _arrays(part), strict=False):
+        if len(whole.shape) and len(own.shape) and whole.shape[0] != own.shape[0]:
+            return float(own.shape[0]) / float(whole.shape[0])
+    return 1.0
 
 
 def _length(workload: Loaded, batch: Any) -> int:
