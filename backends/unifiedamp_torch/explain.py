@@ -45,6 +45,7 @@ def rows(
         ),
         _param_row(policy),
         *_master_rows(spec),
+        *_update_rows(policy),
         PlanRow("output_dtype", policy.output_dtype, f"forward hook: output.to(torch.{policy.output_dtype})"),
         *_scale_rows(spec, device),
         *_override_rows(policy, device),
@@ -54,6 +55,15 @@ def rows(
     plan += _compile_rows(spec.compile_mode, device, shared)
     plan.append(_native_row())
     return plan
+
+
+def _update_rows(policy: Policy) -> list[PlanRow]:
+    """Return the row on updates of bfloat16 parameters without master weights."""
+    if policy.update is None:
+        return []
+    kept = "2 bytes per parameter for its compensation" if policy.update == "kahan" else f"seed {policy.update_seed}"
+    native = "optimizer.step() over float32 values in its param_groups, rounded to bfloat16"
+    return [PlanRow("update", policy.update, native, note=f"{kept}; no float32 master weights (4 bytes per parameter)")]
 
 
 def device_row(device: torch.device, scope_device: bool) -> PlanRow:

@@ -16,6 +16,7 @@ globs = st.text("abc.*?[]0123456789_-/: =", min_size=1, max_size=12).filter(lamb
 def policies(draw):
     param = draw(dtypes)
     ops = draw(st.dictionaries(st.sampled_from(OP_VOCABULARY), st.sampled_from(OP_CHOICES), max_size=3))
+    update = draw(st.sampled_from([None, "kahan", "stochastic"])) if param == "bfloat16" else None
     float8 = param == "float32" and ops.get("linear", "compute") == "compute"
     scale = draw(st.sampled_from([None, NoLossScale(), StaticLossScale(128.0), DynamicLossScale(initial_scale=8.0)]))
     return Policy(
@@ -26,6 +27,8 @@ def policies(draw):
         ops,
         draw(st.dictionaries(globs, dtypes, max_size=3)),
         draw(st.booleans()),
+        update,
+        draw(st.integers(0, 2**31 - 1)) if update == "stochastic" else 0,
     )
 
 
@@ -76,6 +79,11 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
         ("p=f32,o=f32", "says nothing about compute_dtype"),
         ("p=f32,x=f16", "is none of p, c, o"),
         ("float32;ops=softmx:float32", "did you mean 'softmax'"),
+        ("bfloat16;update=kahn", "update must be 'stochastic' or 'kahan'.*did you mean 'kahan'"),
+        ("mixed_bfloat16;update=kahan", "param_dtype is float32: use policy 'bfloat16;update=kahan'"),
+        ("float16;update=stochastic", "rounds updates of bfloat16 parameters, but param_dtype is float16"),
+        ("bfloat16;update=kahan;update_seed=3", "update_seed has no effect without update='stochastic'"),
+        ("bfloat16;update=stochastic;update_seed=2147483648", "update_seed must be a whole number from 0 to"),
         ("float32;ops=softmax:wide", "must be one of compute, float32, widest"),
         ("float32;ops=softmax", "not written name:value"),
         ("float32;op=softmax:float32", "did you mean 'ops'"),

@@ -42,9 +42,6 @@ class PolicyTable(BaseModel):
     update: StrictStr | None = Field(
         None, description="How bfloat16 parameters without master weights are updated: stochastic or kahan."
     )
-    state_dtype: StrictStr | None = Field(
-        None, description="Dtype that optimizer moments are kept in under update; float32 if left out."
-    )
     update_seed: StrictInt | None = Field(None, description="The seed of stochastic rounding.")
 
     def policy(self) -> Policy:

@@ -61,15 +61,13 @@ class Resolved:
 
 
 def check_update(backend: Backend, policy: Policy) -> None:
-    """Refuse an update of bfloat16 parameters, or a dtype of optimizer moments, that the backend does not have.
+    """Refuse an update of bfloat16 parameters that the backend does not have.
 
     Raises:
         UnsupportedError: with the reason.
     """
     if policy.update is not None:
         backend.require("weight_updates", f"update={policy.update!r}")
-    if policy.state_dtype is not None:
-        backend.require("state_dtype", f"state_dtype={policy.state_dtype!r}")
 
 
 def resolve(
@@ -115,8 +113,8 @@ def check_masters(policy: Policy, master_weights: bool) -> None:
     wide = policy.param_dtype == "float32"
     if master_weights and policy.update is not None:
         raise PolicyError(
-            f"master_weights=True has no meaning under policy {str(policy)!r}: update={policy.update!r} is for parameters "
-            "without float32 master weights; leave out one of the two"
+            f"master_weights=True has no meaning under policy {str(policy)!r}: update={policy.update!r} is for "
+            "parameters without float32 master weights; leave out one of the two"
         )
     if master_weights and wide:
         raise PolicyError(

@@ -73,8 +73,6 @@ class Policy:
         update: how an optimizer's float32 update is rounded to bfloat16 parameters that have no float32 master
             weights: "stochastic", "kahan" (a bfloat16 compensation beside each parameter), or None, the framework's
             own update in bfloat16; see :mod:`unifiedamp.policy.updates`.
-        state_dtype: what the optimizer's moments are kept in between steps under ``update``: "bfloat16", "float8", or
-            None, float32.
         update_seed: the seed of stochastic rounding, 0 to 2**31 - 1.
 
     Raises:
@@ -89,7 +87,6 @@ class Policy:
     layer_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
     keep_norm_float32: bool = True
     update: str | None = None
-    state_dtype: str | None = None
     update_seed: int = 0
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ Grammar: a base, then settings that differ from it, each behind a semicolon::
 
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
     p=float32,c=float16,o=float16;keep_norm_float32=false
-    bfloat16;update=stochastic;state_dtype=float8;update_seed=7
+    bfloat16;update=stochastic;update_seed=7
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ class PolicyFields(Protocol):
         """How 16-bit parameters are updated."""
 
     @property
-    def state_dtype(self) -> str | None:
-        """The dtype of optimizer moments."""
-
-    @property
     def update_seed(self) -> int:
         """The seed of stochastic rounding."""
 
@@ -110,12 +106,12 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["layer_overrides"] = _read_pairs(value, whole)
     elif key == "keep_norm_float32" and value.lower() in ("true", "false"):
         changes["keep_norm_float32"] = value.lower() == "true"
-    elif key in ("update", "state_dtype"):
+    elif key == "update":
         changes[key] = value
     elif key == "update_seed" and value.isdecimal():
         changes[key] = int(value)
     else:
-        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "state_dtype", "update_seed")
+        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "update_seed")
         raise PolicyError(f"policy {whole!r}: cannot read {key}={value}{nearest(key, known)}")
 
 
@@ -141,6 +137,8 @@ def policy_text(policy: PolicyFields) -> str:
             settings.append(f"{key}=" + ",".join(f"{name}:{value}" for name, value in pairs.items()))
     if policy.keep_norm_float32 != PRESET_FIELDS.get(name, {}).get("keep_norm_float32", True):
         settings.append(f"keep_norm_float32={str(policy.keep_norm_float32).lower()}")
-    pairs = (("update", policy.update), ("state_dtype", policy.state_dtype), ("update_seed", policy.update_seed))
-    settings += [f"{key}={value}" for key, value in pairs if value]
+    if policy.update is not None:
+        settings.append(f"update={policy.update}")
+    if policy.update_seed:
+        settings.append(f"update_seed={policy.update_seed}")
     return ";".join(settings)

@@ -18,7 +18,6 @@ from .bfloat16_rounding import stochastic_
 from .compensations import Compensations
 from .gradients import local_part, parameters
 from .native_calls import run_step
-from .optimizer_moments import Moments
 
 Optimizer = torch.optim.Optimizer
 
@@ -50,7 +49,6 @@ class WeightUpdates:
         self._policy, self._compensations, self._name_of = policy, compensations, name_of
         self.in_use = policy.update is not None
         self.steps: dict[int, int] = {}
-        self.moments = Moments(policy.state_dtype, policy.update_seed)
         self._running: Float32Groups | None = None
 
     @torch.no_grad()
@@ -94,12 +92,11 @@ class WeightUpdates:
         """Refuse native steps of ``optimizers``, and keep the dtypes of states that they load; return what ends that.
 
         Raises:
-            PrepareError: an optimizer does not have the moments that ``state_dtype`` is for, or is differentiable.
+            PrepareError: an optimizer is differentiable, or steps another one inside it.
         """
         undo: list[Callable[[], None]] = []
         for optimizer in optimizers if self.in_use else ():
             _check(optimizer)
-            self.moments.check(optimizer)
             loading = _KeptDtypes()
             undo += [
                 optimizer.register_step_pre_hook(self._before_step).remove,
@@ -134,8 +131,9 @@ class Float32Groups(list[dict[str, Any]]):
         self._groups = optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
         self._wide: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._streams = type(optimizer).__name__ in BY_PARAMETER and type(optimizer).__module__.startswith("torch.optim.")
-        self._written = False
+        self._streams = type(optimizer).__name__ in BY_PARAMETER and type(optimizer).__module__.startswith(
+            "torch.optim."
+        )
 
     def attach(self) -> None:
         """Put these groups, or float32 parameters, in place of the optimizer's."""
@@ -171,7 +169,7 @@ class Float32Groups(list[dict[str, Any]]):
     def detach(self) -> None:
         """Put the parameters and their state back; float32 values that were not rounded are dropped."""
         for param, wide in self._wide:
-            self._updates.moments.narrow(self.optimizer, wide, param)
+            _narrow_state(self.optimizer, wide, param)
         self._wide = []
         for group, params in zip(self._groups, self._params, strict=True):
             group["params"] = params
@@ -184,14 +182,14 @@ class Float32Groups(list[dict[str, Any]]):
         wide = torch.nn.Parameter(self._updates.values(param))
         wide.grad = param.grad.float()
         self._wide.append((param, wide))
-        self._updates.moments.widen(self.optimizer, param, wide)
+        _widen_state(self.optimizer, param, wide)
         return wide
 
     def _round(self) -> None:
         while self._wide:
             param, wide = self._wide[-1]
             self._updates.round(param, wide.detach(), self._step)
-            self._updates.moments.narrow(self.optimizer, wide, param)
+            _narrow_state(self.optimizer, wide, param)
             self._wide.pop()
 
 
@@ -203,6 +201,24 @@ def _parts(params: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
         if size >= TOGETHER or index == len(params):
             yield params[start:index]
             start, size = index, 0
+
+
+def _widen_state(optimizer: Optimizer, param: torch.Tensor, wide: torch.Tensor) -> None:
+    """Give the float32 parameter ``wide`` the state of ``param``, in float32."""
+    if param not in optimizer.state:
+        return
+    state = optimizer.state.pop(param)
+    for name, value in state.items():
+        moment = isinstance(value, torch.Tensor) and value.shape == param.shape and value.is_floating_point()
+        if moment and name != "step":
+            state[name] = value.float()
+    optimizer.state[wide] = state
+
+
+def _narrow_state(optimizer: Optimizer, wide: torch.Tensor, param: torch.Tensor) -> None:
+    """Give a parameter the state, in float32, of the float32 one that stood in its place."""
+    if wide in optimizer.state:
+        optimizer.state[param] = optimizer.state.pop(wide)
 
 
 def _check(optimizer: Optimizer) -> None:
@@ -234,7 +250,7 @@ class _KeptDtypes:
         loaded, self._loaded = self._loaded, {}
         saved = [key for group in loaded.get("param_groups", ()) for key in group["params"]]
         for key, param in zip(saved, parameters(optimizer), strict=False):
-            state = optimizer.state[param] if param in optimizer.state else {}
+            state = optimizer.state.get(param, {})
             for name, value in loaded["state"].get(key, {}).items():
                 now = state.get(name)
                 if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype is not value.dtype:

@@ -1,0 +1,149 @@
+"""Updates of bfloat16 parameters without float32 master weights: what 8 bits would lose arrives, once and reproducibly.
+
+The oracle is Kahan summation and the distribution of stochastic rounding in float64.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import probe_run
+
+pytestmark = pytest.mark.needs("weight_updates")
+
+TINY = 2.0**-13
+"""A step from 1 that bfloat16 rounds away."""
+SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
+MANY = (1.0,) * 48
+KINDS = ["stochastic", "kahan"]
+
+
+def run_of(harness, form, update, seed=0, **options):
+    policy = ua.Policy.parse(str(harness.pure_policies["bfloat16"])).replace(update=update, update_seed=seed)
+    return probe_run(harness, form, **{"policy": policy, "lr": TINY, "loss_scale": "none"} | options)
+
+
+def true_weights(run):
+    return [float(value[0]) for value in run.amp.master_weights(run.model).values()]
+
+
+def bfloat16(value):
+    """Return the nearest bfloat16, ties to even, of a number in its normal range."""
+    step = 2.0 ** (math.frexp(value)[1] - 8) if value else 1.0
+    return round(value / step) * step
+
+
+class Kahan:
+    """Kahan summation with a weight and a compensation of 8 significant bits."""
+
+    def __init__(self, weight):
+        self.weight, self.rest = weight, 0.0
+
+    def subtract(self, update):
+        total = self.weight + self.rest - update
+        self.weight = bfloat16(total)
+        self.rest = bfloat16(total - self.weight)
+
+
+def test_kahan_keeps_what_rounding_leaves(harness, form):
+    rng = np.random.default_rng(0)
+    run, oracle = run_of(harness, form, "kahan", lr=1.0), Kahan(1.0)
+    plain = 1.0
+    for gradient in rng.integers(-8, 24, 60) * 2.0**-14:
+        run.feed(float(gradient))
+        oracle.subtract(float(gradient))
+        plain -= float(gradient)
+        assert (run.weights(), true_weights(run)) == ([oracle.weight], [oracle.weight + oracle.rest])
+    assert oracle.weight + oracle.rest == pytest.approx(plain, abs=2.0**-14)
+    assert oracle.weight != 1.0
+
+
+def test_stochastic_rounding_is_right_on_average(harness, form):
+    """256 steps of 2**-5 of the distance between neighbours, in 48 parameters: 5 standard deviations of their mean."""
+    run = run_of(harness, form, "stochastic", values=MANY)
+    ones = [1.0] * len(MANY)
+    run.feed(*ones)
+    assert set(run.weights()) <= {1.0, 1.0 - 2.0**-8}, "a neighbour on either side"
+    for _ in range(255):
+        run.feed(*ones)
+    found = run.weights()
+    assert np.mean(found) == pytest.approx(1.0 - 256 * TINY, abs=5 * 2.0**-8 * math.sqrt(256 * 2.0**-5 / len(MANY)))
+    assert len(set(found)) > 3, "each parameter has its own random numbers"
+    assert [bfloat16(each) for each in found] == found
+
+
+def test_stochastic_rounding_follows_the_seed(harness, form):
+    def ended(seed, form):
+        run = run_of(harness, form, "stochastic", seed, values=MANY, lr=16 * TINY)
+        for _ in range(3):
+            run.feed(*[1.0] * len(MANY))
+        return run.weights()
+
+    assert ended(1, form) == ended(1, "eager")
+    assert ended(2, form) != ended(1, form)
+
+
+@pytest.mark.needs("loss_scaling")
+@pytest.mark.parametrize("update", KINDS)
+def test_a_skip_changes_no_weight_and_no_random_number(harness, form, update):
+    """Neither weights, nor compensations, nor the random numbers of the steps after it."""
+    straight, skipping = (run_of(harness, form, update, values=MANY, loss_scale=SCALE) for _ in range(2))
+    for step in range(6):
+        straight.feed(*[1.0] * len(MANY))
+        skipping.feed(*[1.0] * len(MANY))
+        if step in (1, 3):
+            before = skipping.weights(), true_weights(skipping)
+            skipping.feed(*[1.0] * (len(MANY) - 1), math.inf)
+            assert (skipping.weights(), true_weights(skipping)) == before
+    assert true_weights(skipping) == true_weights(straight)
+    assert skipping.amp.skipped_steps == 2
+
+
+@pytest.mark.parametrize("update", KINDS)
+def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
+    gradients = [1.0, 0.125, 3.0, 0.75, 1.0, 0.5]
+    straight = run_of(harness, form, update, values=MANY)
+    first, second = run_of(harness, form, update, values=MANY), run_of(harness, form, update, values=(7.0,) * len(MANY))
+    for index, gradient in enumerate(gradients):
+        straight.feed(*[gradient] * len(MANY))
+        if index == 3:
+            second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
+            second.amp.load_state_dict(first.amp.state_dict())
+        (first if index < 3 else second).feed(*[gradient] * len(MANY))
+    assert true_weights(second) == true_weights(straight)
+    assert second.weights() == straight.weights()
+
+
+@pytest.mark.parametrize("update", KINDS)
+def test_moments_and_updates_are_float32(harness, form, update):
+    """Adam's first steps of a constant gradient are the learning rate each."""
+    run = run_of(harness, form, update, values=MANY, lr=2.0**-11, optimizer="adam")
+    for _ in range(32):
+        run.feed(*[0.5] * len(MANY))
+    assert np.mean(true_weights(run)) == pytest.approx(1.0 - 32 * 2.0**-11, abs=4e-3)
+    assert np.mean(true_weights(run)) != 1.0
+
+
+@pytest.mark.needs("ema")
+def test_an_average_follows_the_true_weights(harness, form):
+    run = run_of(harness, form, "kahan")
+    ema = run.amp.ema(run.model, 0.5)
+    expected, weight = 1.0, 1.0
+    for _ in range(5):
+        run.feed(1.0)
+        weight -= TINY
+        expected = 0.5 * expected + 0.5 * weight
+    (average,) = ema.weights().values()
+    assert float(average[0]) == pytest.approx(expected, rel=2.0**-22)
+
+
+def test_compensations_of_other_models_are_refused(harness):
+    one, two = run_of(harness, "eager", "kahan"), run_of(harness, "eager", "kahan", values=(1.0, 1.0))
+    for run in (one, two):
+        run.feed(*[1.0] * len(run.weights()))
+    before = true_weights(one)
+    with pytest.raises(ua.CheckpointError, match="compensation"):
+        one.amp.load_state_dict(two.amp.state_dict())
+    assert true_weights(one) == before
