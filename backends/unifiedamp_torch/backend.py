@@ -33,6 +33,7 @@ from .training.host_loops import HostLoops
 from .training.prepare import Preparation
 from .training.step_context import StepContext
 from .training.training import TorchTraining
+from .training.weight_updates_role import TorchWeightUpdates
 
 
 class TorchBackend(Backend):
@@ -73,6 +74,7 @@ class TorchBackend(Backend):
 
         self.weights = TorchWeights(steps.prepared.masters)
         self.averaging = TorchAveraging(steps.averages)
+        self.weight_updates = TorchWeightUpdates(steps.prepared)
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)

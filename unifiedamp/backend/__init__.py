@@ -17,7 +17,7 @@ from ..loss_scale import LossScale, ScaleState, float32
 from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from ..policy.layer_globs import match_layers
-from . import recording, result
+from . import recording, result, rounding
 from .backend import Backend
 from .capabilities import (
     ARRAY_DTYPES,
@@ -57,6 +57,7 @@ from .roles import Device, Precision, ScaledLoss, StepFollower, Training, backwa
 from .spec import SessionSpec
 from .switches import Switch, Switches
 from .tuning import Tuning, bias_rows, compile_note, item_rows
+from .weight_updates import WeightUpdates
 
 __all__ = [
     "ARRAY_DTYPES",
@@ -104,6 +105,7 @@ __all__ = [
     "Tuning",
     "Unsupported",
     "WeightAverage",
+    "WeightUpdates",
     "Weights",
     "WrappedStep",
     "backward_in_context",
@@ -121,5 +123,6 @@ __all__ = [
     "recording",
     "required",
     "result",
+    "rounding",
     "this_processor",
 ]

@@ -25,6 +25,7 @@ from .optional_roles import (
 from .required import required
 from .roles import Device, Precision, Training
 from .spec import SessionSpec
+from .weight_updates import WeightUpdates
 
 
 class Backend:
@@ -49,6 +50,7 @@ class Backend:
     recorder: Recorder | Unsupported = Unsupported()
     weights: Weights | Unsupported = Unsupported()
     averaging: Averaging | Unsupported = Unsupported()
+    weight_updates: WeightUpdates | Unsupported = Unsupported()
     converter: Converter | Unsupported = Unsupported()
     layer_shapes: LayerShapes | Unsupported = Unsupported()
     profiler: Profiler | Unsupported = Unsupported()

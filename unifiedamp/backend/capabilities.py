@@ -72,6 +72,9 @@ FEATURES = {
     "op_overrides": "Policy.op_overrides",
     "layer_overrides": "Policy.layer_overrides",
     "master_weights": "float32 master weights under a policy whose parameters have 16 bits (Amp(master_weights=True))",
+    "weight_updates": "bfloat16 parameters without master weights, updated with stochastic rounding or Kahan summation "
+    "(Policy.update)",
+    "state_dtype": "optimizer moments in bfloat16 or float8 (Policy.state_dtype)",
     "float32_weights": "amp.master_weights and amp.load_master_weights: a model's true weights in float32, by name",
     "ema": "amp.ema: an exponential moving average of a model's weights that moves with applied steps",
     "convert_model": "amp.convert_model: a copy of a model for inference in low precision",

@@ -21,6 +21,7 @@ ROLE_FEATURES = {
     "recorder": "recording",
     "weights": "float32_weights",
     "averaging": "ema",
+    "weight_updates": "weight_updates",
     "converter": "convert_model",
     "layer_shapes": "shape_advice",
     "profiler": "kernel_profile",

@@ -1,13 +1,13 @@
 """Averages of weights in a session's state: float32 arrays as text, so that the state stays plain JSON.
 
-A checkpoint file holds the same arrays as separate members, and the text is restored when it is read.
+A checkpoint file holds the same arrays as separate members; see ``session_arrays``.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CheckpointError
@@ -15,8 +15,6 @@ from ..loss_scale.saved_values import checked_count, shortened
 from ..training.ema import SavedAverage
 
 DTYPES = ("float32", "complex64")
-MEMBER = "amp.ema"
-"""What the names of members in a checkpoint file begin with."""
 
 
 def dump_averages(averages: Sequence[SavedAverage]) -> list[dict[str, Any]]:
@@ -87,32 +85,3 @@ def from_text(raw: Any, where: str) -> Any:
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise CheckpointError(f"this state's {where} cannot be read: {error}") from error
     return array.astype(raw["dtype"])
-
-
-# -- checkpoint files ----------------------------------------------------------------------------------------------
-
-
-def split_arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a session's state with the names of arrays in their places, and name → array."""
-    arrays, averages = {}, []
-    for number, each in enumerate(state.get("ema", ())):
-        for name, text in each["weights"].items():
-            arrays[f"{MEMBER}.{number}.{name}"] = from_text(text, name)
-        averages.append({**each, "weights": list(each["weights"])})
-    return ({**state, "ema": averages} if averages else dict(state)), arrays
-
-
-def join_arrays(state: Any, arrays: dict[str, Any]) -> Any:
-    """Undo :func:`split_arrays`: take the arrays out of ``arrays`` and put them into the state, as text."""
-    if not isinstance(state, dict) or not isinstance(state.get("ema"), list):
-        return state
-    averages = [
-        {**each, "weights": {name: to_text(array) for name, array in _taken(arrays, number, each["weights"])}}
-        for number, each in enumerate(state["ema"])
-    ]
-    return {**state, "ema": averages}
-
-
-def _taken(arrays: dict[str, Any], number: int, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for name in names:
-        yield name, arrays.pop(f"{MEMBER}.{number}.{name}")

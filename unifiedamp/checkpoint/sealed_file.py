@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import CheckpointError
 from ..output.files import remove_neighbours, replace_whole
 from ..training.scale_monitor import ScaleMonitor
-from .averages import join_arrays, split_arrays
+from .session_arrays import join_arrays, split_arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,8 @@ def save_checkpoint(
         path: the file; its directory is made when missing.
         meta: plain JSON values (no inf or nan), with text for keys.
         arrays: name → array of numbers or text; made to numpy arrays of the same dtype.
-        amp: its ``state_dict()`` becomes ``meta["amp"]`` (its averages become arrays ``amp.ema.<n>.<name>``), and its
+        amp: its ``state_dict()`` becomes ``meta["amp"]`` (its averages become arrays ``amp.ema.<n>.<name>``, its
+            compensations ``amp.update.<name>``), and its
             observers' ``on_checkpoint`` is called.
 
     Raises:
@@ -118,7 +119,7 @@ def _with_session(
     state, own = split_arrays(amp.state_dict())
     taken = [name for name in own if name in arrays]
     if taken:
-        raise CheckpointError(f"an array cannot be stored under the name {taken[0]!r}: it is that of an average")
+        raise CheckpointError(f"an array cannot be stored under the name {taken[0]!r}: it is one of the session's state")
     return {**meta, "amp": state}, {**arrays, **own}
 
 

@@ -5,10 +5,11 @@ A session's state is plain JSON::
     {"schema": "unifiedamp", "version": 1, "backend": "torch", "policy": "mixed_float16",
      "loss_scale": {"kind": "dynamic", "initial_scale": 65536.0, ...},
      "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
-     "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}]}
+     "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}],
+     "update": {"kind": "kahan", "seed": 0, "steps": [10], "compensation": {"layer0.weight": {...}}}}
 
 ``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
-(``Amp.ema``); see ``averages``.
+(``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
 from ..training.ema import Averages
 from .averages import dump_averages, read_averages
+from .weight_updates import check_update, dump_update, load_update, read_update
 
 SCHEMA = "unifiedamp"
 VERSION = 1
@@ -63,7 +65,9 @@ class SavedState:
 def dump_session(amp: Session) -> dict[str, Any]:
     """Return the state of ``amp`` as plain JSON values."""
     averages = amp.averages.state()
-    kept = {"ema": dump_averages(averages)} if averages else {}
+    kept: dict[str, Any] = {"ema": dump_averages(averages)} if averages else {}
+    if amp.policy.update is not None:
+        kept["update"] = dump_update(amp.backend, amp.policy)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -89,8 +93,11 @@ def load_session(
     amp.averages.check_idle("load_state_dict")
     state = read_session(amp, raw, restart_scale)
     averages = read_averages(raw.get("ema", ())) if "schema" in raw else []  # foreign states have none
+    update = read_update(raw.get("update")) if "schema" in raw else None
     amp.averages.check(averages)
+    check_update(amp.backend, amp.policy, update)
     restart(state)
+    load_update(amp.backend, amp.policy, update)
     amp.averages.load(averages)
 
 

@@ -39,6 +39,13 @@ class PolicyTable(BaseModel):
     keep_norm_float32: StrictBool | None = Field(
         None, description="Normalization layers keep parameters and statistics in float32."
     )
+    update: StrictStr | None = Field(
+        None, description="How bfloat16 parameters without master weights are updated: stochastic or kahan."
+    )
+    state_dtype: StrictStr | None = Field(
+        None, description="Dtype that optimizer moments are kept in under update; float32 if left out."
+    )
+    update_seed: StrictInt | None = Field(None, description="The seed of stochastic rounding.")
 
     def policy(self) -> Policy:
         """Return the policy that the table describes."""

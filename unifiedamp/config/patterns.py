@@ -13,6 +13,7 @@ from ..loss_scale import HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.presets import ALIASES, PRESET_FIELDS
+from ..policy.updates import STATE_DTYPES, UPDATES
 
 NUMBER = r"[+]?(?=[0-9.]*[1-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 COUNT = r"[+]?0*[1-9][0-9]*"
@@ -73,7 +74,9 @@ def _setting() -> str:
     ops = _listed(rf"(?:{'|'.join(OP_VOCABULARY)}):(?:{'|'.join(OP_CHOICES)})\s*")
     layers = _listed(rf"[^,;\s][^,;]*:{dtype()}")
     flag = any_case(["true", "false"])
-    return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|keep_norm_float32\s*=\s*{flag}\s*)"
+    update = rf"update\s*=\s*(?:{'|'.join(UPDATES)})\s*|state_dtype\s*=\s*(?:{'|'.join(STATE_DTYPES)})\s*"
+    flags = rf"keep_norm_float32\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*"
+    return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|{flags})"
 
 
 def _listed(item: str) -> str:

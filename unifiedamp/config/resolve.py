@@ -54,9 +54,22 @@ class Resolved:
         backend = self.backend_class(spec)
         if master_weights:
             backend.require("master_weights", "master_weights=True")
+        check_update(backend, self.policy)
         if reduce_dtype is not None:
             backend.require("reduce_dtype", f"reduce_dtype={reduce_dtype!r}")
         return backend
+
+
+def check_update(backend: Backend, policy: Policy) -> None:
+    """Refuse an update of bfloat16 parameters, or a dtype of optimizer moments, that the backend does not have.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    if policy.update is not None:
+        backend.require("weight_updates", f"update={policy.update!r}")
+    if policy.state_dtype is not None:
+        backend.require("state_dtype", f"state_dtype={policy.state_dtype!r}")
 
 
 def resolve(
@@ -100,12 +113,17 @@ def check_masters(policy: Policy, master_weights: bool) -> None:
     if not isinstance(master_weights, bool):
         raise ConfigError(f"master_weights must be true or false, got {master_weights!r}")
     wide = policy.param_dtype == "float32"
+    if master_weights and policy.update is not None:
+        raise PolicyError(
+            f"master_weights=True has no meaning under policy {str(policy)!r}: update={policy.update!r} is for parameters "
+            "without float32 master weights; leave out one of the two"
+        )
     if master_weights and wide:
         raise PolicyError(
             f"master_weights=True has no meaning under policy {str(policy)!r}: its parameters are float32 and so are "
             "their own masters; leave it out, or use policy 'float16' or 'bfloat16'"
         )
-    if policy.resolved_loss_scale.enabled and not wide and not master_weights:
+    if policy.resolved_loss_scale.enabled and not (wide or master_weights or policy.update):
         raise PolicyError(
             f"policy {str(policy)!r}: a loss scaler needs float32 parameters, but param_dtype is "
             f"{policy.param_dtype}: use 'mixed_{policy.compute_dtype}', which keeps parameters in float32, or "

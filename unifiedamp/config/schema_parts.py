@@ -13,6 +13,7 @@ from ..loss_scale import FLOAT32_MAX, HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.presets import PRESET_FIELDS
+from ..policy.updates import LARGEST_SEED, STATE_DTYPES, UPDATES
 from . import patterns
 
 Schema = dict[str, Any]
@@ -83,6 +84,9 @@ def policy_settings() -> dict[str, Schema]:
         "op_overrides": table(dict.fromkeys(OP_VOCABULARY, choice)),
         "layer_overrides": layers,
         "keep_norm_float32": {"type": "boolean"},
+        "update": {"enum": [*UPDATES]},
+        "state_dtype": {"enum": [*STATE_DTYPES]},
+        "update_seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
     }
 
 

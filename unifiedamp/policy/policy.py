@@ -17,6 +17,7 @@ from ..plain_values import plain
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
+from .updates import check_update
 
 OP_VOCABULARY = (
     "matmul", "linear", "conv", "conv_transpose", "attention", "embedding", "rnn",
@@ -69,6 +70,12 @@ class Policy:
         op_overrides: operation of :data:`OP_VOCABULARY` → "compute", "float32" or "widest".
         layer_overrides: glob over layer paths (components joined by dots) → dtype the layer computes in.
         keep_norm_float32: normalization layers keep parameters and statistics in float32.
+        update: how an optimizer's float32 update is rounded to bfloat16 parameters that have no float32 master
+            weights: "stochastic", "kahan" (a bfloat16 compensation beside each parameter), or None, the framework's
+            own update in bfloat16; see :mod:`unifiedamp.policy.updates`.
+        state_dtype: what the optimizer's moments are kept in between steps under ``update``: "bfloat16", "float8", or
+            None, float32.
+        update_seed: the seed of stochastic rounding, 0 to 2**31 - 1.
 
     Raises:
         PolicyError: a dtype, operation or choice is unknown, or the parts contradict each other.
@@ -81,6 +88,9 @@ class Policy:
     op_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
     layer_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
     keep_norm_float32: bool = True
+    update: str | None = None
+    state_dtype: str | None = None
+    update_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
@@ -94,6 +104,7 @@ class Policy:
             raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
         if self.compute_dtype == "float8":
             _check_float8(self)
+        check_update(self)
 
     @classmethod
     def parse(cls, text: str) -> Policy:

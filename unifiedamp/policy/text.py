@@ -4,6 +4,7 @@ Grammar: a base, then settings that differ from it, each behind a semicolon::
 
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
     p=float32,c=float16,o=float16;keep_norm_float32=false
+    bfloat16;update=stochastic;state_dtype=float8;update_seed=7
 """
 
 from __future__ import annotations
@@ -54,6 +55,18 @@ class PolicyFields(Protocol):
     def keep_norm_float32(self) -> bool:
         """Whether normalization layers keep float32."""
 
+    @property
+    def update(self) -> str | None:
+        """How 16-bit parameters are updated."""
+
+    @property
+    def state_dtype(self) -> str | None:
+        """The dtype of optimizer moments."""
+
+    @property
+    def update_seed(self) -> int:
+        """The seed of stochastic rounding."""
+
 
 def parse_fields(text: str) -> Fields:
     """Return the arguments of the ``Policy`` that ``text`` names; see the module's grammar.
@@ -97,8 +110,12 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["layer_overrides"] = _read_pairs(value, whole)
     elif key == "keep_norm_float32" and value.lower() in ("true", "false"):
         changes["keep_norm_float32"] = value.lower() == "true"
+    elif key in ("update", "state_dtype"):
+        changes[key] = value
+    elif key == "update_seed" and value.isdecimal():
+        changes[key] = int(value)
     else:
-        known = ("loss_scale", "ops", "layers", "keep_norm_float32")
+        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "state_dtype", "update_seed")
         raise PolicyError(f"policy {whole!r}: cannot read {key}={value}{nearest(key, known)}")
 
 
@@ -124,4 +141,6 @@ def policy_text(policy: PolicyFields) -> str:
             settings.append(f"{key}=" + ",".join(f"{name}:{value}" for name, value in pairs.items()))
     if policy.keep_norm_float32 != PRESET_FIELDS.get(name, {}).get("keep_norm_float32", True):
         settings.append(f"keep_norm_float32={str(policy.keep_norm_float32).lower()}")
+    pairs = (("update", policy.update), ("state_dtype", policy.state_dtype), ("update_seed", policy.update_seed))
+    settings += [f"{key}={value}" for key, value in pairs if value]
     return ";".join(settings)

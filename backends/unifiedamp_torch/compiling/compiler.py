@@ -82,11 +82,13 @@ class TorchCompiler(Compiler):
 
     def why_uncompiled(self, fn: Callable[..., Any] | None = None) -> str:
         """Return why ``fn`` (None: a step) runs as it is written; empty where it is compiled or captured."""
-        models = self.steps.prepared.models
+        models, update = self.steps.prepared.models, self._spec.policy.update
         module = isinstance(fn, torch.nn.Module)
         shared = why_shared([*models, fn] if isinstance(fn, torch.nn.Module) else models)
         if shared and (module or not self.replays_traces):
             return f"{shared}, and steps of several ranks are captured in CUDA graphs or not compiled"
+        if update and self.replays_traces and not module:
+            return f"the host rounds the updates of update={update!r}, and a CUDA graph holds no work of the host"
         return why_uncaptured(models) if shared else ""
 
     def captured(self, fn: Callable[..., Any], order: StepOrderState, updates: Updates | None = None) -> CapturedStep:

@@ -57,7 +57,7 @@ def match_layouts(optimizer: torch.optim.Optimizer) -> None:
         for name, value in state.items():
             same = isinstance(value, torch.Tensor) and value.shape == param.shape
             if same and value.stride() != param.stride():
-                state[name] = torch.empty_like(param).copy_(value)
+                state[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def steps_to_device(optimizer: torch.optim.Optimizer) -> None:

@@ -28,14 +28,17 @@ class Share:
     Args:
         optimizer: whose parameters.
         mover: counts its steps.
+        true: returns a parameter's true weights.
 
     Attributes:
         started: the averages have begun to move; before, they equal the parameters.
         pairs: (average, parameter), in which the parameter may be a master.
     """
 
-    def __init__(self, optimizer: Optimizer, mover: Mover) -> None:
-        self.optimizer, self.mover = optimizer, mover
+    def __init__(
+        self, optimizer: Optimizer, mover: Mover, true: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:  # fmt: skip
+        self.optimizer, self.mover, self.true = optimizer, mover, true
         self.started = False
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._seen: list[int] = [-1]
@@ -58,9 +61,13 @@ class Share:
     def start(self) -> None:
         """Set the averages to the parameters, unless they have begun to move."""
         if not self.started:
-            for average, param in self.pairs:
-                average.copy_(param)
+            self.copy()
             self.started = True
+
+    def copy(self) -> None:
+        """Set the averages to the parameters."""
+        for average, param in self.pairs:
+            average.copy_(self.true(param))
 
     def move(self, found: Found | None) -> None:
         """Move the averages, unless the step was skipped."""
@@ -72,7 +79,7 @@ class Share:
         for average, param in self.pairs:
             averages, params = groups.setdefault(param.device, ([], []))
             averages.append(dense(average))
-            params.append(dense(param))
+            params.append(dense(self.true(param)))
         return [Group(averages, _widened(averages, params)) for averages, params in groups.values()]
 
 
@@ -137,7 +144,7 @@ class ModelAverage(WeightAverage):
     def _refresh(self, optimizer: Optimizer) -> Share:
         share = self._shares.get(id(optimizer))
         if share is None:
-            share = self._shares[id(optimizer)] = Share(optimizer, self._make_mover())
+            share = self._shares[id(optimizer)] = Share(optimizer, self._make_mover(), self._prepared.compensations.true)
         own = {id(param) for param in self._model.parameters()}
         pairs = []
         for param in parameters(optimizer):
@@ -184,8 +191,7 @@ class ModelAverage(WeightAverage):
         if self._kept is None:
             for share in self._shares.values():
                 if not share.started:
-                    for average, param in share.pairs:
-                        average.copy_(param)
+                    share.copy()
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:

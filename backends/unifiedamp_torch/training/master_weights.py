@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .gradients import parameters
+from .compensations import Compensations
+from .gradients import local_part, parameters
 
 Optimizer = torch.optim.Optimizer
 LOW = (torch.float16, torch.bfloat16)
 
 
 class Kept(NamedTuple):
-    """Copies of a model's parameter and of its master; None without a master."""
+    """Copies of a model's parameter, of its master and of its compensation; None without one."""
 
     model_param: torch.Tensor
     master: torch.Tensor | None
+    rest: torch.Tensor | None = None
 
 
 @dataclass
@@ -49,11 +51,15 @@ class Pair:
 class MasterWeights:
     """The master weights of one session, if any; each parameter of a model has one at most.
 
+    Args:
+        compensations: the session's, which parameters without masters may have.
+
     Attributes:
         in_use: the session has some, or may get some; without any, the calls of a step can be left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compensations: Compensations) -> None:
+        self._compensations = compensations
         self._pairs: dict[int, Pair] = {}
         self._of_master: dict[int, Pair] = {}
         self._frozen: dict[int, torch.Tensor] = {}
@@ -199,13 +205,17 @@ class MasterWeights:
         """Return a parameter's true weights in float32, or complex64."""
         pair = self._pairs.get(id(param))
         if pair is None:
-            return param.detach().to(torch.complex64 if param.is_complex() else torch.float32)
+            true = self._compensations.true(param).detach()
+            return true.to(torch.complex64 if param.is_complex() else torch.float32)
         pair.sync_master()
         return pair.master.detach()
 
     @torch.no_grad()
     def write(self, param: torch.Tensor, values: torch.Tensor) -> None:
         """Set a parameter's true weights, and so the parameter."""
+        if self._compensations.writes(param):
+            self._compensations.split(param, values.to(torch.float32))
+            return
         param.copy_(values)
         pair = self._pairs.get(id(param))
         if pair is not None:
@@ -218,12 +228,18 @@ class MasterWeights:
         pair = self._pairs.get(id(param))
         if pair is not None:
             pair.sync_master()
-        return Kept(param.detach().clone(), None if pair is None else pair.master.detach().clone())
+        rest = self._compensations.of(param)
+        return Kept(
+            param.detach().clone(),
+            None if pair is None else pair.master.detach().clone(),
+            None if rest is None else rest.clone(),
+        )
 
     @torch.no_grad()
     def restore(self, param: torch.Tensor, kept: Kept) -> None:
         """Set a parameter and its master to what :meth:`keep` returned."""
         param.copy_(kept.model_param)
+        self._compensations.put(param, None if kept.rest is None else local_part(kept.rest))
         pair = self._pairs.get(id(param))
         if pair is not None:
             pair.master.copy_(kept.model_param if kept.master is None else kept.master)

@@ -10,7 +10,6 @@ from ..device.kinds import traits
 from . import gradients
 from .ema import MovingAverages
 from .kernel_skips import step_in_kernel
-from .native_calls import run_step
 from .scale_state import DeviceResult, Found, step_values
 from .skip_conditions import SkipConditions
 from .steps import CaptureDeferred, Optimizer, Steps, check_capturable, versions
@@ -68,7 +67,7 @@ class PlainSteps(Steps):
             if self.capturing:
                 groups = optimizer.param_groups
                 check_capturable(optimizer, all(group.get("fused") or group.get("capturable") for group in groups))
-            self._run(optimizer)
+            self._run_native(optimizer)
 
     def _apply_unless(self, optimizer: Optimizer, condition: torch.Tensor) -> None:
         if not self._reads_without_sync and self._skips_in_kernel(optimizer):
@@ -78,11 +77,7 @@ class PlainSteps(Steps):
             check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
             raise CaptureDeferred
         if not condition.item():
-            self._run(optimizer)
-
-    def _run(self, optimizer: Optimizer) -> None:
-        self._update(optimizer, versions(optimizer), run_step, optimizer)
-        self._stepped.add(id(optimizer))
+            self._run_native(optimizer)
 
     def _count(self, found: Found | None) -> StepResult:
         """Count a step, and return its outcome."""

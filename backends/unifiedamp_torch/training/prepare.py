@@ -81,7 +81,7 @@ class Preparation:
         prepared.masters.attach(optimizers)
         prepared.models += new
         prepared.optimizers += fresh
-        self._undo += self._native.watch(fresh)
+        self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh)
         if any(moved):
             for optimizer in prepared.optimizers:
                 placement.match_state(optimizer)
@@ -94,7 +94,7 @@ class Preparation:
         spec, prepared = self._spec, self._prepared
         checks.check_models(new)
         checks.check_optimizers(optimizers)
-        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights)
+        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights or prepared.updates.in_use)
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
         dtypes = [layers.layer_dtypes(model, spec.policy, self._device.type) for model in new]

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from unifiedamp.backend import Policy
+
 from ..layer_paths import ParamNames
+from .compensations import Compensations
 from .gradients import parameters
 from .master_weights import MasterWeights
+from .weight_updates import WeightUpdates
 
 Optimizer = torch.optim.Optimizer
 
@@ -16,17 +20,24 @@ Optimizer = torch.optim.Optimizer
 class PreparedObjects:
     """A session's models and optimizers, and the names of their parameters.
 
+    Args:
+        policy: the session's.
+
     Attributes:
         models, optimizers: in the order in which they were prepared.
         names: of the models' parameters.
+        compensations: what rounding left out of parameters.
         masters: the master weights.
+        updates: those of bfloat16 parameters without masters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.names = ParamNames()
-        self.masters = MasterWeights()
+        self.compensations = Compensations(policy.update == "kahan")
+        self.masters = MasterWeights(self.compensations)
+        self.updates = WeightUpdates(policy, self.compensations, self._name)
 
     def param_names(self, optimizer: Optimizer) -> list[str]:
         """Return the names of an optimizer's parameters."""

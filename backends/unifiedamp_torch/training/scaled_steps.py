@@ -11,7 +11,6 @@ from . import gradients
 from .compiled_update import Updates
 from .ema import MovingAverages
 from .kernel_skips import step_in_kernel
-from .native_calls import run_step
 from .nonfinite import SkipReports
 from .scale_state import DeviceScale, Found
 from .scale_transition import update_scale
@@ -90,8 +89,7 @@ class ScaledSteps(Steps):
         if found.skipped.item():
             self._reports.inspect(optimizer, found.inf, False)
         else:
-            self._update(optimizer, versions(optimizer), run_step, optimizer)
-            self._stepped.add(id(optimizer))
+            self._run_native(optimizer)
 
     def _update_scale(self, optimizer: Optimizer) -> None:
         if self.per_optimizer:

@@ -53,7 +53,7 @@ class StepContext:
     ) -> StepContext:
         """Return the context of a new session; ``reads_without_sync``: see ``Device``."""
         scaling = spec.loss_scale
-        prepared, loss = PreparedObjects(), LastLoss(wanted=scaling.enabled)
+        prepared, loss = PreparedObjects(spec.policy), LastLoss(wanted=scaling.enabled)
         native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
@@ -64,4 +64,6 @@ class StepContext:
             if scaler is None
             else ScaledSteps(scaler, reads_without_sync, reports, averages, conditions)
         )
+        if prepared.updates.in_use:
+            steps.weight_updates = prepared.updates
         return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)

@@ -14,7 +14,9 @@ from . import gradients
 from .compiled_update import CompiledUpdate, Updates
 from .ema import AverageDeferred, MovingAverages
 from .scale_state import Found
+from .native_calls import run_step
 from .skip_conditions import SkipConditions
+from .weight_updates import WeightUpdates
 
 Optimizer = torch.optim.Optimizer
 
@@ -71,6 +73,7 @@ class Steps(ABC):
         capturing: steps are being captured and not executed.
         updates: the compiled updates in use.
         conditions: see the argument.
+        weight_updates: round updates to bfloat16 parameters; None where the optimizer's own step does.
         keeps_gradients: gradients stay after a step, for a loop of another owner to zero.
 
     Args:
@@ -82,6 +85,7 @@ class Steps(ABC):
         self._averages, self.conditions = averages, conditions
         self.capturing = self.keeps_gradients = False
         self.updates: Updates | None = None
+        self.weight_updates: WeightUpdates | None = None
         self._stepped: set[int] = set()
         self._running: RunningUpdate | None = None
 
@@ -107,7 +111,8 @@ class Steps(ABC):
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
         # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
         # decides until one step has been applied.
-        return getattr(optimizer, "_step_supports_amp_scaling", False) and id(optimizer) in self._stepped
+        fused = self.weight_updates is None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        return fused and id(optimizer) in self._stepped
 
     def use_updates(self, updates: Updates | None) -> None:
         """Run steps as compiled updates from here on, or no longer."""
@@ -117,6 +122,8 @@ class Steps(ABC):
         """Return the optimizer's compiled step; None for its first step, which creates its state, uncompiled."""
         if id(optimizer) not in self._stepped or gradients.has_sparse(optimizer):
             return None  # torch.compile takes no sparse tensors
+        if self.weight_updates is not None:
+            return None
         update = updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
             raise CaptureDeferred  # a graph cannot hold what compiling asks of the device
@@ -127,6 +134,12 @@ class Steps(ABC):
         self._running = RunningUpdate(optimizer, before)
         run(*args)
         self._running = None
+
+    def _run_native(self, optimizer: Optimizer) -> None:
+        """Run the optimizer's own step, which is applied."""
+        run = run_step if self.weight_updates is None else self.weight_updates.run
+        self._update(optimizer, versions(optimizer), run, optimizer)
+        self._stepped.add(id(optimizer))
 
     def _begin_averages(self, optimizer: Optimizer) -> None:
         """Before a step; see ``MovingAverages``."""

@@ -199,6 +199,7 @@ class TorchTraining(Training):
         for optimizer in optimizers:
             self._drop_window(optimizer)
             leave_kernel(optimizer)
+        self._prepared.updates.restore()
         if self._masters.in_use:
             self._masters.master_params_to_model_params()
         self._steps.repair()
