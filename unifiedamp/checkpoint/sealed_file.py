@@ -119,7 +119,9 @@ def _with_session(
     state, own = split_arrays(amp.state_dict())
     taken = [name for name in own if name in arrays]
     if taken:
-        raise CheckpointError(f"an array cannot be stored under the name {taken[0]!r}: it is one of the session's state")
+        raise CheckpointError(
+            f"an array cannot be stored under the name {taken[0]!r}: it is one of the session's state"
+        )
     return {**meta, "amp": state}, {**arrays, **own}
 
 

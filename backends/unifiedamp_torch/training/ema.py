@@ -144,7 +144,9 @@ class ModelAverage(WeightAverage):
     def _refresh(self, optimizer: Optimizer) -> Share:
         share = self._shares.get(id(optimizer))
         if share is None:
-            share = self._shares[id(optimizer)] = Share(optimizer, self._make_mover(), self._prepared.compensations.true)
+            share = self._shares[id(optimizer)] = Share(
+                optimizer, self._make_mover(), self._prepared.compensations.true
+            )
         own = {id(param) for param in self._model.parameters()}
         pairs = []
         for param in parameters(optimizer):

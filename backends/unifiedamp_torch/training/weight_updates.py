@@ -134,7 +134,9 @@ class Float32Groups(list[dict[str, Any]]):
         self._groups = optimizer.param_groups
         self._params = [list(group["params"]) for group in self._groups]
         self._wide: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._streams = type(optimizer).__name__ in BY_PARAMETER and type(optimizer).__module__.startswith("torch.optim.")
+        self._streams = type(optimizer).__name__ in BY_PARAMETER and type(optimizer).__module__.startswith(
+            "torch.optim."
+        )
         self._written = False
 
     def attach(self) -> None:
