@@ -115,8 +115,8 @@ def check_masters(policy: Policy, master_weights: bool) -> None:
     wide = policy.param_dtype == "float32"
     if master_weights and policy.update is not None:
         raise PolicyError(
-            f"master_weights=True has no meaning under policy {str(policy)!r}: update={policy.update!r} is for parameters "
-            "without float32 master weights; leave out one of the two"
+            f"master_weights=True has no meaning under policy {str(policy)!r}: update={policy.update!r} is for "
+            "parameters without float32 master weights; leave out one of the two"
         )
     if master_weights and wide:
         raise PolicyError(

@@ -13,8 +13,8 @@ from unifiedamp.backend import ScaleState, StepResult, errors
 from . import gradients
 from .compiled_update import CompiledUpdate, Updates
 from .ema import AverageDeferred, MovingAverages
-from .scale_state import Found
 from .native_calls import run_step
+from .scale_state import Found
 from .skip_conditions import SkipConditions
 from .weight_updates import WeightUpdates
 

@@ -15,7 +15,7 @@ import torch
 from unifiedamp.backend import Policy, errors, rounding
 
 from .bfloat16_rounding import stochastic_
-from .compensations import Compensations
+from .compensations import Compensations, version_of
 from .gradients import local_part, parameters
 from .native_calls import run_step
 from .optimizer_moments import Moments
@@ -161,7 +161,7 @@ class Float32Groups(list[dict[str, Any]]):
         Raises:
             UnsupportedError: it wrote to none of the float32 parameters.
         """
-        wrote = self._streams or not self._wide or any(wide._version for _, wide in self._wide)
+        wrote = self._streams or not self._wide or any(version_of(wide) for _, wide in self._wide)
         if not wrote and not any(group.get("fused") for group in self._groups):
             raise errors.UnsupportedError(
                 f"update: {type(self.optimizer).__name__}.step did not update the float32 parameters in its "
@@ -236,7 +236,7 @@ class _KeptDtypes:
         loaded, self._loaded = self._loaded, {}
         saved = [key for group in loaded.get("param_groups", ()) for key in group["params"]]
         for key, param in zip(saved, parameters(optimizer), strict=False):
-            state = optimizer.state[param] if param in optimizer.state else {}
+            state = optimizer.state.get(param, {})
             for name, value in loaded["state"].get(key, {}).items():
                 now = state.get(name)
                 if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype is not value.dtype:
