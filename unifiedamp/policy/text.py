@@ -141,6 +141,6 @@ def policy_text(policy: PolicyFields) -> str:
             settings.append(f"{key}=" + ",".join(f"{name}:{value}" for name, value in pairs.items()))
     if policy.keep_norm_float32 != PRESET_FIELDS.get(name, {}).get("keep_norm_float32", True):
         settings.append(f"keep_norm_float32={str(policy.keep_norm_float32).lower()}")
-    pairs = (("update", policy.update), ("state_dtype", policy.state_dtype), ("update_seed", policy.update_seed))
-    settings += [f"{key}={value}" for key, value in pairs if value]
+    updates = (("update", policy.update), ("state_dtype", policy.state_dtype), ("update_seed", policy.update_seed))
+    settings += [f"{key}={value}" for key, value in updates if value]
     return ";".join(settings)

@@ -79,4 +79,5 @@ class Compensations:
 
 def version_of(param: torch.Tensor) -> int:
     """Return what changes when a parameter, or this process's part of it, is written to."""
-    return local_part(param)._version
+    param = local_part(param)
+    return param._version
