@@ -7,7 +7,8 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.backend import SessionSpec, ema_weight
-from unifiedamp.checkpoint.averages import from_text, join_arrays, split_arrays, to_text
+from unifiedamp.checkpoint.averages import from_text, to_text
+from unifiedamp.checkpoint.session_arrays import join_arrays, split_arrays
 from unifiedamp.training.ema import Averages
 from unifiedamp.training.interruption import Interruptions
 from unifiedamp.training.step_order import StepOrder
