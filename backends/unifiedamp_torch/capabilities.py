@@ -26,7 +26,6 @@ def _features(device: torch.device) -> dict[str, Support]:
         "op_overrides": _op_overrides(device),
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
         "master_weights": Support(True, "float32 copies in the optimizer's param_groups, in place of the parameters"),
-        "state_dtype": Support(False, "moments are kept in float32; not implemented by this backend"),
         "float8": Support(True, float8_support(device).reason),
         "reduce_dtype": Support(True, "a comm hook of DistributedDataParallel; the reduce_dtype of fully_shard"),
         "no_device_wait": _no_device_wait(device),
