@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from ..errors import UnsupportedError
 from ..policy import Policy
 from .capabilities import MatmulShape, PlanRow, Support
-from .recording import Epsilon, RecordedStep
+from .recording import Epsilon, RankMessages, RecordedStep
 from .required import required
 from .roles import Model, Optimizer
 
@@ -135,6 +135,13 @@ class Recorder:
     def epsilons(self) -> list[Epsilon]:
         """Return the epsilons of the prepared models' layers and of the optimizers."""
         return []
+
+    def messages(self) -> RankMessages | None:
+        """Return what carries a recorded step to the first of several processes; None for a process alone.
+
+        Called once per recording, by all processes in the same order.
+        """
+        return None
 
 
 class Weights:

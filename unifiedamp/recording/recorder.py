@@ -14,6 +14,7 @@ from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
+from .ranks import MergedRanks
 from .sinks import Record, Sink, close_all, number
 
 
@@ -29,6 +30,7 @@ class Recorder:
         activations: also record the inputs and outputs of layers.
         scaling: whether the session scales losses, and so skips steps.
         header: the first record.
+        ranks: merges what several ranks record.
 
     Attributes:
         step: the number of the last step that ended.
@@ -38,10 +40,10 @@ class Recorder:
 
     def __init__(
         self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
-        activations: bool, scaling: bool, header: Record,
+        activations: bool, scaling: bool, header: Record, ranks: MergedRanks,
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
-        self._activations, self._scaling = activations, scaling
+        self._activations, self._scaling, self._ranks = activations, scaling, ranks
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
@@ -70,6 +72,8 @@ class Recorder:
         if self.armed:
             self.armed = False
             self._backend.recorder.end()
+        for record in self._ranks.end(wait=error is None):
+            self._write(record)
         close_all(self._sinks, error)
 
     def log(self, **numbers: Any) -> None:
@@ -180,9 +184,14 @@ class Recorder:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
+            if seen.local and not skipped and (self._skips or state.scale < seen.scale):
+                skipped = max(self._skips, 1)  # another rank's gradients, or what their sum became
             self._record_next = bool(skipped)
             self._report_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
-            self._write(self._step_record(seen, state, bad, skipped))
+            record = self._step_record(seen, state, bad, skipped)
+            self._write(record)
+            for merged in self._ranks.note(self.step, seen, self._order, bool(skipped), record["gradients"]):
+                self._write(merged)
             self.recorded += 1
         self._last, self._last_recorded, self._dropped = state, self.step, False
 

@@ -9,12 +9,14 @@ import reprlib
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..loss_scale import FLOAT32_MAX
 
 LAYERS = 100_000
 """Most gradients, activations or epsilons that one record may hold."""
+RANKS = 100_000
+"""Most ranks of a run."""
 COUNTED = 2**53
 """The largest count: floats hold every whole number up to it."""
 
@@ -125,6 +127,36 @@ class Step(TypedDict):
     non_finite: NonFinite | None
 
 
+class FirstOfRanks(TypedDict):
+    """Where inf or nan appeared first of all ranks; ``name`` is a layer's or, but for "forward", a gradient's."""
+
+    during: Literal["forward", "backward", "reduction"]
+    ranks: Annotated[list[Count], Field(max_length=RANKS)]
+    name: Name
+
+
+class BadRank(TypedDict):
+    """What one rank computed in a step with inf or nan, before gradients were summed."""
+
+    rank: Count
+    loss: Number | None
+    first_activation: FirstActivation | None
+    first_gradient: Name | None
+    gradients: Annotated[list[Name], Field(max_length=LAYERS)]
+
+
+class RankStep(TypedDict):
+    """What all ranks, replicas or contexts recorded of a step."""
+
+    kind: Literal["ranks"]
+    step: Count
+    count: Positive
+    missing: Annotated[list[Count], Field(max_length=RANKS)]
+    first: FirstOfRanks | None
+    bad: Annotated[list[BadRank], Field(max_length=RANKS)]
+    gradients: NotRequired[Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]]
+
+
 class Skip(TypedDict):
     """Skipped steps that were not recorded themselves."""
 
@@ -153,6 +185,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(Header),
     "step": TypeAdapter(Step),
     "skip": TypeAdapter(Skip),
+    "ranks": TypeAdapter(RankStep),
     "numbers": TypeAdapter(Numbers),
 }
 _short = reprlib.Repr()

@@ -12,6 +12,7 @@ from ..backend import Backend
 from ..config import plugins
 from ..errors import ConfigError, StepOrderError, UnsupportedError
 from ..training.step_loop import StepLoop
+from .ranks import MergedRanks
 from .reading import FORMAT, VERSION
 from .recorder import Recorder
 from .sinks import Record, open_sink
@@ -35,11 +36,12 @@ def start_recording(
     state = backend.training.read_state()
     first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
     header = _header(backend, loop.order.accumulate_steps, every, first)
+    ranks = MergedRanks(backend.recorder.messages() if every is not None else None)
     if every is not None:
         backend.recorder.begin(activations)
     try:
-        sinks = [open_sink(target) for target in targets]
-        recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
+        sinks = [open_sink(target) for target in targets if ranks.first]
+        recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header, ranks)
     except BaseException:
         if every is not None:
             backend.recorder.end()

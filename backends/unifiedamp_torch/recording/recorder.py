@@ -8,6 +8,7 @@ import torch
 
 from unifiedamp.backend import Policy, Recorder, recording
 
+from ..distributed.messages import StoreMessages, store_messages
 from ..models import epsilons
 from ..training.step_context import StepContext
 from .step_recorder import StepRecorder
@@ -30,6 +31,7 @@ class TorchRecorder(Recorder):
     def __init__(self, device: torch.device, policy: Policy, steps: StepContext) -> None:
         self._device, self._policy, self._steps = device, policy, steps
         self._step: StepRecorder | None = None
+        self._messages: StoreMessages | None = None
 
     def status(self) -> tuple[bool, bool]:
         """Return whether this step is being recorded, and whether its activations are."""
@@ -37,7 +39,8 @@ class TorchRecorder(Recorder):
         return step is not None, step is not None and step.activations
 
     def begin(self, activations: bool) -> None:
-        self._step = StepRecorder(self._steps.prepared.models, activations)
+        rank = None if self._messages is None else self._messages.rank
+        self._step = StepRecorder(self._steps.prepared.models, activations, rank)
         self._steps.loss.wanted = True
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> Sequence[str]:
@@ -53,6 +56,10 @@ class TorchRecorder(Recorder):
             return recording.RecordedStep()
         step.stop()
         return step.read(self._device)
+
+    def messages(self) -> StoreMessages | None:
+        self._messages = store_messages(self._steps.ranks)
+        return self._messages
 
     def epsilons(self) -> list[recording.Epsilon]:
         prepared = self._steps.prepared

@@ -7,6 +7,7 @@ Modules have hooks while a step is recorded, and at no other time. Nothing is re
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from ..compiling.force_eager import ForceEager
 from ..device.kinds import traits
 from ..layer_paths import plain_name
 from ..precision.casts import tensors
+from ..training.gradients import is_sharded
+from .local_gradients import LocalGradients
 from .reductions import count, largest
 
 
@@ -38,13 +41,16 @@ class StepRecorder:
     Args:
         models: the prepared models.
         activations: put hooks on their modules, and run compiled code uncompiled until :meth:`stop`.
+        rank: of this process, if others train with it; its own gradients are then looked at before they are summed.
 
     Attributes:
         activations: whether the forward pass is recorded.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module], activations: bool) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], activations: bool, rank: int | None = None) -> None:
         self.activations = activations
+        self._rank, self._sharded = rank, False
+        self._local = LocalGradients() if rank is not None and activations else None
         self._activations: list[LayerRecord] = []
         self._names: list[str] = []
         self._scaled: list[torch.Tensor] = []
@@ -66,6 +72,8 @@ class StepRecorder:
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             if _in_training(module):
                 self._record(path, kind, "input", (args, kwargs))
+                if self._local is not None:
+                    self._local.watch(path, module)
 
         def after(module: torch.nn.Module, _: Any, output: Any) -> None:
             if _in_training(module):
@@ -78,6 +86,8 @@ class StepRecorder:
         """Remove the hooks."""
         while self._remove:
             self._remove.pop()()
+        if self._local is not None:
+            self._local.stop()
         self._seen.clear()
 
     # -- recording --------------------------------------------------------------------------------------------------
@@ -104,6 +114,7 @@ class StepRecorder:
     ) -> list[str]:
         """Count gradients; ``scale`` is their loss scale, if any."""
         inverse = None if scale is None else scale.reciprocal()
+        self._sharded |= any(map(is_sharded, gradients.values()))
         for scaled, true in count(list(gradients.values()), inverse):
             self._scaled.append(scaled)
             self._true.append(true)
@@ -118,7 +129,8 @@ class StepRecorder:
 
     def read(self, device: torch.device) -> recording.RecordedStep:
         """Return everything that was recorded; waits for the device once."""
-        single = [*self._scalars.values(), *(each.largest for each in self._activations)]
+        local = {} if self._local is None else self._local.largest
+        single = [*self._scalars.values(), *(each.largest for each in self._activations), *local.values()]
         true = self._true if "scale" in self._scalars else []
         parts = [*(value.reshape(1) for value in single), *self._scaled, *true]
         if not parts:
@@ -128,10 +140,13 @@ class StepRecorder:
         left = iter(numbers[: len(single)].tolist())
         scalars = {name: next(left) for name in self._scalars}
         activations = [recording.Activation(*each[:4], next(left)) for each in self._activations]
+        finite = {name: math.isfinite(next(left)) for name in local}
         table = numbers[len(single) :].long().reshape(2 if true else 1, len(self._names), recording.BUCKETS).tolist()
         both = zip(self._names, table[0], table[-1], strict=True)
         gradients = {name: recording.GradientCounts(scaled, true) for name, scaled, true in both}
-        return recording.RecordedStep(scalars.get("scale", 1.0), scalars.get("loss"), gradients, activations)
+        own = [] if self._rank is None else [recording.LocalStep(self._rank, activations, finite)]
+        scale, loss = scalars.get("scale", 1.0), scalars.get("loss")
+        return recording.RecordedStep(scale, loss, gradients, activations, own, self._sharded)
 
 
 def _recorded(value: Any) -> Iterator[torch.Tensor]:
