@@ -133,7 +133,7 @@ def test_masters_of_all_replicas_are_one(results, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_recorded_step_is_of_all_replicas(results, form):
     """The losses are added, gradients counted together, and of what layers saw the largest is kept."""
-    first, second, third = results["recording"][form]
+    (first, second, third, _), ranks, applied = results["recording"][form]
     assert (first[0], second[0], third[0]) == (7.5, 4.375, "-inf")
     for (_, scale, gradients, activations), values, inputs, outputs in (
         (first, [1.0, 2.0, 4.0, 0.5], 4.0, 4.5),
@@ -147,6 +147,10 @@ def test_a_recorded_step_is_of_all_replicas(results, form):
             assert counts[form_of]["exponents"] == exponents
             assert (counts[form_of]["zero"], counts[form_of]["inf"]) == (values.count(0.0), values.count(np.inf))
         assert [row["largest"] for row in activations] == [inputs, outputs, outputs]
+    assert applied == [True, True, False, False]
+    assert ranks == [
+        None, None, {"during": "forward", "ranks": [1], "name": ""}, {"during": "reduction", "ranks": [], "name": ""},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
