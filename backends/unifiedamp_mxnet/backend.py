@@ -12,6 +12,7 @@ from .device.device import MXNetDevice
 from .device.selection import resolve_context
 from .device.tuning import MXNetTuner, TuningState
 from .distributed.distributed import MXNetDistributed
+from .distributed.plan import rank_rows
 from .explain import explain
 from .interop import MXNetInterop
 from .models.convert import MXNetConverter
@@ -52,7 +53,7 @@ class MXNetBackend(Backend):
         tuning = TuningState(spec)
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
         models = PreparedModels(spec.policy, boundaries, tables)
-        optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
+        self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
         self.device = MXNetDevice(context)
@@ -81,7 +82,8 @@ class MXNetBackend(Backend):
         return declare(self.device.context)
 
     def explain(self) -> list[PlanRow]:
-        return explain(self.spec, self.device.context, self.precision.tables.session)
+        rows = explain(self.spec, self.device.context, self.precision.tables.session)
+        return [*rows, *rank_rows((prepared.trainer for prepared in self._optimizers), self.spec)]
 
     def close(self) -> None:
         for close in self._closing:

@@ -272,6 +272,7 @@ def test_contexts_sum_in_the_dtype(dtype, compiled):
     check(model, trainer, expected)
     rows = {row.setting: row.value for row in amp.explain()}
     assert rows["gradients of ranks"] == f"reduced in {dtype}"
+    assert (rows["world size"], rows["process group"]) == ("2", "cpu(0), cpu(1)")
     amp.close()
     again = session(**PLAIN, reduce_dtype=dtype, loss_scale=1.0)
     model, trainer = again.prepare(model, trainer)

@@ -293,7 +293,7 @@ def test_gradients_are_summed_in_the_dtype(results, form, dtype):
         finite = np.isfinite(total)
         assert applied == finite
         assert weights == [pytest.approx(1 - 0.1 * total if finite else 1.0, rel=1e-6, abs=1e-6)] * 2
-    assert said == ("reduced" if dtype is None else f"reduced in {dtype}")
+    assert said == f"reduced in {dtype or 'the dtype of each gradient'}"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -312,7 +312,7 @@ def test_fit_sums_in_the_dtype(results, form):
         low = rounded(sum(rounded(each / round(parts), dtype) for each in PAIRS[1]), dtype)
         assert weights == [pytest.approx(1 - 0.1 * low, abs=2e-6)] * 2
         assert abs(low * round(parts) - exact) > 1e-3
-        assert (said, row) == ("reduced", f"reduced in {dtype}")
+        assert (said, row) == ("reduced in the dtype of each gradient", f"reduced in {dtype}")
 
 
 def test_two_workers():

@@ -57,7 +57,7 @@ def train(
     step = make_step(run)
     run.begin(resume, restart_scale)
     first = not run.ranks.rank
-    recorder = run.amp.record(*record, every=record_every) if record and first else nullcontext()
+    recorder = run.amp.record(*record, every=record_every) if record else nullcontext()  # the first rank writes
     shown = display if first else Silent()
     shown.begin(run)
     try:
