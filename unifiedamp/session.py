@@ -305,17 +305,20 @@ class Amp:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
+    def record(
+        self, *targets: Any, every: int | None = 100, activations: bool = True, compare: bool = False
+    ) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
         ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)`` or functions of a
         record. ``every`` is at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also records
-        layers' outputs; recorded steps of compiled loops may run uncompiled for it.
+        layers' outputs; recorded steps of compiled loops may run uncompiled for it. ``compare`` also records sketches
+        of tensors, for ``unifiedamp diff``. Several processes call this together, and the first one writes.
         Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
         session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
         """
-        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations)
+        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations, compare)
         return self._recorder
 
     def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:

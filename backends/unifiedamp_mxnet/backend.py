@@ -18,7 +18,7 @@ from .interop import MXNetInterop
 from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
-from .mxnet_api import upstream
+from .mxnet_api import mx, upstream
 from .options import check_options, hybridize_call
 from .precision.custom_functions import wrap_custom
 from .precision.layers import BoundaryCasts
@@ -73,6 +73,13 @@ class MXNetBackend(Backend):
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         return default_policy(resolve_context(device))
+
+    @classmethod
+    def communication(cls) -> dict[str, str]:
+        features = mx.runtime.Features()
+        names = {"NCCL": "NCCL", "distributed kvstore": "DIST_KVSTORE"}
+        absent = "not in this build of MXNet"
+        return {name: "available" if features.is_enabled(flag) else absent for name, flag in names.items()}
 
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+import tensorflow as tf
+
 from unifiedamp.backend import Backend, Capabilities, EnvironmentDefaults, PlanRow, SessionSpec, Unsupported
 
 from . import capabilities
@@ -83,6 +85,11 @@ class TensorFlowBackend(Backend):
     @classmethod
     def default_policy(cls, device: str | None) -> tuple[str, str]:
         return recommended_policy(select_device(device))
+
+    @classmethod
+    def communication(cls) -> dict[str, str]:
+        built = bool(tf.sysconfig.get_build_info().get("is_cuda_build"))
+        return {"NCCL": "available" if built else "not in this build of TensorFlow", "gRPC": "available"}
 
     @classmethod
     def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:

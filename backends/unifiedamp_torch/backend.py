@@ -16,6 +16,7 @@ from .device.selection import default_policy, pick_device
 from .device.tuning import TorchTuner
 from .distributed import launched
 from .distributed.distributed import distributed_here
+from .distributed.libraries import libraries
 from .distributed.plan import rank_rows
 from .distributed.ranks import TrainingRanks
 from .distributed.wrapped import AVAILABLE
@@ -90,6 +91,10 @@ class TorchBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return custom_functions.wrap_custom(target, cast_inputs)
+
+    @classmethod
+    def communication(cls) -> dict[str, str]:
+        return libraries()
 
     @classmethod
     def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:

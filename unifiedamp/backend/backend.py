@@ -87,6 +87,11 @@ class Backend:
         """
 
     @classmethod
+    def communication(cls) -> Mapping[str, str]:
+        """Return library of communication between devices and processes → its version, "available", or why not."""
+        return {}
+
+    @classmethod
     def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
         """Join the processes that a launcher started, to train a workload together; called before a session is made.
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .sketch import Sketch
+
 FLOAT16_MAX = 65504.0
 """The largest finite float16."""
 
@@ -63,6 +65,21 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class StepSketches:
+    """Sketches of a step's tensors, for ``amp.record(compare=True)``.
+
+    Attributes:
+        activations: one for each of ``RecordedStep.activations``, in its order.
+        gradients: parameter name → of its gradient after the sum over ranks, divided by the loss scale.
+        local: the same of this rank's own gradients; empty for a process alone.
+    """
+
+    activations: Sequence[Sketch] = ()
+    gradients: Mapping[str, Sketch] = field(default_factory=dict)
+    local: Mapping[str, Sketch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LocalStep:
     """What one rank, replica or context computed of a step before gradients were summed.
 
@@ -88,6 +105,7 @@ class RecordedStep:
         activations: in the order in which the layers ran; a layer that ran twice is there twice.
         local: of several ranks, replicas or contexts, what each of this process computed; empty for one alone.
         sharded: ``gradients`` are of this rank's shards, and counts of all ranks add up.
+        sketches: of its tensors, where they were asked for.
     """
 
     scale: float = 1.0
@@ -96,6 +114,7 @@ class RecordedStep:
     activations: Sequence[Activation] = ()
     local: Sequence[LocalStep] = ()
     sharded: bool = False
+    sketches: StepSketches | None = None
 
 
 class RankMessages(Protocol):

@@ -14,6 +14,7 @@ from ..errors import AmpWarning
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient
 from .sinks import Record, number
+from .sketched import to_json
 
 LAST_WAIT = 10.0
 """Seconds for which the first rank waits, at the end of a recording, for the last messages of the others."""
@@ -56,6 +57,7 @@ def merge(step: int, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[int
     answered = sorted(summaries, key=lambda each: int(each["rank"]))
     there = {each["rank"] for each in answered}
     told = any(each["non_finite"] for each in answered)  # else an inf of a forward pass is usual, as that of a mask
+    local = {str(each["rank"]): each["local"] for each in answered if "local" in each}
     bad = [each for each in answered if told and (each["place"] is not None or each["gradients"])]
     return {
         "kind": "ranks",
@@ -67,6 +69,7 @@ def merge(step: int, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[int
             {key: each[key] for key in ("rank", "loss", "first_activation", "first_gradient", "gradients")}
             for each in bad
         ],
+        **({"local": local} if local else {}),
     }
 
 
@@ -106,11 +109,13 @@ class MergedRanks:
 
     Attributes:
         first: whether this process writes.
+        count: how many processes there are.
     """
 
     def __init__(self, messages: RankMessages | None) -> None:
         self._messages = messages
         self.first = messages is None or messages.rank == min(messages.ranks)
+        self.count = 1 if messages is None else len(messages.ranks)
         self._pending: dict[int, _Pending] = {}
 
     def note(
@@ -131,6 +136,8 @@ class MergedRanks:
             return [merge(step, _of_replicas(seen, order, skipped), [each.rank for each in seen.local], order)]
         reduced = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
         own = summarize(seen.local[0], reduced, order, seen.loss)
+        if seen.sketches is not None:
+            own["local"] = {name: to_json(each) for name, each in seen.sketches.local.items()}
         counts = distributions if seen.sharded else None
         if not self.first:
             self._messages.post(step, json.dumps({"summary": own, "counts": counts}, separators=(",", ":")))

@@ -16,6 +16,7 @@ from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
 from .ranks import MergedRanks
 from .sinks import Record, Sink, close_all, number
+from .sketched import step_to_json, weights_to_json
 
 
 class Recorder:
@@ -31,6 +32,7 @@ class Recorder:
         scaling: whether the session scales losses, and so skips steps.
         header: the first record.
         ranks: merges what several ranks record.
+        compare: also record sketches of tensors and weights.
 
     Attributes:
         step: the number of the last step that ended.
@@ -40,11 +42,13 @@ class Recorder:
 
     def __init__(
         self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
-        activations: bool, scaling: bool, header: Record, ranks: MergedRanks,
+        activations: bool, scaling: bool, header: Record, ranks: MergedRanks, compare: bool,
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling, self._ranks = activations, scaling, ranks
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
+        self._compare = compare
+        self._before = self._weights() if self.armed else {}
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
@@ -145,7 +149,7 @@ class Recorder:
         """The iteration in progress was dropped: what was noted of it goes, and the next one is recorded instead."""
         if self.armed:
             self._backend.recorder.end()
-            self._backend.recorder.begin(self._activations)
+            self._begin()
 
     def state_loaded(self, optimizers: int) -> None:
         """The session goes on from a loaded state: steps are numbered by it, and none between was missed.
@@ -174,7 +178,15 @@ class Recorder:
 
     def _arm(self, reason: str) -> None:
         self.armed, self._reason, self._record_next = True, reason, False
-        self._backend.recorder.begin(self._activations)
+        self._begin()
+
+    def _begin(self) -> None:
+        begin(self._backend, self._activations, self._compare)
+        self._before = self._weights()
+
+    def _weights(self) -> dict[str, Any]:
+        """Return sketches of the weights, where runs are to be compared."""
+        return weights_to_json(self._backend.recorder.weights()) if self._compare else {}
 
     def _record(self) -> None:
         self.armed = False
@@ -208,8 +220,12 @@ class Recorder:
         self._order = run_order(list(seen.gradients), sorted(last, key=last.__getitem__))
 
     def _step_record(self, seen: RecordedStep, state: Any, bad: list[str], skipped: int) -> dict[str, Any]:
+        sketches = {}
+        if seen.sketches is not None:
+            sketches["compare"] = step_to_json(seen.activations, seen.sketches, self._before, self._weights())
         return {
             "kind": "step",
+            **sketches,
             "step": self.step,
             "reason": self._reason,
             "time": time.time(),
@@ -258,6 +274,14 @@ class Recorder:
     def _write(self, record: Mapping[str, Any]) -> None:
         for sink in self._sinks:
             sink.write(record)
+
+
+def begin(backend: Backend, activations: bool, compare: bool) -> None:
+    """Make a backend record; one that knows nothing of ``compare`` is never asked for it."""
+    if compare:
+        backend.recorder.begin(activations, compare=True)
+    else:
+        backend.recorder.begin(activations)
 
 
 def _distributions(counts: GradientCounts) -> dict[str, Any]:

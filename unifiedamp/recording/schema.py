@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from ..backend.sketch import WIDTH
 from ..loss_scale import FLOAT32_MAX
 
 LAYERS = 100_000
@@ -68,6 +69,35 @@ class Activation(TypedDict):
     largest: Magnitude
 
 
+class Sketched(TypedDict):
+    """A sketch of one tensor, see ``unifiedamp.backend.sketch``."""
+
+    shape: Annotated[list[Count], Field(max_length=64)]
+    dtype: Name
+    norm: Magnitude
+    sketch: Annotated[list[Number], Field(min_length=WIDTH, max_length=WIDTH)]
+
+
+class SketchedLayer(Sketched):
+    """A sketch of what went into a layer or came out of it."""
+
+    layer: Name
+    kind: Name
+    place: Literal["output", "input"]
+
+
+Sketches = Annotated[dict[Name, Sketched], Field(max_length=LAYERS)]
+
+
+class Compared(TypedDict):
+    """What ``unifiedamp diff`` compares of a step: layers in execution order, gradients, weights before and after."""
+
+    layers: Annotated[list[SketchedLayer], Field(max_length=LAYERS)]
+    gradients: Sketches
+    before: Sketches
+    after: Sketches
+
+
 class FirstActivation(TypedDict):
     """Where inf or nan first appeared in the forward pass."""
 
@@ -109,6 +139,10 @@ class Header(TypedDict):
     policy: Text
     every: Positive | None
     epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
+    compare: NotRequired[Flag]
+    ranks: NotRequired[Positive]
+    environment: NotRequired[Annotated[dict[Name, Text], Field(max_length=1000)]]
+    settings: NotRequired[Annotated[list[Annotated[list[Text], Field(max_length=3)]], Field(max_length=LAYERS)]]
 
 
 class Step(TypedDict):
@@ -125,6 +159,7 @@ class Step(TypedDict):
     gradients: Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]
     activations: Annotated[list[Activation], Field(max_length=LAYERS)]
     non_finite: NonFinite | None
+    compare: NotRequired[Compared]
 
 
 class FirstOfRanks(TypedDict):
@@ -155,6 +190,7 @@ class RankStep(TypedDict):
     first: FirstOfRanks | None
     bad: Annotated[list[BadRank], Field(max_length=RANKS)]
     gradients: NotRequired[Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]]
+    local: NotRequired[Annotated[dict[Name, Sketches], Field(max_length=RANKS)]]
 
 
 class Skip(TypedDict):

@@ -9,6 +9,7 @@ import torch
 
 from ..training.gradients import dense
 from .reductions import largest
+from .sketches import TensorSketch, sketch
 
 
 class LocalGradients:
@@ -16,9 +17,17 @@ class LocalGradients:
 
     A hook on a parameter runs before its gradient is accumulated, and so before ``DistributedDataParallel`` or
     ``fully_shard`` reduce it. ``fully_shard`` gives a module other parameters while it runs: they are hooked there.
+
+    Args:
+        compare: sketch them too.
+
+    Attributes:
+        sketches: parameter name → the sketch of the sum of its gradients so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compare: bool) -> None:
+        self._compare = compare
+        self.sketches: dict[str, TensorSketch] = {}
         self._largest: dict[str, torch.Tensor] = {}
         self._hooked: dict[int, Any] = {}
 
@@ -36,8 +45,14 @@ class LocalGradients:
                 found = largest(values)
                 before = self._largest.get(name)
                 self._largest[name] = found if before is None else torch.maximum(before, found)  # keeps nan
+            if self._compare:
+                self._add(name, sketch(gradient))
 
         return look
+
+    def _add(self, name: str, drawn: TensorSketch) -> None:
+        before = self.sketches.get(name)
+        self.sketches[name] = drawn if before is None else drawn.plus(before)
 
     def stop(self) -> None:
         """Remove the hooks."""
