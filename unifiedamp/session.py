@@ -311,12 +311,10 @@ class Amp:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
-        ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)`` or functions of a
-        record. ``every`` is at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also records
-        layers' outputs; recorded steps of compiled loops may run uncompiled for it. ``compare`` also records sketches
-        of tensors, for ``unifiedamp diff``. Several processes call this together, and the first one writes.
-        Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
-        session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
+        ``targets`` are paths (JSON lines, appended), objects with ``write(record)`` or functions of a record. Several
+        processes all call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets alone.
+        ``activations``: layers' outputs too (compiled loops may then run uncompiled); ``compare``: for ``unifiedamp diff``.
+        Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, or recording already) and ``ConfigError``.
         """
         self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations, compare)
         return self._recorder

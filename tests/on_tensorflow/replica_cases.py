@@ -205,7 +205,11 @@ def case_recording(form):
             run(rows_of(first, second))
     steps = [record for record in records if record["kind"] == "step"]
     rows = [[record["loss"], record["scale"], record["gradients"], record["activations"]] for record in steps]
-    return rows, [record["first"] for record in records if record["kind"] == "ranks"], [each["applied"] for each in steps]
+    return (
+        rows,
+        [record["first"] for record in records if record["kind"] == "ranks"],
+        [each["applied"] for each in steps],
+    )
 
 
 def rows_of(first, second):

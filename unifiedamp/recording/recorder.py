@@ -116,8 +116,10 @@ class Recorder:
     def before_unscale(self, optimizer: Any, index: int) -> None:
         """The gradients of a window are complete, and still raw."""
         if self.armed:
-            for name in self._backend.recorder.note_gradients(optimizer):
-                self._owners[name] = index
+            names = self._backend.recorder.note_gradients(optimizer)
+            self._owners.update(dict.fromkeys(names, index))
+            if self._compare:  # the loop may have written to parameters since the last step
+                self._before |= {name: each for name, each in self._weights().items() if name in names}
 
     def after_optimizer(self, outcome: StepResult | None) -> None:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""

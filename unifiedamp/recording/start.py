@@ -78,7 +78,9 @@ def _check(
 
 def _check_compare(backend: Backend, every: int | None, activations: bool) -> None:
     if every is None or not activations:
-        raise ConfigError("amp.record(compare=True) compares steps layer by layer: it needs every=n and activations=True")
+        raise ConfigError(
+            "amp.record(compare=True) compares steps layer by layer: it needs every=n and activations=True"
+        )
     if not backend.recorder.compares:
         raise UnsupportedError(
             f"amp.record(compare=True): backend {backend.name!r} records no sketches of tensors; leave compare out"
