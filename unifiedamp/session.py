@@ -312,9 +312,9 @@ class Amp:
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
         ``targets`` are paths (JSON lines, appended), objects with ``write(record)`` or functions of a record. Several
-        processes all call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets alone.
-        ``activations``: layers' outputs too (compiled loops may then run uncompiled); ``compare``: for ``unifiedamp diff``.
-        Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, or recording already) and ``ConfigError``.
+        processes all call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets.
+        ``activations``: layers' outputs too (compiled loops may run uncompiled); ``compare``: for ``unifiedamp diff``.
+        Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, recording already) and ``ConfigError``.
         """
         self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations, compare)
         return self._recorder
@@ -343,9 +343,8 @@ class Amp:
         return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
-        """Undo what the session attached to native objects; end a recording. Idempotent. State, counts, ``explain`` and
-        ``to_numpy`` can still be read; other calls raise ``StepOrderError``.
-        """
+        """Undo what the session attached to native objects; end a recording. Idempotent. Other calls are then refused
+        (``StepOrderError``), but ``to_numpy``, ``explain``, state and counts."""
         close_session(self, self._compiled, self._recorder)
 
     __repr__, _repr_html_ = session_text, session_html

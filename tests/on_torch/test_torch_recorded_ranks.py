@@ -68,7 +68,7 @@ def alone(rank):
     """Rank 1 records, and rank 0 does not; return what it is told."""
     model = torch.nn.Linear(2, 1)
     amp = session(loss_scale=1.0)
-    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     records = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

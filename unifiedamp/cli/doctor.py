@@ -18,8 +18,8 @@ from ..output.terminal import plain
 from ..workloads import launchers
 from ..workloads.probe import verdict
 from ..workloads.workers import Worker, WorkerError
-from .errors import NOT_ALL_WELL
 from .doctor_ranks import show_ranks
+from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
 
 PROBE = "unifiedamp.workloads.probe:make"

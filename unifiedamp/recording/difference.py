@@ -289,4 +289,4 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str,
 
 def _row(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
     if a != b:
-        yield name, *("-" if value is None else str(value) for value in (a, b))
+        yield name, "-" if a is None else str(a), "-" if b is None else str(b)

@@ -24,7 +24,12 @@ MAX_LINE = 2**26
 MAX_RECORDS = 100_000
 MAX_NAMES = 100_000
 """Different gradients, and different layers, of all records together."""
-NOTHING_HERE = {"loss_was_finite": True, "first_activation": None, "first_gradient": None, "gradients": []}
+NOTHING_HERE: dict[str, Any] = {
+    "loss_was_finite": True,
+    "first_activation": None,
+    "first_gradient": None,
+    "gradients": [],
+}
 """What a rank knows of inf or nan that other ranks alone have seen."""
 SHORTER = "record a part of the run, or less often (every=...)"
 

@@ -6,10 +6,10 @@ Imports pydantic, so it is imported only where a recording is read.
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ..backend.sketch import WIDTH
 from ..loss_scale import FLOAT32_MAX

@@ -40,7 +40,7 @@ def start_recording(
         _check_compare(backend, every, activations)
     state = backend.training.read_state()
     first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
-    header = _header(backend, loop.order.accumulate_steps, every, first)
+    header = dict(_header(backend, loop.order.accumulate_steps, every, first))
     ranks = MergedRanks(backend.recorder.messages() if every is not None else None)
     header["compare"] = compare
     if compare:

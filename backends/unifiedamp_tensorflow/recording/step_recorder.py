@@ -215,8 +215,8 @@ def _of_replicas(record: TraceRecord, largest: Sequence[Any], counts: Sequence[A
         return []
     activations: dict[int, list[recording.Activation]] = {each: [] for each in replicas}
     for seen in record.activations:
-        value, finite = largest[seen.which]
-        row = recording.Activation(*seen[:4], float(value) if finite else math.inf)
+        value, is_finite = largest[seen.which]
+        row = recording.Activation(*seen[:4], float(value) if is_finite else math.inf)
         activations.setdefault(seen.replica, []).append(row)
     finite: dict[int, dict[str, bool]] = {each: {} for each in replicas}
     for (name, replica), both in zip(record.names, counts, strict=True):
