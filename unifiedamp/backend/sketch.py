@@ -1,7 +1,7 @@
 """A few numbers per tensor from which the distance and the angle between two tensors can be estimated.
 
-A count sketch (Charikar, Chen, Farach-Colton 2002) with fixed buckets: element i, in the order of the shape, is added to
-bucket i % ``WIDTH`` with a sign that follows from i. It is linear, and the squared distance of two sketches has the
+A count sketch (Charikar, Chen, Farach-Colton 2002) with fixed buckets: element i, in the order of the shape, is added
+to bucket i % ``WIDTH`` with a sign that follows from i. It is linear, and the squared distance of two sketches has the
 squared distance of the tensors as its expectation, with a standard deviation of about sqrt(2 / WIDTH) of it.
 """
 

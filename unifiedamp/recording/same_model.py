@@ -13,13 +13,12 @@ def check_same_model(a: Recording, b: Recording) -> None:
     """Refuse two recordings whose steps cannot be compared.
 
     Raises:
-        ConfigError: no sketches, two frameworks, or two models; the first layer or parameter that one alone has is named.
+        ConfigError: no sketches, two frameworks, or two models, naming the first layer or parameter that one alone has.
     """
     for which, recording in (("first", a), ("second", b)):
         if not any("compare" in step for step in recording.steps):
             raise ConfigError(
-                f"the {which} recording has nothing to compare: make it with amp.record(..., compare=True), or "
-                "unifiedamp record --compare"
+                f"the {which} recording has nothing to compare: make it with amp.record(..., compare=True)"
             )
     backends = [recording.header["backend"] for recording in (a, b)]
     if backends[0] != backends[1]:
