@@ -242,12 +242,13 @@ def _measure(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, f
     if not all(map(math.isfinite, (norm, other_norm, *values, *others))):
         same = all(not math.isfinite(each) for each in (norm, other_norm))
         return (0.0 if same else math.inf), None
-    distance = math.dist(values, others)
     if not norm or not other_norm:
         return 1.0, None
-    cosine = (norm**2 + other_norm**2 - distance**2) / (2 * norm * other_norm)
-    larger = max(norm, other_norm)
-    return max(distance, abs(norm - other_norm)) / larger, max(-1.0, min(1.0, cosine))
+    length, other_length = math.hypot(*values) or norm, math.hypot(*others) or other_norm
+    # The angle is that of the sketches; the norms are known. Written so that small distances keep their digits.
+    chord = math.dist([value / length for value in values], [value / other_length for value in others])
+    distance = math.hypot(norm - other_norm, chord * math.sqrt(norm * other_norm))
+    return distance / max(norm, other_norm), max(-1.0, 1.0 - chord**2 / 2)
 
 
 def _minus(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

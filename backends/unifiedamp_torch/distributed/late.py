@@ -47,8 +47,8 @@ def refuse_late_wrapper(model: torch.nn.Module) -> list[Callable[[], None]]:
         wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)  # of the forward pass in progress
         if wrapper is not None and wrapper.module is module:
             raise errors.PrepareError(
-                f"amp.prepare: DistributedDataParallel was put around {type(module).__name__} after it was prepared, so "
-                "the session knows neither its process group nor when it reduces; prepare the wrapped model: "
+                f"amp.prepare: DistributedDataParallel was put around {type(module).__name__} after it was prepared, "
+                "so the session knows neither its process group nor when it reduces; prepare the wrapped model: "
                 "amp.prepare(DistributedDataParallel(model), optimizer)"
             )
 
