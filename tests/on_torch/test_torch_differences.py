@@ -1,6 +1,7 @@
 """``unifiedamp diff`` names the planted divergence of two runs."""
 
 import contextlib
+import dataclasses
 import math
 
 import numpy as np
@@ -163,3 +164,20 @@ def test_a_sketch_estimates_distances():
         ratios.append(distance**2 / np.square(a - b).sum())
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.1)
     assert np.std(ratios) == pytest.approx(math.sqrt(2 / 32), rel=0.3)
+
+
+def test_what_cannot_be_compared_is_refused(plain):
+    def changed(**changes):
+        return dataclasses.replace(plain, **changes)
+
+    step = plain.steps[0]
+    layers = [row for row in step["compare"]["layers"] if row["layer"] != "hidden"]
+    without = {**step, "compare": {**step["compare"], "layers": layers}}
+    for other, said in (
+        (changed(steps=[without]), "different models: the first one alone has the layer `hidden`"),
+        (changed(steps=[{key: step[key] for key in step if key != "compare"}]), "nothing to compare"),
+        (changed(headers=[{**plain.header, "backend": "mxnet"}]), "are of torch and mxnet"),
+        (changed(steps=[{**step, "step": 9}]), "no recorded step in common"),
+    ):
+        with pytest.raises(ua.ConfigError, match=said):
+            difference(plain, other)

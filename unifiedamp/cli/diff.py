@@ -29,8 +29,8 @@ def diff(
     ulp: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Distance from which tensors differ, in ULP of the lower-precision dtype; else 64 for "
-            "float32, and 4.", show_default=False,
+            min=0.0, help="Distance from which tensors differ, in ULP of the lower-precision dtype.",
+            show_default="4, and 64 for float32",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
