@@ -85,12 +85,13 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
     arguments, ranks = _joined(arguments, launch) if launch else (arguments, Ranks())
     amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
-    with amp.scope():
+    with ranks.scope(), amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
         wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
+    inside = model if wrapped is not model else None
     wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
-    return Run(settings, workload, amp, model if ranks.size > 1 else wrapped, optimizers, wrapped, ranks)
+    return Run(settings, workload, amp, wrapped if inside is None else inside, optimizers, wrapped, ranks)
 
 
 def _joined(amp: Arguments, launch: Launch) -> tuple[Arguments, Ranks]:
@@ -145,7 +146,8 @@ def make_step(run: Run) -> Step:
             amp.step(optimizer)
         return loss
 
-    return _compiled(amp, train_step) if train.compile else train_step
+    each = run.ranks.step(train_step)
+    return _compiled(amp, each) if train.compile else each
 
 
 def _times(factor: float, loss: Any) -> Any:
