@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 FILE = Path(__file__).with_name("divided.py")
-EPOCHS, PACE = 12 * max(effort.RANK_KILLS, 1), 0.05
+EPOCHS, PACE = 12 * max(effort.RANK_KILLS, 1), 0.2
 CONFIG = """
 workload = "{file}:Regression"
 [amp]
