@@ -55,7 +55,6 @@ class TensorFlowBackend(Backend):
     """One session on TensorFlow and Keras."""
 
     name: ClassVar[str] = "tensorflow"
-    ray_trainer: ClassVar[str | None] = "ray.train.tensorflow:TensorflowTrainer"
     distributed: TensorFlowDistributed
 
     def __init__(self, spec: SessionSpec) -> None:

@@ -90,7 +90,7 @@ def join(launch: Launch, wanted: str | None) -> tuple[LaunchedRanks, str]:
     if not os.environ.get("TF_CONFIG"):
         raise errors.UnsupportedError(
             f"train: {launch.launcher} started {launch.size} processes, and TensorFlow joins those of TF_CONFIG alone: "
-            "set it in each of them, or train by --launcher ray"
+            "set it in each of them"
         )
     info = select_device(wanted)
     if info.is_cpu:
