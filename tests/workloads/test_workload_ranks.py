@@ -72,6 +72,7 @@ def on_rank(rank, folder, ports):
 def abandon():
     """Leave the process group of a case that ended with an error."""
     import torch.distributed as dist
+
     from unifiedamp_torch.distributed.launched import keep_gloo_group
 
     if dist.is_initialized():
