@@ -8,7 +8,16 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from unifiedamp.backend import Backend, Capabilities, EnvironmentDefaults, PlanRow, SessionSpec, Unsupported
+from unifiedamp.backend import (
+    Backend,
+    Capabilities,
+    EnvironmentDefaults,
+    Launch,
+    PlanRow,
+    Ranks,
+    SessionSpec,
+    Unsupported,
+)
 
 from . import capabilities
 from .compiling.compiled_step import CompileContext
@@ -19,6 +28,7 @@ from .device.hardware import recommended_policy
 from .device.profiler import NO_KERNELS, TensorFlowProfiler
 from .device.selection import select_device
 from .device.tuning import TensorFlowTuner
+from .distributed import launched
 from .distributed.distributed import TensorFlowDistributed
 from .explain import plan_rows
 from .interop import TensorFlowInterop
@@ -99,6 +109,10 @@ class TensorFlowBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return operations.custom_function(target, cast_inputs)
+
+    @classmethod
+    def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
+        return launched.join(launch, device)
 
     def declare(self) -> Capabilities:
         emulate = self.spec.options.get("emulate", False)

@@ -40,6 +40,7 @@ class TorchBackend(Backend):
     """One session on torch; ``options.TorchOptions`` has its ``backend_options``."""
 
     name: ClassVar[str] = "torch"
+    ray_trainer: ClassVar[str | None] = "ray.train.torch:TorchTrainer"
     device: TorchDevice
     training: TorchTraining
     compiler: TorchCompiler

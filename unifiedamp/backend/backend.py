@@ -37,10 +37,13 @@ class Backend:
 
     Attributes:
         name: the backend's name.
+        ray_trainer: ``module:class`` of the trainer in ``ray.train`` that starts the processes which ``join`` joins;
+            None where there is none.
         interop: what ``unifiedamp.compat`` and ``unifiedamp.integrations`` need of this framework beyond the roles.
     """
 
     name: ClassVar[str]
+    ray_trainer: ClassVar[str | None] = None
 
     device: Device = Device()
     precision: Precision = Precision()
