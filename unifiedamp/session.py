@@ -305,17 +305,18 @@ class Amp:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.add(observer)
 
-    def record(self, *targets: Any, every: int | None = 100, activations: bool = True) -> Recorder:
+    def record(
+        self, *targets: Any, every: int | None = 100, activations: bool = True, compare: bool = False
+    ) -> Recorder:
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
-        ``targets`` are paths (files of JSON lines, appended to), objects with ``write(record)`` or functions of a
-        record. ``every`` is at least 1; None writes what ``recorder.log`` gets alone. ``activations`` also records
-        layers' outputs; recorded steps of compiled loops may run uncompiled for it.
-        Raises ``UnsupportedError`` where the backend cannot record, ``StepOrderError`` where nothing is prepared or the
-        session records already, and ``ConfigError`` for a wrong argument or a file that cannot be written.
+        ``targets`` are paths (JSON lines, appended), objects with ``write(record)`` or functions of a record. Several
+        processes all call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets.
+        ``activations``: layers' outputs too (compiled loops may run uncompiled); ``compare``: for ``unifiedamp diff``.
+        Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, recording already) and ``ConfigError``.
         """
-        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations)
+        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations, compare)
         return self._recorder
 
     def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:
@@ -342,9 +343,8 @@ class Amp:
         return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
-        """Undo what the session attached to native objects; end a recording. Idempotent. State, counts, ``explain`` and
-        ``to_numpy`` can still be read; other calls raise ``StepOrderError``.
-        """
+        """Undo what the session attached to native objects; end a recording. Idempotent. Other calls are then refused
+        (``StepOrderError``), but ``to_numpy``, ``explain``, state and counts."""
         close_session(self, self._compiled, self._recorder)
 
     __repr__, _repr_html_ = session_text, session_html

@@ -12,12 +12,13 @@ from .device.device import MXNetDevice
 from .device.selection import resolve_context
 from .device.tuning import MXNetTuner, TuningState
 from .distributed.distributed import MXNetDistributed
+from .distributed.plan import rank_rows
 from .explain import explain
 from .interop import MXNetInterop
 from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
-from .mxnet_api import upstream
+from .mxnet_api import mx, upstream
 from .options import check_options, hybridize_call
 from .precision.custom_functions import wrap_custom
 from .precision.layers import BoundaryCasts
@@ -52,7 +53,7 @@ class MXNetBackend(Backend):
         tuning = TuningState(spec)
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
         models = PreparedModels(spec.policy, boundaries, tables)
-        optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
+        self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
         self.device = MXNetDevice(context)
@@ -74,6 +75,13 @@ class MXNetBackend(Backend):
         return default_policy(resolve_context(device))
 
     @classmethod
+    def communication(cls) -> dict[str, str]:
+        features = mx.runtime.Features()
+        names = {"NCCL": "NCCL", "distributed kvstore": "DIST_KVSTORE"}
+        absent = "not in this build of MXNet"
+        return {name: "available" if features.is_enabled(flag) else absent for name, flag in names.items()}
+
+    @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return wrap_custom(target, cast_inputs)
 
@@ -81,7 +89,8 @@ class MXNetBackend(Backend):
         return declare(self.device.context)
 
     def explain(self) -> list[PlanRow]:
-        return explain(self.spec, self.device.context, self.precision.tables.session)
+        rows = explain(self.spec, self.device.context, self.precision.tables.session)
+        return [*rows, *rank_rows((prepared.trainer for prepared in self._optimizers), self.spec)]
 
     def close(self) -> None:
         for close in self._closing:

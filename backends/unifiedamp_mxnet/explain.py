@@ -30,16 +30,9 @@ def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanR
     call = hybridize_call(spec.options, spec.compile_mode, bulk=spec.compile_mode == "max")
     rows.append(PlanRow("compile", spec.compile_mode, call))
     rows += _trainer_rows()
-    if spec.reduce_dtype is not None:
-        rows.append(_reduction_row(spec.reduce_dtype))
     if "layout_optimization" in spec.options:
         rows.append(_layout_row(spec))
     return rows
-
-
-def _reduction_row(dtype: str) -> PlanRow:
-    note = "over the contexts of a Trainer, before the check; nothing is summed on one context"
-    return PlanRow("gradients of ranks", f"reduced in {dtype}", "amp_cast, kvstore.pushpull, amp_cast", note=note)
 
 
 def _casts_row(policy: Policy, table: CastTable) -> PlanRow:

@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from unifiedamp.backend import Backend, Capabilities, EnvironmentDefaults, PlanRow, SessionSpec, Unsupported
+import tensorflow as tf
+
+from unifiedamp.backend import (
+    Backend,
+    Capabilities,
+    EnvironmentDefaults,
+    Launch,
+    PlanRow,
+    Ranks,
+    SessionSpec,
+    Unsupported,
+)
 
 from . import capabilities
 from .compiling.compiled_step import CompileContext
@@ -17,6 +28,7 @@ from .device.hardware import recommended_policy
 from .device.profiler import NO_KERNELS, TensorFlowProfiler
 from .device.selection import select_device
 from .device.tuning import TensorFlowTuner
+from .distributed import launched
 from .distributed.distributed import TensorFlowDistributed
 from .explain import plan_rows
 from .interop import TensorFlowInterop
@@ -85,6 +97,11 @@ class TensorFlowBackend(Backend):
         return recommended_policy(select_device(device))
 
     @classmethod
+    def communication(cls) -> dict[str, str]:
+        built = bool(tf.sysconfig.get_build_info().get("is_cuda_build"))
+        return {"NCCL": "available" if built else "not in this build of TensorFlow", "gRPC": "available"}
+
+    @classmethod
     def environment_defaults(cls, device: str | None, options: Mapping[str, Any]) -> EnvironmentDefaults:
         """Return what the environment variables of TensorFlow's graph rewrite ask for."""
         return environment_defaults(select_device(device), options)
@@ -92,6 +109,10 @@ class TensorFlowBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return operations.custom_function(target, cast_inputs)
+
+    @classmethod
+    def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
+        return launched.join(launch, device)
 
     def declare(self) -> Capabilities:
         emulate = self.spec.options.get("emulate", False)

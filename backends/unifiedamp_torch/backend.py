@@ -16,6 +16,7 @@ from .device.selection import default_policy, pick_device
 from .device.tuning import TorchTuner
 from .distributed import launched
 from .distributed.distributed import distributed_here
+from .distributed.libraries import libraries
 from .distributed.plan import rank_rows
 from .distributed.ranks import TrainingRanks
 from .distributed.wrapped import AVAILABLE
@@ -40,6 +41,7 @@ class TorchBackend(Backend):
     """One session on torch; ``options.TorchOptions`` has its ``backend_options``."""
 
     name: ClassVar[str] = "torch"
+    ray_trainer: ClassVar[str | None] = "ray.train.torch:TorchTrainer"
     device: TorchDevice
     training: TorchTraining
     compiler: TorchCompiler
@@ -92,6 +94,10 @@ class TorchBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return custom_functions.wrap_custom(target, cast_inputs)
+
+    @classmethod
+    def communication(cls) -> dict[str, str]:
+        return libraries()
 
     @classmethod
     def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:

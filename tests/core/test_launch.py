@@ -1,5 +1,7 @@
 """What launchers say of a process, read from their environment variables."""
 
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -7,6 +9,9 @@ import unifiedamp as ua
 from unifiedamp.backend import Launch, Ranks, read_launch
 from unifiedamp.cli import app
 from unifiedamp.config import plugins
+from unifiedamp.workloads.configuration import read_settings, read_source
+from unifiedamp.workloads.training.job import Job
+from unifiedamp.workloads.training.on_ray import train_on_ray
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "20012"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
@@ -61,11 +66,18 @@ def test_a_process_alone_decides_alone():
     assert (ranks.rank, ranks.size, ranks.largest(15), ranks.differing("x")) == (0, 1, 15, None)
 
 
-@pytest.mark.parametrize("backend", ["toy", "tensorflow", "mxnet"])
-def test_a_backend_that_trains_in_one_process_refuses_several(backend):
+REFUSED = {
+    "toy": "launch.py started 2 processes, and backend 'toy' trains",
+    "tensorflow": "launch.py started 2 processes, and TensorFlow joins those of TF_CONFIG alone",
+    "mxnet": "launch.py started 2 processes, and backend 'mxnet' trains",
+}
+
+
+@pytest.mark.parametrize("backend", REFUSED)
+def test_a_backend_refuses_processes_that_it_cannot_join(backend):
     if not plugins.is_installed(backend):
         pytest.skip(f"{backend} is not installed")
-    with pytest.raises(ua.UnsupportedError, match=f"launch.py started 2 processes, and backend '{backend}' trains"):
+    with pytest.raises(ua.UnsupportedError, match=REFUSED[backend]):
         plugins.load_backend(backend).join(Launch("launch.py", 0, 2), None)
 
 
@@ -76,3 +88,44 @@ def test_commands_that_start_processes_are_started_once(command, monkeypatch):
     done = CliRunner().invoke(app, [command, "my_model.py"])
     assert done.exit_code == 2
     assert f"{command}: torchrun started 4 processes" in " ".join(str(done.output).split())
+
+
+def train(*words):
+    done = CliRunner().invoke(app, ["train", "my_model.py", *words])
+    return done.exit_code, " ".join(str(done.output).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--workers", "2"], "--workers is of --launcher: pass --launcher ray too"),
+        (["--max-restarts", "2"], "--max-restarts is of --launcher"),
+        (["--launcher", "rey"], "unknown 'rey'; did you mean 'ray'?"),
+    ],
+)
+def test_options_of_a_launcher_that_make_no_sense_are_refused(words, said):
+    code, output = train(*words)
+    assert code == 2
+    assert said in output
+
+
+def job(folder, backend):
+    file = folder / "my_model.py"
+    file.write_text("class Model:\n    pass\n")
+    return Job(read_settings(read_source(str(file)), folder / "run", amp={"backend": backend}))
+
+
+def test_ray_starts_the_processes_itself(tmp_path, monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ua.ConfigError, match="ray starts the processes, and torchrun started this one"):
+        train_on_ray(job(tmp_path, "toy"), 2, 0)
+
+
+def test_ray_needs_a_trainer_for_the_backend_and_an_extra(tmp_path, monkeypatch):
+    with pytest.raises(ua.UnsupportedError, match="backend 'toy' has no trainer"):
+        train_on_ray(job(tmp_path, "toy"), 2, 0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(plugins.load_backend("toy"), "ray_trainer", "ray.train.torch:TorchTrainer")
+    with pytest.raises(ua.UnsupportedError, match=r"pip install 'unifiedamp\[ray\]'"):
+        train_on_ray(job(tmp_path, "toy"), 2, 0)

@@ -227,6 +227,18 @@ def test_a_record_counts_the_gradients_of_all_contexts():
     assert counts["true"]["exponents"] == {"0": 4, "1": 4}
 
 
+def test_a_record_tells_the_context_that_overflowed_and_the_sum_that_did():
+    amp, model, trainer = two_copies(0.125)
+    records = []
+    with amp.record(records.append, every=1):
+        for values in ((ONES, ONES), (ONES, ONES * np.inf), (ONES * 1e38, ONES * 1e38)):  # at scales 4, 4 and 2
+            feed(amp, model, trainer, *values)
+    assert [record["first"] for record in records if record["kind"] == "ranks"] == [
+        None, {"during": "forward", "ranks": [1], "name": ""}, {"during": "reduction", "ranks": [], "name": ""},
+    ]  # fmt: skip
+    assert [record["applied"] for record in records if record["kind"] == "step"] == [True, False, False]
+
+
 def in_dtype(values, dtype):
     """Round to a dtype by numpy alone, ties to even."""
     if dtype == "bfloat16":
@@ -260,6 +272,7 @@ def test_contexts_sum_in_the_dtype(dtype, compiled):
     check(model, trainer, expected)
     rows = {row.setting: row.value for row in amp.explain()}
     assert rows["gradients of ranks"] == f"reduced in {dtype}"
+    assert (rows["world size"], rows["process group"]) == ("2", "cpu(0), cpu(1)")
     amp.close()
     again = session(**PLAIN, reduce_dtype=dtype, loss_scale=1.0)
     model, trainer = again.prepare(model, trainer)

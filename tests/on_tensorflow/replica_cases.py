@@ -177,8 +177,16 @@ def case_masters(form):
     return rows
 
 
+RECORDED = (
+    ((1.0, 2.0), (4.0, 0.5)),
+    ((0.0, 1.0), (8.0, 1.0)),
+    ((1.0, 1.0), (math.inf, 1.0)),
+    ((1e38, 1.0), (1e38, 1.0)),
+)
+
+
 def case_recording(form):
-    """Every step of a loop is recorded; the third batch has an inf on one replica."""
+    """Every step of a loop is recorded; the third batch has an inf on one replica, the fourth overflows in the sum."""
     amp = ua.Amp("tensorflow", "mixed_bfloat16", loss_scale=SCALE)
     with STRATEGY.scope(), amp.scope():
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="dense")
@@ -193,10 +201,15 @@ def case_recording(form):
 
     run = spread(step, amp, form)
     with amp.record(records.append, every=1):
-        for first, second in (((1.0, 2.0), (4.0, 0.5)), ((0.0, 1.0), (8.0, 1.0)), ((1.0, 1.0), (math.inf, 1.0))):
+        for first, second in RECORDED:
             run(rows_of(first, second))
     steps = [record for record in records if record["kind"] == "step"]
-    return [[record["loss"], record["scale"], record["gradients"], record["activations"]] for record in steps]
+    rows = [[record["loss"], record["scale"], record["gradients"], record["activations"]] for record in steps]
+    return (
+        rows,
+        [record["first"] for record in records if record["kind"] == "ranks"],
+        [each["applied"] for each in steps],
+    )
 
 
 def rows_of(first, second):

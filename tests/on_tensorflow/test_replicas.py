@@ -133,7 +133,7 @@ def test_masters_of_all_replicas_are_one(results, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_recorded_step_is_of_all_replicas(results, form):
     """The losses are added, gradients counted together, and of what layers saw the largest is kept."""
-    first, second, third = results["recording"][form]
+    (first, second, third, _), ranks, applied = results["recording"][form]
     assert (first[0], second[0], third[0]) == (7.5, 4.375, "-inf")
     for (_, scale, gradients, activations), values, inputs, outputs in (
         (first, [1.0, 2.0, 4.0, 0.5], 4.0, 4.5),
@@ -147,6 +147,10 @@ def test_a_recorded_step_is_of_all_replicas(results, form):
             assert counts[form_of]["exponents"] == exponents
             assert (counts[form_of]["zero"], counts[form_of]["inf"]) == (values.count(0.0), values.count(np.inf))
         assert [row["largest"] for row in activations] == [inputs, outputs, outputs]
+    assert applied == [True, True, False, False]
+    assert ranks == [
+        None, None, {"during": "forward", "ranks": [1], "name": ""}, {"during": "reduction", "ranks": [], "name": ""},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -289,7 +293,7 @@ def test_gradients_are_summed_in_the_dtype(results, form, dtype):
         finite = np.isfinite(total)
         assert applied == finite
         assert weights == [pytest.approx(1 - 0.1 * total if finite else 1.0, rel=1e-6, abs=1e-6)] * 2
-    assert said == ("reduced" if dtype is None else f"reduced in {dtype}")
+    assert said == f"reduced in {dtype or 'the dtype of each gradient'}"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -308,7 +312,7 @@ def test_fit_sums_in_the_dtype(results, form):
         low = rounded(sum(rounded(each / round(parts), dtype) for each in PAIRS[1]), dtype)
         assert weights == [pytest.approx(1 - 0.1 * low, abs=2e-6)] * 2
         assert abs(low * round(parts) - exact) > 1e-3
-        assert (said, row) == ("reduced", f"reduced in {dtype}")
+        assert (said, row) == ("reduced in the dtype of each gradient", f"reduced in {dtype}")
 
 
 def test_two_workers():

@@ -229,7 +229,8 @@ def explained(_rank, how):
         model = torch.nn.parallel.DistributedDataParallel(model)
     amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     plan = amp.explain()
-    return [(row.value, row.native, row.note) for row in map(plan.row, ("ranks", "gradients of ranks"))]
+    rows = [(row.value, row.native, row.note) for row in map(plan.row, ("ranks", "gradients of ranks"))]
+    return rows, [plan.row(name).value for name in ("world size", "process group", "gradients of ranks")]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,8 @@ def explained(_rank, how):
     ],
 )
 def test_explain_says_who_decides_and_how_gradients_are_reduced(how, decision, reduction):
-    for ranks, gradients in checked(run_ranks(explained, how)):
+    for (ranks, gradients), values in checked(run_ranks(explained, how)):
+        assert values == ["2", "ranks 0, 1", "as they are" if how == "plain" else "reduced in float32"]
         assert ranks[:2] == ("2 of 2 (gloo)", decision)
         assert reduction[0] in gradients[1]
         assert reduction[1] in gradients[2]

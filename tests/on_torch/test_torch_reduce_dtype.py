@@ -198,7 +198,7 @@ def test_gradients_are_summed_in_the_dtype(ranks, how, dtype):
     np.testing.assert_allclose(gradient, expected, rtol=2e-7, atol=0)
     np.testing.assert_allclose(weights, -expected, rtol=2e-7, atol=0)
     assert ranks[1]["values"][how, dtype][0] == ranks[0]["values"][how, dtype][0]
-    assert row[0] == ("reduced" if dtype is None else f"reduced in {dtype}")
+    assert row[0] == f"reduced in {dtype or 'float32'}"
     assert ("register_comm_hook" in row[1]) == (how == "ddp" and dtype is not None)
 
 

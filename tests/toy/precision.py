@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from unifiedamp.backend import Precision
+from unifiedamp.backend import Precision, errors
 
 from . import autograd as toy
 
@@ -26,6 +26,8 @@ class ToyPrecision(Precision):
 
     @contextmanager
     def autocast(self, enabled, policy):
+        if policy is not None and policy.compute_dtype == "float8":
+            raise errors.PolicyNotSupportedError("toy: a region cannot compute in float8")
         before = (toy.state.autocast, toy.state.recording)
         toy.state.autocast, toy.state.recording = self._dtype(enabled, policy), not self.inferring
         modes = [model.training for model in self.models]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 class Regression:
     backends = ("torch",)
 
-    def __init__(self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3):
-        self.batch_size, self.fault, self.at = batch_size, fault, at
+    def __init__(
+        self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3, mark: str = "", pace: float = 0.0
+    ):
+        self.batch_size, self.fault, self.at, self.mark, self.pace = batch_size, fault, at, mark, pace
         rng = np.random.default_rng(0)
         self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
 
@@ -42,10 +45,16 @@ class Regression:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "stopped" and epoch and number == self.at and rank == "1":
                 os.kill(os.getpid(), signal.SIGTERM)
+            if self.pace and not os.path.exists(self.mark):
+                time.sleep(self.pace)
             yield self.batch(order[start : start + self.batch_size], number)
 
     def first_start(self):
-        return os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if not self.mark:
+            return os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        first = not os.path.exists(self.mark)
+        os.makedirs(self.mark, exist_ok=True)
+        return first
 
     def batch(self, chosen, number):
         x = self.x[chosen]

@@ -38,10 +38,13 @@ class Backend:
 
     Attributes:
         name: the backend's name.
+        ray_trainer: ``module:class`` of the trainer in ``ray.train`` that starts the processes which ``join`` joins;
+            None where there is none.
         interop: what ``unifiedamp.compat`` and ``unifiedamp.integrations`` need of this framework beyond the roles.
     """
 
     name: ClassVar[str]
+    ray_trainer: ClassVar[str | None] = None
 
     device: Device = Device()
     precision: Precision = Precision()
@@ -87,6 +90,11 @@ class Backend:
         Inside an enabled region floating-point inputs are cast to ``cast_inputs`` and the body runs without autocast;
         None leaves inputs unchanged. A kind of target that the framework cannot wrap raises ``UnsupportedError``.
         """
+
+    @classmethod
+    def communication(cls) -> Mapping[str, str]:
+        """Return library of communication between devices and processes → its version, "available", or why not."""
+        return {}
 
     @classmethod
     def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,16 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return the context in which model and optimizers are made."""
+        return nullcontext()
+
+    def step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training step (a batch, and the factor of its loss → the loss times the factor) as each of the
+        processes calls it.
+        """
+        return step
 
     def wrap(self, model: Any) -> Any:
         """Return a model whose backward pass averages the gradients of all processes, with rank 0's weights."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from ..errors import UnsupportedError
 from ..policy import Policy
 from .capabilities import MatmulShape, PlanRow, Support
-from .recording import Epsilon, RecordedStep
+from .recording import Epsilon, RankMessages, RecordedStep
 from .required import required
 from .roles import Model, Optimizer
 
@@ -109,11 +109,15 @@ class Recorder:
 
     means: str = ""
 
+    compares: bool = False
+    """Whether :meth:`begin` takes ``compare``, and :meth:`weights` returns weights."""
+
     @required
-    def begin(self, activations: bool) -> None:
+    def begin(self, activations: bool, compare: bool = False) -> None:
         """Record the steps from here to :meth:`end`; nothing may be left that costs time afterwards.
 
         Args:
+            compare: also a sketch of each activation and gradient; never passed where ``compares`` is false.
             activations: also the largest absolute value of each layer's output, and of each input that no layer
                 computed, in execution order. Inference regions do not count.
         """
@@ -136,6 +140,17 @@ class Recorder:
     def epsilons(self) -> list[Epsilon]:
         """Return the epsilons of the prepared models' layers and of the optimizers."""
         return []
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return the name of each weight of the prepared models → its true values as a float32 numpy array."""
+        return {}
+
+    def messages(self) -> RankMessages | None:
+        """Return what carries a recorded step to the first of several processes; None for a process alone.
+
+        Called once per recording, by all processes in the same order.
+        """
+        return None
 
 
 class Weights:

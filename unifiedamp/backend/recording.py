@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from .sketch import Sketch
 
 FLOAT16_MAX = 65504.0
 """The largest finite float16."""
@@ -62,6 +65,36 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class StepSketches:
+    """Sketches of a step's tensors, for ``amp.record(compare=True)``.
+
+    Attributes:
+        activations: one for each of ``RecordedStep.activations``, in its order.
+        gradients: parameter name → of its gradient after the sum over ranks, divided by the loss scale.
+        local: the same of this rank's own gradients; empty for a process alone.
+    """
+
+    activations: Sequence[Sketch] = ()
+    gradients: Mapping[str, Sketch] = field(default_factory=dict)
+    local: Mapping[str, Sketch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """What one rank, replica or context computed of a step before gradients were summed.
+
+    Attributes:
+        rank: its number.
+        activations: as in :class:`RecordedStep`.
+        finite: parameter name → whether its gradient was finite before the sum; empty where that is not known.
+    """
+
+    rank: int
+    activations: Sequence[Activation] = ()
+    finite: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RecordedStep:
     """What was seen of one step.
 
@@ -70,12 +103,42 @@ class RecordedStep:
         loss: the unscaled loss (the last one, of several); None where none was seen.
         gradients: parameter name → its counts.
         activations: in the order in which the layers ran; a layer that ran twice is there twice.
+        local: of several ranks, replicas or contexts, what each of this process computed; empty for one alone.
+        sharded: ``gradients`` are of this rank's shards, and counts of all ranks add up.
+        sketches: of its tensors, where they were asked for.
     """
 
     scale: float = 1.0
     loss: float | None = None
     gradients: Mapping[str, GradientCounts] = field(default_factory=dict)
     activations: Sequence[Activation] = ()
+    local: Sequence[LocalStep] = ()
+    sharded: bool = False
+    sketches: StepSketches | None = None
+
+
+class RankMessages(Protocol):
+    """Messages from each rank to the first one. No method is a collective: a rank that is elsewhere is not waited for.
+
+    Attributes:
+        rank: of this process.
+        ranks: all that train together, ascending; the first receives.
+    """
+
+    rank: int
+    ranks: Sequence[int]
+
+    def received(self) -> bool:
+        """Return whether the first rank records, and so takes messages."""
+
+    def post(self, step: int, text: str) -> None:
+        """Leave a message about a recorded step for the first rank."""
+
+    def ready(self, step: int, seconds: float) -> bool:
+        """Return whether all other ranks have posted about a step, within some seconds at most."""
+
+    def take(self, step: int) -> Mapping[int, str]:
+        """Return the messages about a step that have come, by rank; they are dropped."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typer
 from .compare import compare
 from .conformance import conformance
 from .conventions import SETTINGS, conventional, front
+from .diff import diff
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "record": record,
     "report": report,
+    "diff": diff,
     "doctor": doctor,
     "list": list_names,
     "explain": explain,

@@ -9,6 +9,9 @@ from ..config import plugins
 from ..errors import BackendUnavailableError, ConfigError, PolicyError, nearest
 from ..policy import Policy
 
+LAUNCHERS = ("ray",)
+"""What ``train`` can start processes with."""
+
 
 def split(items: Sequence[str] | None) -> list[str]:
     """Return the words of an option that may be repeated, and may hold several at once behind commas."""
@@ -62,6 +65,20 @@ def one_backend(asked: str | None, supported: Collection[str] | None = None) -> 
         likely = [name for name in plugins.installed_backends() if name in found]
         raise ConfigError(f"name a backend: --backend {likely[0]} (installed: {', '.join(likely)})")
     return found[0]
+
+
+def launcher(name: str | None, workers: int | None, max_restarts: int | None) -> None:
+    """Check a launcher and its options.
+
+    Raises:
+        ConfigError: it is unknown, or an option of it is given without one.
+    """
+    given = {"--workers": workers, "--max-restarts": max_restarts}
+    if name is not None:
+        one_of([name], LAUNCHERS, "--launcher")
+    elif any(value is not None for value in given.values()):
+        option = next(option for option, value in given.items() if value is not None)
+        raise ConfigError(f"{option} is of --launcher: pass --launcher {LAUNCHERS[0]} too")
 
 
 def policies(items: Sequence[str] | None) -> list[str]:

@@ -15,8 +15,10 @@ from rich.status import Status
 from .. import __version__, machine
 from ..config import plugins
 from ..output.terminal import plain
+from ..workloads import launchers
 from ..workloads.probe import verdict
 from ..workloads.workers import Worker, WorkerError
+from .doctor_ranks import show_ranks
 from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
 
@@ -61,6 +63,9 @@ def examine(measure: bool, progress: Console, timeout: float = TIMEOUT) -> dict[
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": asdict(machine.cpu()),
         "gpus": [{**asdict(gpu), "tensor_cores": gpu.tensor_cores} for gpu in machine.gpus()],
+        "launchers": launchers.find_launchers(),
+        "launched_by": launchers.launched_by(),
+        "links": dict(zip(("pairs", "reason"), launchers.gpu_links(), strict=True)),
         "backends": {name: _backend(name, measure, progress, timeout) for name in plugins.backend_entry_points()},
     }
 
@@ -95,6 +100,7 @@ def _show(found: dict[str, Any]) -> None:
         say(out, _gpu_line(gpu))
     if not found["gpus"]:
         out.print("GPU: the CUDA driver sees none")
+    show_ranks(out, found)
     columns: tuple[str, ...] = ("backend", "framework", "version", "device", "state")
     out.print(table("Frameworks", columns, _frameworks(found), verdicts=("state",)))
     answered = {name: one for name, one in found["backends"].items() if "policies" in one}

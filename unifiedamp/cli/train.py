@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..output.files import check_file, check_folder
-from ..recording import TensorBoard
-from ..workloads.configuration import Settings, read_settings, read_source
+from ..workloads.configuration import read_settings, read_source
 from ..workloads.definition.settings import read_assignments
 from . import choices
 from .named import Assignments, Config, Epochs, Steps, Target
-from .run_result import outcome, run_to_dict
 from .show import complain, console, print_json, say
 from .streams import is_quiet
+
+if TYPE_CHECKING:
+    from ..workloads.training.job import Job
+    from ..workloads.training.result import Result
 
 
 def train(
@@ -35,6 +37,13 @@ def train(
     record: Annotated[Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")] = None,
     record_every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="ray: train in several processes, which Ray Train starts and places.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that --launcher starts.")] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(min=0, help="How often --launcher starts them anew after one has failed.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the run as JSON; its progress goes to standard error.")
     ] = False,
@@ -45,8 +54,11 @@ def train(
 
     Ctrl-C and SIGTERM save a checkpoint first; --resume goes on from it.
 
+    Several processes: torchrun --nproc-per-node 2 -m unifiedamp train my_model.py, or --launcher ray --workers 2.
+
     Exit code 0: trained; 2: wrong arguments, or a workload that cannot be trained; 130: Ctrl-C; 143: SIGTERM.
     """
+    choices.launcher(launcher, workers, max_restarts)
     given = read_assignments(assignments or ())
     modes = choices.compile_modes([compile] if compile else None)
     chosen = read_settings(
@@ -64,23 +76,30 @@ def train(
         check_file(record, "--record", parents=True)
     if tensorboard:
         check_folder(tensorboard, "--tensorboard")
-    targets = [*([record] if record else []), *([TensorBoard(tensorboard)] if tensorboard else [])]
-    _train(chosen, resume, restart_scale, targets, record_every, json)
+    from ..workloads.training.job import Job
+
+    job = Job(chosen, resume, restart_scale, record, tensorboard, record_every)
+    if launcher:
+        from ..workloads.training.on_ray import train_on_ray
+
+        _show(train_on_ray(job, workers or 1, max_restarts or 0, is_quiet()), json)
+    else:
+        _show(_train(job, json), json)
 
 
-def _train(
-    settings: Settings, resume: bool, restart_scale: bool, targets: list[object], every: int, json: bool
-) -> None:
-    from ..workloads.training.loop import train as train_workload
+def _train(job: Job, json: bool) -> Result:
     from ..workloads.training.report import Report
+    from ..workloads.training.result import run_result
 
     display = Report(console(stderr=True) if json or is_quiet() else None)
-    run = train_workload(
-        settings, display, resume=resume, restart_scale=restart_scale, record=targets, record_every=every
-    )
+    run = job.train(display)
+    return run_result(run, display.undrawn)
+
+
+def _show(result: Result, json: bool) -> None:
     if json:
-        print_json(run_to_dict(run, display.undrawn))
+        print_json(result.run)
     elif is_quiet():
-        say(console(), outcome(run))
-        if display.undrawn:
-            complain(f"warning: no picture of loss and scale: {display.undrawn}")
+        say(console(), result.outcome)
+        if result.undrawn:
+            complain(f"warning: no picture of loss and scale: {result.undrawn}")

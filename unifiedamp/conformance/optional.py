@@ -102,9 +102,12 @@ class OptionalHarness:
         """Return name → call, of each call of a prepared optimizer's own that takes its gradients or changes them."""
         self._lacks("calls of an optimizer that take gradients")
 
-    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> None:
+    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> float:
         """Train a prepared model by the framework's own loop, on the mean squared error, through the batches once, in
         order.
+
+        Returns:
+            The mean loss of the batches, as the loop reports it.
         """
         self._lacks("its own training loop")
 

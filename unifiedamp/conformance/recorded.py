@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..recording.advice import findings
-from ..recording.reading import Recording
+from ..recording.reading import Recording, join_ranks
 from ..session import Amp
 from .driver import compiled, session
 from .harness import Array
@@ -38,7 +38,8 @@ class Kept:
 
     def found(self, kind: str) -> dict[str, str]:
         """Return what the report says of a kind, by name."""
-        recording = Recording(self.of("header"), self.of("step"), self.of("skip"))
+        recording = Recording(self.of("header"), self.of("step"), self.of("skip"), ranks=self.of("ranks"))
+        join_ranks(recording.steps, recording.ranks)
         return {each.name: each.text for each in findings(recording) if each.kind == kind}
 
 

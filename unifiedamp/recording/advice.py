@@ -48,12 +48,16 @@ def findings(recording: Recording) -> list[Finding]:
 
 
 def culprit(record: dict[str, Any], usual: frozenset[str]) -> tuple[str, str] | None:
-    """Return ("forward", layer), ("input", layer) or ("gradient", parameter) of a record with inf or nan.
+    """Return ("forward", layer), ("input", layer), ("gradient", parameter) or ("reduction", parameter) of a record with
+    inf or nan; of several ranks, what was first on any of them.
 
     Args:
         record: of a step, or of skipped steps.
         usual: layers whose outputs are not finite on good steps as well (masks): they are not to blame.
     """
+    merged = record.get("ranks")
+    if merged is not None and merged["first"] is not None:
+        return _first_of_ranks(merged, usual)
     found = record["non_finite"]
     first = found["first_activation"]
     if first is not None and first["layer"] not in usual:
@@ -61,6 +65,24 @@ def culprit(record: dict[str, Any], usual: frozenset[str]) -> tuple[str, str] | 
     if found["first_gradient"] is not None:
         return "gradient", found["first_gradient"]
     return None
+
+
+def _first_of_ranks(merged: dict[str, Any], usual: frozenset[str]) -> tuple[str, str] | None:
+    first = merged["first"]
+    if first["during"] == "reduction":
+        return "reduction", first["name"]
+    if first["during"] == "forward" and first["name"] not in usual:
+        found = _activation_of(merged)
+        return ("input" if found is not None and _is_batch(found) else "forward"), first["name"]
+    gradients = [each["first_gradient"] for each in merged["bad"] if each["first_gradient"] is not None]
+    name = first["name"] if first["during"] == "backward" else next(iter(gradients), None)
+    return None if name is None else ("gradient", name)
+
+
+def _activation_of(merged: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the first activation of the first rank."""
+    ranks = merged["first"]["ranks"]
+    return next((each["first_activation"] for each in merged["bad"] if each["rank"] in ranks), None)
 
 
 def _is_batch(first: dict[str, Any]) -> bool:
@@ -81,20 +103,41 @@ def _non_finite(recording: Recording) -> Iterator[Finding]:
     total = sum(int(record.get("count", 1)) for record in bad)
     blamed: Counter[tuple[str, str]] = Counter()
     kinds: dict[tuple[str, str], str] = {}
+    ranks: dict[tuple[str, str], set[int]] = {}
     for record in bad:
         who = culprit(record, usual)
         if who is not None:
             blamed[who] += 1
             kinds[who] = _where(record, who)
+            ranks.setdefault(who, set()).update(_ranks_of(record, who))
+    size = max((record["count"] for record in recording.ranks), default=1)
     for who, count in blamed.most_common():
         kind = "input" if who[0] == "input" else "non_finite"
-        yield Finding(kind, who[1], _blame_text(who, kinds[who], count, total))
+        text = _blame_text(who, kinds[who], count, total)
+        yield Finding(kind, who[1], text + _ranks_text(sorted(ranks[who]), size))
+
+
+def _ranks_of(record: dict[str, Any], who: tuple[str, str]) -> list[int]:
+    """Return the ranks on which it was first, where that is known."""
+    merged = record.get("ranks")
+    first = merged["first"] if merged is not None else None
+    return first["ranks"] if first is not None and first["name"] == who[1] else []
+
+
+def _ranks_text(ranks: list[int], size: int) -> str:
+    if not ranks or size == 1:
+        return ""
+    if len(ranks) == size:
+        return f" It was first on all {size} ranks alike."
+    return f" It was first on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {size} ranks."
 
 
 def _where(record: dict[str, Any], who: tuple[str, str]) -> str:
-    first = record["non_finite"]["first_activation"]
     if who[0] != "forward":
         return ""
+    merged = record.get("ranks")
+    first = _activation_of(merged) if merged is not None and merged["first"] is not None else None
+    first = first or record["non_finite"]["first_activation"]
     layer = f"`{_shown(first['layer'])}` ({first['kind']})"
     if first["place"] == "output":
         return f"in the output of {layer}"
@@ -109,6 +152,12 @@ def _blame_text(who: tuple[str, str], where: str, count: int, total: int) -> str
         return f"the batch itself held inf or nan in {steps}: check the data; no precision can fix that."
     if kind == "forward":
         return f"`{_shown(name)}` overflowed in {steps}: inf or nan first appeared {where}. {_keep(name)}"
+    if kind == "reduction":
+        what = f"of the gradient of `{name}`" if name else "of gradients"
+        return (
+            f"the sum over ranks {what} was not finite in {steps}, though every rank's own gradients were: sum them in "
+            'float32 (reduce_dtype="float32"), or lower the loss scale.'
+        )
     text = f"the gradient of `{name}` was the first that was not finite in {steps}."
     if total == 1:
         return text + " One now and then is how a dynamic loss scale finds its height."

@@ -24,6 +24,13 @@ MAX_LINE = 2**26
 MAX_RECORDS = 100_000
 MAX_NAMES = 100_000
 """Different gradients, and different layers, of all records together."""
+NOTHING_HERE: dict[str, Any] = {
+    "loss_was_finite": True,
+    "first_activation": None,
+    "first_gradient": None,
+    "gradients": [],
+}
+"""What a rank knows of inf or nan that other ranks alone have seen."""
 SHORTER = "record a part of the run, or less often (every=...)"
 
 
@@ -36,6 +43,7 @@ class Recording:
         steps: recorded steps.
         skips: skipped steps that were not recorded themselves.
         numbers: what the loop logged.
+        ranks: what all ranks recorded of a step, one record per step; empty for a process alone.
         damaged: lines that could not be read.
     """
 
@@ -43,6 +51,7 @@ class Recording:
     steps: list[dict[str, Any]] = field(default_factory=list)
     skips: list[dict[str, Any]] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
     damaged: int = 0
 
     @property
@@ -104,7 +113,10 @@ def collect(lines: Iterable[str], path: Path = Path("recording")) -> Recording:
 
     found = Recording()
     names: set[str] = set()
-    kinds = {"header": found.headers, "step": found.steps, "skip": found.skips, "numbers": found.numbers}
+    kinds = {
+        "header": found.headers, "step": found.steps, "skip": found.skips, "numbers": found.numbers,
+        "ranks": found.ranks,
+    }  # fmt: skip
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -122,7 +134,21 @@ def collect(lines: Iterable[str], path: Path = Path("recording")) -> Recording:
         _check_sizes(number, names, path)
     if not found.headers:
         raise ConfigError(f"{path} is no recording: it has no header line; give a file that amp.record wrote")
+    join_ranks(found.steps, found.ranks)
     return found
+
+
+def join_ranks(steps: Iterable[dict[str, Any]], ranks: Iterable[dict[str, Any]]) -> None:
+    """Give each step what all ranks recorded of it, under ``"ranks"``; counts of shards are those of all ranks."""
+    known = {record["step"]: record for record in ranks}
+    for step in steps:
+        merged = known.get(step["step"])
+        if merged is None:
+            continue
+        step["ranks"] = merged
+        step["gradients"] = {**step["gradients"], **merged.get("gradients", {})}
+        if merged["first"] is not None:
+            step["non_finite"] = step["non_finite"] or NOTHING_HERE
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[str]:
@@ -176,6 +202,7 @@ def _check_version(record: dict[str, Any], path: Path) -> None:
 def _names(record: dict[str, Any]) -> Iterator[str]:
     yield from record.get("gradients", ())
     yield from (row["layer"] for row in record.get("activations", ()))
+    yield from (name for row in record.get("bad", ()) for name in row["gradients"])
 
 
 def _check_sizes(number: int, names: set[str], path: Path) -> None:

@@ -14,7 +14,9 @@ from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
+from .ranks import MergedRanks
 from .sinks import Record, Sink, close_all, number
+from .sketched import step_to_json, weights_to_json
 
 
 class Recorder:
@@ -29,6 +31,8 @@ class Recorder:
         activations: also record the inputs and outputs of layers.
         scaling: whether the session scales losses, and so skips steps.
         header: the first record.
+        ranks: merges what several ranks record.
+        compare: also record sketches of tensors and weights.
 
     Attributes:
         step: the number of the last step that ended.
@@ -38,11 +42,13 @@ class Recorder:
 
     def __init__(
         self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
-        activations: bool, scaling: bool, header: Record,
+        activations: bool, scaling: bool, header: Record, ranks: MergedRanks, compare: bool,
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
-        self._activations, self._scaling = activations, scaling
+        self._activations, self._scaling, self._ranks = activations, scaling, ranks
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
+        self._compare = compare
+        self._before = self._weights() if self.armed else {}
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
         self._order: list[str] = []
@@ -70,6 +76,8 @@ class Recorder:
         if self.armed:
             self.armed = False
             self._backend.recorder.end()
+        for record in self._ranks.end(wait=error is None):
+            self._write(record)
         close_all(self._sinks, error)
 
     def log(self, **numbers: Any) -> None:
@@ -108,8 +116,10 @@ class Recorder:
     def before_unscale(self, optimizer: Any, index: int) -> None:
         """The gradients of a window are complete, and still raw."""
         if self.armed:
-            for name in self._backend.recorder.note_gradients(optimizer):
-                self._owners[name] = index
+            names = self._backend.recorder.note_gradients(optimizer)
+            self._owners.update(dict.fromkeys(names, index))
+            if self._compare:  # the loop may have written to parameters since the last step
+                self._before |= {name: each for name, each in self._weights().items() if name in names}
 
     def after_optimizer(self, outcome: StepResult | None) -> None:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
@@ -141,7 +151,7 @@ class Recorder:
         """The iteration in progress was dropped: what was noted of it goes, and the next one is recorded instead."""
         if self.armed:
             self._backend.recorder.end()
-            self._backend.recorder.begin(self._activations)
+            self._begin()
 
     def state_loaded(self, optimizers: int) -> None:
         """The session goes on from a loaded state: steps are numbered by it, and none between was missed.
@@ -170,7 +180,15 @@ class Recorder:
 
     def _arm(self, reason: str) -> None:
         self.armed, self._reason, self._record_next = True, reason, False
-        self._backend.recorder.begin(self._activations)
+        self._begin()
+
+    def _begin(self) -> None:
+        begin(self._backend, self._activations, self._compare)
+        self._before = self._weights()
+
+    def _weights(self) -> dict[str, Any]:
+        """Return sketches of the weights, where runs are to be compared."""
+        return weights_to_json(self._backend.recorder.weights()) if self._compare else {}
 
     def _record(self) -> None:
         self.armed = False
@@ -180,9 +198,14 @@ class Recorder:
             self._remember_order(seen)
             bad = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
             skipped = len({self._owners.get(name, 0) for name in bad}) if self._scaling else 0
+            if seen.local and not skipped and (self._skips or state.scale < seen.scale):
+                skipped = max(self._skips, 1)  # another rank's gradients, or what their sum became
             self._record_next = bool(skipped)
             self._report_missed(state.skipped_steps - self._last.skipped_steps - skipped, bad)
-            self._write(self._step_record(seen, state, bad, skipped))
+            record = self._step_record(seen, state, bad, skipped)
+            self._write(record)
+            for merged in self._ranks.note(self.step, seen, self._order, bool(skipped), record["gradients"]):
+                self._write(merged)
             self.recorded += 1
         self._last, self._last_recorded, self._dropped = state, self.step, False
 
@@ -199,8 +222,12 @@ class Recorder:
         self._order = run_order(list(seen.gradients), sorted(last, key=last.__getitem__))
 
     def _step_record(self, seen: RecordedStep, state: Any, bad: list[str], skipped: int) -> dict[str, Any]:
+        sketches = {}
+        if seen.sketches is not None:
+            sketches["compare"] = step_to_json(seen.activations, seen.sketches, self._before, self._weights())
         return {
             "kind": "step",
+            **sketches,
             "step": self.step,
             "reason": self._reason,
             "time": time.time(),
@@ -249,6 +276,14 @@ class Recorder:
     def _write(self, record: Mapping[str, Any]) -> None:
         for sink in self._sinks:
             sink.write(record)
+
+
+def begin(backend: Backend, activations: bool, compare: bool) -> None:
+    """Make a backend record; one that knows nothing of ``compare`` is never asked for it."""
+    if compare:
+        backend.recorder.begin(activations, compare=True)
+    else:
+        backend.recorder.begin(activations)
 
 
 def _distributions(counts: GradientCounts) -> dict[str, Any]:

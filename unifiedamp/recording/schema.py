@@ -6,15 +6,18 @@ Imports pydantic, so it is imported only where a recording is read.
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from ..backend.sketch import WIDTH
 from ..loss_scale import FLOAT32_MAX
 
 LAYERS = 100_000
 """Most gradients, activations or epsilons that one record may hold."""
+RANKS = 100_000
+"""Most ranks of a run."""
 COUNTED = 2**53
 """The largest count: floats hold every whole number up to it."""
 
@@ -66,6 +69,35 @@ class Activation(TypedDict):
     largest: Magnitude
 
 
+class Sketched(TypedDict):
+    """A sketch of one tensor, see ``unifiedamp.backend.sketch``."""
+
+    shape: Annotated[list[Count], Field(max_length=64)]
+    dtype: Name
+    norm: Magnitude
+    sketch: Annotated[list[Number], Field(min_length=WIDTH, max_length=WIDTH)]
+
+
+class SketchedLayer(Sketched):
+    """A sketch of what went into a layer or came out of it."""
+
+    layer: Name
+    kind: Name
+    place: Literal["output", "input"]
+
+
+Sketches = Annotated[dict[Name, Sketched], Field(max_length=LAYERS)]
+
+
+class Compared(TypedDict):
+    """What ``unifiedamp diff`` compares of a step: layers in execution order, gradients, weights before and after."""
+
+    layers: Annotated[list[SketchedLayer], Field(max_length=LAYERS)]
+    gradients: Sketches
+    before: Sketches
+    after: Sketches
+
+
 class FirstActivation(TypedDict):
     """Where inf or nan first appeared in the forward pass."""
 
@@ -107,6 +139,10 @@ class Header(TypedDict):
     policy: Text
     every: Positive | None
     epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
+    compare: NotRequired[Flag]
+    ranks: NotRequired[Positive]
+    environment: NotRequired[Annotated[dict[Name, Text], Field(max_length=1000)]]
+    settings: NotRequired[Annotated[list[Annotated[list[Text], Field(max_length=3)]], Field(max_length=LAYERS)]]
 
 
 class Step(TypedDict):
@@ -123,6 +159,38 @@ class Step(TypedDict):
     gradients: Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]
     activations: Annotated[list[Activation], Field(max_length=LAYERS)]
     non_finite: NonFinite | None
+    compare: NotRequired[Compared]
+
+
+class FirstOfRanks(TypedDict):
+    """Where inf or nan appeared first of all ranks; ``name`` is a layer's or, but for "forward", a gradient's."""
+
+    during: Literal["forward", "backward", "reduction"]
+    ranks: Annotated[list[Count], Field(max_length=RANKS)]
+    name: Name
+
+
+class BadRank(TypedDict):
+    """What one rank computed in a step with inf or nan, before gradients were summed."""
+
+    rank: Count
+    loss: Number | None
+    first_activation: FirstActivation | None
+    first_gradient: Name | None
+    gradients: Annotated[list[Name], Field(max_length=LAYERS)]
+
+
+class RankStep(TypedDict):
+    """What all ranks, replicas or contexts recorded of a step."""
+
+    kind: Literal["ranks"]
+    step: Count
+    count: Positive
+    missing: Annotated[list[Count], Field(max_length=RANKS)]
+    first: FirstOfRanks | None
+    bad: Annotated[list[BadRank], Field(max_length=RANKS)]
+    gradients: NotRequired[Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]]
+    local: NotRequired[Annotated[dict[Name, Sketches], Field(max_length=RANKS)]]
 
 
 class Skip(TypedDict):
@@ -153,6 +221,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "header": TypeAdapter(Header),
     "step": TypeAdapter(Step),
     "skip": TypeAdapter(Skip),
+    "ranks": TypeAdapter(RankStep),
     "numbers": TypeAdapter(Numbers),
 }
 _short = reprlib.Repr()

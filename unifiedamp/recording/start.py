@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from .. import machine
 from ..backend import Backend
 from ..config import plugins
 from ..errors import ConfigError, StepOrderError, UnsupportedError
 from ..training.step_loop import StepLoop
+from .ranks import MergedRanks
 from .reading import FORMAT, VERSION
-from .recorder import Recorder
+from .recorder import Recorder, begin
 from .sinks import Record, open_sink
 
 
 def start_recording(
     backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int | None,
-    activations: bool,
+    activations: bool, compare: bool,
 ) -> Recorder:  # fmt: skip
     """Return a recorder that has begun to record; see ``Amp.record``.
 
@@ -30,16 +33,25 @@ def start_recording(
         targets: where records go.
         every: steps from one recorded step to the next; None records no steps.
         activations: also record the outputs of layers.
+        compare: also record what ``unifiedamp diff`` compares.
     """
     _check(backend, loop, present, targets, every)
+    if compare:
+        _check_compare(backend, every, activations)
     state = backend.training.read_state()
     first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
-    header = _header(backend, loop.order.accumulate_steps, every, first)
+    header = dict(_header(backend, loop.order.accumulate_steps, every, first))
+    ranks = MergedRanks(backend.recorder.messages() if every is not None else None)
+    header["compare"] = compare
+    if compare:
+        header |= {"ranks": ranks.count, "environment": _environment(), "settings": _settings(backend)}
     if every is not None:
-        backend.recorder.begin(activations)
+        begin(backend, activations, compare)
     try:
-        sinks = [open_sink(target) for target in targets]
-        recorder = Recorder(backend, loop.monitor, sinks, every, first, activations, loop.scaling, header)
+        sinks = [open_sink(target) for target in targets if ranks.first]
+        recorder = Recorder(
+            backend, loop.monitor, sinks, every, first, activations, loop.scaling, header, ranks, compare
+        )
     except BaseException:
         if every is not None:
             backend.recorder.end()
@@ -62,6 +74,32 @@ def _check(
         raise StepOrderError("amp.record: this session records already; stop() that recorder first")
     if not loop.order.slots:
         raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to record yet")
+
+
+def _check_compare(backend: Backend, every: int | None, activations: bool) -> None:
+    if every is None or not activations:
+        raise ConfigError(
+            "amp.record(compare=True) compares steps layer by layer: it needs every=n and activations=True"
+        )
+    if not backend.recorder.compares:
+        raise UnsupportedError(
+            f"amp.record(compare=True): backend {backend.name!r} records no sketches of tensors; leave compare out"
+        )
+
+
+def _environment() -> dict[str, str]:
+    """Return what else of the machine may make two runs differ."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": machine.cpu().name,
+        "numpy": version("numpy"),
+    }
+
+
+def _settings(backend: Backend) -> list[list[str]]:
+    """Return the session's plan: setting, value, native calls."""
+    return [[row.setting, row.value, row.native] for row in backend.explain()]
 
 
 def _header(backend: Backend, accumulate_steps: int, every: int | None, first_step: int) -> Record:

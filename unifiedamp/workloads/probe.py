@@ -69,6 +69,7 @@ def probe(name: str, measured: bool, report_progress: ReportProgress) -> dict[st
         "best_reason": why,
         "policies": {policy: asdict(answer) for policy, answer in capabilities.policies.items()},
         "features": {feature: asdict(answer) for feature, answer in capabilities.features.items()},
+        "communication": dict(backend_class.communication()),
         "speed": speed,
     }
 

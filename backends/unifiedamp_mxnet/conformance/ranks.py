@@ -62,7 +62,7 @@ class Contexts:
     """
 
     def __init__(self, count: int, options: Mapping[str, Any]) -> None:
-        self._contexts = [mx.cpu(index) for index in range(count)]
+        self._devices = [mx.cpu(index) for index in range(count)]
         self._options = options
 
     def options(self) -> Mapping[str, Any]:
@@ -70,7 +70,7 @@ class Contexts:
 
     def make(self, case: RankCase) -> tuple[Any, Sequence[Any]]:
         model = RankModel(case.weights)
-        model.initialize(ctx=self._contexts)
+        model.initialize(ctx=self._devices)
         for param, value in zip(model.ordered(), case.weights, strict=True):
             param.set_data(from_numpy(value, mx.cpu()))
         settings = {"learning_rate": LEARNING_RATE, "momentum": case.momentum}
@@ -80,7 +80,7 @@ class Contexts:
 
     def batch(self, ranks: Sequence[Rows]) -> Any:
         found = []
-        for rows, context in zip(ranks, self._contexts, strict=True):
+        for rows, context in zip(ranks, self._devices, strict=True):
             there = [row for row in rows if row is not None]
             if there:
                 found.append(from_numpy(np.concatenate(there), context))
@@ -93,8 +93,8 @@ class Contexts:
         return compile(step)
 
     def norms(self, returned: Sequence[Any], amp: Any) -> list[tuple[float, ...]]:
-        return [tuple(float(amp.to_numpy(norm).item()) for norm in returned)] * len(self._contexts)
+        return [tuple(float(amp.to_numpy(norm).item()) for norm in returned)] * len(self._devices)
 
     def weights(self, model: Any) -> list[tuple[Array, ...]]:
         params = model.ordered()
-        return [tuple(p.data(c).asnumpy().astype("float64") for p in params) for c in self._contexts]
+        return [tuple(p.data(c).asnumpy().astype("float64") for p in params) for c in self._devices]

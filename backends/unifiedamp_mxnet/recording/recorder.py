@@ -30,7 +30,7 @@ class MXNetRecorder(Recorder):
         self._policy, self._scaler, self._models, self._optimizers = policy, scaler, models, optimizers
         self._step: StepRecorder | None = None
 
-    def begin(self, activations: bool) -> None:
+    def begin(self, activations: bool, compare: bool = False) -> None:
         self._step = StepRecorder(self._models, activations)
 
     @in_numpy_semantics

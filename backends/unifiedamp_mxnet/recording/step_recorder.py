@@ -17,7 +17,7 @@ from unifiedamp.backend import recording
 from .._types import Array, Block, HostArray, Undo
 from ..device.arrays import is_array
 from ..layer_paths import is_symbol_block, walk
-from ..mxnet_api import autograd, dtype_name, gluon
+from ..mxnet_api import autograd, context_of, dtype_name, gluon
 from ..patches import patched
 from ..precision import recorded_graphs
 from ..training.gradients import GradientBuffer
@@ -52,6 +52,7 @@ class StepRecorder:
     def __init__(self, models: Sequence[Block], activations: bool) -> None:
         self._activations: list[LayerRecord] = []
         self._counts: list[tuple[str, Counted, Counted]] = []
+        self._places: list[str] = []
         self._known: dict[int, Array] = {}
         self._largest: dict[int, Counted] = {}
         self._reduced = 0
@@ -131,6 +132,7 @@ class StepRecorder:
             for group in by_context([grad for _, grad in found]):
                 counts = iter(count(group, scale))
                 self._counts += [(names[id(grad)], next(counts), next(counts)) for grad in group]
+                self._places += [str(context_of(grad)) for grad in group]
         self._losses += buffer.losses
         self._scale = scale
         return list(dict.fromkeys(names.values()))
@@ -155,16 +157,31 @@ class StepRecorder:
             for record, value in zip(self._activations, values, strict=True)
         ]
         loss = float(self._losses[-1].asnumpy().reshape(())) if self._losses else None
-        return recording.RecordedStep(self._scale, loss, self._gradients(), activations)
+        parts = iter(read([part for _, *parts in self._counts for part in parts]))
+        counts = [np.stack([next(parts), next(parts)]).astype(np.int64) for _ in self._counts]
+        local = self._of_contexts(activations, counts)
+        return recording.RecordedStep(self._scale, loss, self._gradients(counts), activations, local)
 
-    def _gradients(self) -> dict[str, recording.GradientCounts]:
-        names = [name for name, *_ in self._counts]
-        values = iter(read([part for _, *parts in self._counts for part in parts]))
+    def _gradients(self, counts: Sequence[HostArray]) -> dict[str, recording.GradientCounts]:
         sums: dict[str, HostArray] = {}
-        for name in names:
-            counts = np.stack([next(values), next(values)]).astype(np.int64)
-            sums[name] = sums[name] + counts if name in sums else counts
+        for (name, *_), both in zip(self._counts, counts, strict=True):
+            sums[name] = sums[name] + both if name in sums else both
         return {name: recording.GradientCounts(*both.tolist()) for name, both in sums.items()}
+
+    def _of_contexts(
+        self, activations: Sequence[recording.Activation], counts: Sequence[HostArray]
+    ) -> list[recording.LocalStep]:
+        """Return what was computed on each of several contexts; their gradients before the sum."""
+        contexts = list(dict.fromkeys(self._places))
+        if len(contexts) < 2:
+            return []
+        rows: dict[str, list[recording.Activation]] = {each: [] for each in contexts}
+        for record, row in zip(self._activations, activations, strict=True):
+            rows.setdefault(str(context_of(record.array)), []).append(row)
+        finite: dict[str, dict[str, bool]] = {each: {} for each in contexts}
+        for context, (name, *_), both in zip(self._places, self._counts, counts, strict=True):
+            finite[context][name] = not both[0][-2:].any()  # inf and nan
+        return [recording.LocalStep(place, rows[each], finite[each]) for place, each in enumerate(contexts)]
 
 
 def _arrays(value: object) -> Iterator[Array]:

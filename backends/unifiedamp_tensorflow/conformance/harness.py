@@ -199,9 +199,10 @@ class TensorFlowHarness(Harness):
     def layer_sgd(self, model: Any, layer: str, learning_rate: float) -> Any:
         return self._built(keras.optimizers.SGD(learning_rate), [model.get_layer(layer)])
 
-    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> None:
+    def fit(self, model: Any, optimizer: Any, x: Array, y: Array, batch_size: int) -> float:
         model.compile(optimizer=optimizer, loss="mse")
-        model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+        told = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+        return float(told.history["loss"][0])
 
     def wide_dense(self, weight: Array, bias: Array) -> Any:
         layer = keras.layers.Dense(bias.shape[0], dtype="float64", name="dense")

@@ -15,6 +15,8 @@ import tensorflow as tf
 from unifiedamp.backend import LossScale, Policy, SessionSpec
 from unifiedamp.conformance.ranks import RankProcesses
 
+from ..distributed.launched import strategy_here
+
 Answer = list[tuple[list[float], int]]
 """For each replica, its parameters and the session's count of skipped steps."""
 
@@ -66,10 +68,9 @@ def join_cluster(addresses: Sequence[str], index: int, _count: int, _folder: str
     of_cluster()
 
 
-@functools.cache
 def of_cluster() -> Any:
     """Return the strategy of the cluster that this process is a worker of."""
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    return strategy_here()
 
 
 def _both_forms(

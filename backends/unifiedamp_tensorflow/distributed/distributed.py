@@ -32,16 +32,24 @@ class TensorFlowDistributed(Distributed):
         return self.replicas.here()
 
     def rows(self, reduce_dtype: str | None) -> list[PlanRow]:
-        """Return the row of ``amp.explain()`` on the sum of gradients; nothing where there is nothing to say."""
+        """Return the rows of ``amp.explain()`` on replicas and the sum of gradients; nothing where there is nothing to
+        say.
+        """
         if self.replicas.count == 1 and reduce_dtype is not None:
             note = "one replica: nothing is summed"
             return [PlanRow("gradients of ranks", reduce_dtype, "none", "no effect", note)]
         if self.replicas.count == 1:
             return []
         native, note = "ReplicaContext.all_reduce(SUM)", f"over {self.replicas.count} replicas, before the check"
+        rows = [
+            PlanRow("world size", str(self.replicas.count), "strategy.num_replicas_in_sync", note="replicas"),
+            PlanRow("process group", *self.replicas.describe()),
+        ]
         if reduce_dtype is None:
-            return [PlanRow("gradients of ranks", "reduced", native, note=note)]
-        return [PlanRow("gradients of ranks", f"reduced in {reduce_dtype}", f"tf.cast, {native}, tf.cast", note=note)]
+            own = "reduced in the dtype of each gradient"
+            return [*rows, PlanRow("gradients of ranks", own, native, note=note)]
+        native = f"tf.cast, {native}, tf.cast"
+        return [*rows, PlanRow("gradients of ranks", f"reduced in {reduce_dtype}", native, note=note)]
 
     def place(self, replicas: Replicas, prepared_before: bool) -> None:
         """Train where the model is.

@@ -39,6 +39,9 @@ class Replicas(Protocol):
     def over_workers(self) -> bool:
         """Whether the replicas are in several processes."""
 
+    def describe(self) -> tuple[str, str]:
+        """Return the devices, for people, and what of TensorFlow runs them."""
+
     def check(self, call: str) -> None:
         """Refuse a call that does not come from one of these replicas.
 
@@ -88,6 +91,10 @@ class SingleReplica:
     def over_workers(self) -> bool:
         """One process."""
         return False
+
+    def describe(self) -> tuple[str, str]:
+        """Nothing to say."""
+        return "one device", "none"
 
     def check(self, call: str) -> None:
         """Refuse a call from one of several replicas."""
@@ -158,6 +165,12 @@ class MirroredReplicas:
     def over_workers(self) -> bool:
         """Whether the strategy spans processes."""
         return isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+    def describe(self) -> tuple[str, str]:
+        """The devices of this worker, and the strategy."""
+        names = [device.rpartition("device:")[2] for device in self.strategy.extended.worker_devices]
+        workers = " of each worker" if self.over_workers() else ""
+        return ", ".join(names) + workers, type(self.strategy).__name__
 
     def check(self, call: str) -> None:
         """Refuse a call from outside ``strategy.run``, or from another strategy's."""

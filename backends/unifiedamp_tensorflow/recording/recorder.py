@@ -36,7 +36,7 @@ class TensorFlowRecorder(Recorder):
         self._prepared, self._distributed, self._scaler = prepared, distributed, scaler
         self.current: StepRecorder | None = None
 
-    def begin(self, activations: bool) -> None:
+    def begin(self, activations: bool, compare: bool = False) -> None:
         """Record from here on; of several replicas, the largest values of any and the gradients of all together."""
         self.current = StepRecorder(self._prepared.models, activations, self._distributed.replica)
 

@@ -182,14 +182,16 @@ class StepRecorder:
         activations: list[recording.Activation] = []
         gradients: dict[str, recording.GradientCounts] = {}
         scalars: dict[str, float] = {}
+        local: list[recording.LocalStep] = []
         for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
             values = {name: tensor.numpy() for name, tensor in tensors.items()}
             activations += _activations(record, values.get("largest", ()))
             gradients |= _gradients(record, values.get("counts", ()))
+            local += _of_replicas(record, values.get("largest", ()), values.get("counts", ()))
             scalars |= {name: float(values[name]) for name in record.scalars}
         losses = [value for name, value in scalars.items() if name != "scale"]
         loss = sum(losses) if losses else None
-        return recording.RecordedStep(scalars.get("scale", 1.0), loss, gradients, activations)
+        return recording.RecordedStep(scalars.get("scale", 1.0), loss, gradients, activations, local)
 
 
 def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:
@@ -204,6 +206,22 @@ def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.
         if place not in found or row.largest > found[place].largest:
             found[place] = row
     return list(found.values())
+
+
+def _of_replicas(record: TraceRecord, largest: Sequence[Any], counts: Sequence[Any]) -> list[recording.LocalStep]:
+    """Return what each of several replicas of this process computed; their gradients before the sum."""
+    replicas = sorted({replica for _, replica in record.names})
+    if len(replicas) < 2:
+        return []
+    activations: dict[int, list[recording.Activation]] = {each: [] for each in replicas}
+    for seen in record.activations:
+        value, is_finite = largest[seen.which]
+        row = recording.Activation(*seen[:4], float(value) if is_finite else math.inf)
+        activations.setdefault(seen.replica, []).append(row)
+    finite: dict[int, dict[str, bool]] = {each: {} for each in replicas}
+    for (name, replica), both in zip(record.names, counts, strict=True):
+        finite[replica][name] = not both[0][-2:].any()  # inf and nan
+    return [recording.LocalStep(each, activations[each], finite[each]) for each in replicas]
 
 
 def _gradients(record: TraceRecord, counts: Sequence[Any]) -> dict[str, recording.GradientCounts]:

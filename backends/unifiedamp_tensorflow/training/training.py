@@ -129,7 +129,9 @@ class TensorFlowTraining(Training):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self._prepared.buffer(optimizer, "discard_step").clear()
-        self._prepared.find(optimizer).accept_parameters()
+        prepared = self._prepared.find(optimizer)
+        prepared.restart_fit()
+        prepared.accept_parameters()
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         found = [self._prepared.find(optimizer) for optimizer in optimizers]
@@ -148,6 +150,7 @@ class TensorFlowTraining(Training):
 
     def write_state(self, state: ScaleState) -> None:
         for prepared in self._prepared.optimizers:
+            prepared.restart_fit()
             prepared.accept_parameters()
         if self.scaler is not None:
             self.scaler.write(state)

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from unifiedamp.backend import PlanRow, SessionSpec
 
 from .ranks import TrainingRanks
-from .wrapped import replicated, sharded, world_size
+from .reduction import hook_name
+from .wrapped import replicated, sharded, sharding_policies, world_size
+
+SHOWN = 16
+"""Ranks of a group that a row lists."""
 
 
 def rank_rows(ranks: TrainingRanks, models: Sequence[torch.nn.Module], spec: SessionSpec) -> list[PlanRow]:
@@ -23,7 +28,24 @@ def rank_rows(ranks: TrainingRanks, models: Sequence[torch.nn.Module], spec: Ses
     """
     if world_size() == 1:
         return [] if spec.reduce_dtype is None else [_alone_row(spec.reduce_dtype)]
-    return [_decision_row(ranks, spec), _reduction_row(models, spec)]
+    return [_world_row(), *_group_rows(ranks), _decision_row(ranks, spec), *_reduction_rows(models, spec)]
+
+
+def _world_row() -> PlanRow:
+    native = f"torch.distributed.get_world_size() == {world_size()}"
+    return PlanRow("world size", str(world_size()), native, note=f"this is rank {dist.get_rank()}")
+
+
+def _group_rows(ranks: TrainingRanks) -> list[PlanRow]:
+    """Return the process groups that train together, each with its ranks and the library that it communicates by."""
+    rows = []
+    for group in ranks.groups:
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        shown = ", ".join(map(str, members[:SHOWN])) + (", ..." if len(members) > SHOWN else "")
+        whole = group is None or group is dist.group.WORLD
+        native = "torch.distributed.group.WORLD" if whole else "of the model's wrapper or mesh, or process_group"
+        rows.append(PlanRow("process group", f"ranks {shown}", native, note=f"{dist.get_backend_config(group)}"))
+    return rows
 
 
 def _decision_row(ranks: TrainingRanks, spec: SessionSpec) -> PlanRow:
@@ -42,16 +64,43 @@ def _alone_row(dtype: str) -> PlanRow:
     return PlanRow("gradients of ranks", dtype, "none", "no effect", "one process: nothing is summed between ranks")
 
 
-def _reduction_row(models: Sequence[torch.nn.Module], spec: SessionSpec) -> PlanRow:
+def _reduction_rows(models: Sequence[torch.nn.Module], spec: SessionSpec) -> list[PlanRow]:
+    """Return what is reduced and in which dtype, a row per kind of wrapper."""
+    rows = []
     if sharded(models):
-        native, note = "fully_shard: reduce-scatter", "in the reduce_dtype of its mp_policy, after each backward pass"
-    elif any(True for _ in replicated(models)):
+        note = "in the reduce_dtype of its mp_policy, after each backward pass"
+        rows.append(_reduced("fully_shard: reduce-scatter", _dtypes_of_shards(models), note))
+    copies = list(replicated(models))
+    if copies:
         native, note = "DistributedDataParallel: all-reduce", "in the dtype of the gradients, or of its comm hook"
         if spec.reduce_dtype is not None:
             native, note = f"{native}, register_comm_hook", "gradients are cast for the sum, and back"
         if spec.accumulate_steps > 1 and not spec.master_weights:
             note += "; once per window (no_sync)"
-    else:
-        native, note = "none", "no model is wrapped: reduce gradients before amp.step, or wrap the model"
-    value = "reduced" if spec.reduce_dtype is None else f"reduced in {spec.reduce_dtype}"
-    return PlanRow("gradients of ranks", value if native != "none" else "as they are", native, note=note)
+        rows.append(_reduced(native, [spec.reduce_dtype] if spec.reduce_dtype else _dtypes_of_copies(copies), note))
+    if rows:
+        return rows
+    note = "no model is wrapped: reduce gradients before amp.step, or wrap the model"
+    return [PlanRow("gradients of ranks", "as they are", "none", note=note)]
+
+
+def _reduced(native: str, dtypes: Sequence[str], note: str) -> PlanRow:
+    return PlanRow("gradients of ranks", f"reduced in {', '.join(dict.fromkeys(dtypes))}", native, note=note)
+
+
+def _dtypes_of_shards(models: Sequence[torch.nn.Module]) -> list[str]:
+    found = [(module, policy) for model in models for module, policy in sharding_policies(model)]
+    return [_name(policy.reduce_dtype or policy.param_dtype or _param_dtype(module)) for module, policy in found]
+
+
+def _dtypes_of_copies(copies: Sequence[DistributedDataParallel]) -> list[str]:
+    hooked = [(each, hook_name(each)) for each in copies]
+    return [f"what the comm hook {hook} makes" if hook else _name(_param_dtype(each)) for each, hook in hooked]
+
+
+def _param_dtype(module: torch.nn.Module) -> torch.dtype:
+    return next((param.dtype for param in module.parameters() if param.requires_grad), torch.float32)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

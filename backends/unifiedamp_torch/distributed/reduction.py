@@ -51,6 +51,12 @@ def _name(hook: Any) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
+def hook_name(model: DistributedDataParallel) -> str:
+    """Return the name of the comm hook by which a model reduces; empty without one."""
+    hooks = vars(model).get("_comm_hooks", ())
+    return _name(hooks[0][0]) if hooks else ""
+
+
 def _is_hook_for(hooks: Sequence[tuple[Any, Any]], dtype: str) -> bool:
     from .comm_hook import reduce_in
 

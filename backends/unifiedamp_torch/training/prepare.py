@@ -11,6 +11,7 @@ from unifiedamp.backend import SessionSpec, errors
 from ..device import placement
 from ..device.tuning import TorchTuner
 from ..distributed.agreement import check_agreement
+from ..distributed.late import refuse_late_wrapper
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
 from ..distributed.reduction import check_reduction, reduce_gradients_in
@@ -73,6 +74,10 @@ class Preparation:
         if any(map(is_shared, new)):
             check_agreement(self._ranks, self._spec, self._read_scale())
         check_reduction(new, self._spec)
+        for model in (
+            new if optimizers else ()
+        ):  # trainers of other libraries wrap a model before its optimizer is there
+            self._undo += refuse_late_wrapper(model)
         moved = [self._change(*each) for each in zip(new, dtypes, checkpointed, strict=True)]
         if self._images:
             for each in optimizers:

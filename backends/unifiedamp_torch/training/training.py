@@ -20,6 +20,7 @@ from unifiedamp.backend import (
 )
 
 from ..distributed.discards import meet_to_discard
+from ..distributed.late import refuse_late_sharding
 from . import gradients
 from .gradient_norm import clip_norm
 from .kernel_skips import leave_kernel
@@ -155,7 +156,9 @@ class TorchTraining(Training):
             gradients.drop_frozen(optimizer, self._masters.model_param)
 
     def _no_gradients(self, optimizer: Optimizer) -> StepResult:
-        names = self._prepared.param_names(optimizer)
+        prepared = self._prepared
+        refuse_late_sharding(prepared.models, lambda param: param in prepared.names)
+        names = prepared.param_names(optimizer)
         self._spec.warn(
             f"amp.step({type(optimizer).__name__}): none of its {len(names)} parameters received a gradient "
             f"({errors.first_names(names)}); nothing was applied and the loss scale stays. Is the loss computed from "

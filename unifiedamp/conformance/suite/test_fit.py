@@ -17,9 +17,9 @@ ROWS = 2
 class Line:
     """``w * x + b`` trained by the loop, and the same in float64."""
 
-    def __init__(self, harness, **options):
+    def __init__(self, harness, policy="float32", **options):
         self.harness = harness
-        self.amp = session(harness, **{"loss_scale": 8.0} | options)
+        self.amp = session(harness, policy=policy, **{"loss_scale": 8.0} | options)
         with self.amp.scope():
             model = harness.mlp([(np.float32([[0.5]]), np.float32([0.25]))])
             optimizer = harness.sgd([model], RATE)
@@ -27,13 +27,20 @@ class Line:
         self.values = np.array([0.5, 0.25])
 
     def fit(self, batches, window=1):
-        """One pass; ``batches`` are the inputs, each of which is to give 1."""
+        """One pass; ``batches`` are the inputs, each of which is to give 1. What the loop tells is the true loss."""
         x = np.float32(batches).reshape(-1, 1)
-        self.harness.fit(self.model, self.optimizer, x, np.ones_like(x), ROWS)
-        for start in range(0, len(batches) - window + 1, window):
-            gradient = np.mean([self.gradient(np.float64(batch)) for batch in batches[start : start + window]], 0)
-            if np.isfinite(gradient).all():
+        told = self.harness.fit(self.model, self.optimizer, x, np.ones_like(x), ROWS)
+        losses = []
+        for start in range(0, len(batches), window):
+            taken = np.float64(batches[start : start + window])
+            losses += [self.loss(batch) for batch in taken]
+            gradient = np.mean([self.gradient(batch) for batch in taken], 0)
+            if len(taken) == window and np.isfinite(gradient).all():
                 self.values = self.values - RATE * gradient
+        assert told == pytest.approx(np.mean(losses), rel=1e-5, nan_ok=True)
+
+    def loss(self, x):
+        return np.mean((self.values[0] * x + self.values[1] - 1.0) ** 2)
 
     def gradient(self, x):
         with np.errstate(invalid="ignore"):
@@ -116,3 +123,50 @@ def test_a_loop_of_ones_own_goes_on(harness):
     line.fit([BAD, BATCHES[3]])
     line.check(4, 1)
     assert line.amp.loss_scale == 8.0
+
+
+@pytest.mark.needs("accumulation")
+@pytest.mark.parametrize("end", ["discarded", "loaded"])
+def test_a_window_that_was_open_is_dropped(harness, end):
+    """By ``discard_step`` and by a state that is loaded: the next pass begins a window."""
+    line = Line(harness, accumulate_steps=2, loss_scale=8.0)
+    state = line.amp.state_dict()
+    line.fit(BATCHES[:1], window=2)
+    line.check(0)
+    if end == "discarded":
+        line.amp.discard_step(line.optimizer)
+    else:
+        line.amp.load_state_dict(state)
+    line.fit(BATCHES, window=2)
+    line.check(2)
+
+
+def test_observers_hear_of_its_steps(harness):
+    """And what they raise ends the loop, as an exhausted scale does."""
+    told = []
+
+    class Observer:
+        def on_step_skipped(self, state):
+            told.append(("skipped", state.skipped_steps))
+
+        def on_scale_changed(self, before, after):
+            told.append((before, after))
+
+    line = Line(harness, loss_scale=ua.DynamicLossScale(8.0, growth_interval=2, max_consecutive_skips=2))
+    line.amp.observe(Observer())
+    line.fit([*BATCHES[:2], BAD, BATCHES[2]])
+    line.check(3, 1)
+    assert ("skipped", 1) in told
+    assert [each for each in told if each[0] != "skipped"] == [(8.0, 16.0), (16.0, 8.0)]
+    with pytest.raises(ua.LossScaleExhausted):
+        line.fit([BAD] * 3)
+    assert line.amp.skipped_steps in (3, 4)
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")
+def test_without_a_scale_nothing_is_scaled_or_skipped(harness):
+    """Whatever the policy is: a loop may know a loss scale of the framework, which the session did not ask for."""
+    line = Line(harness, "mixed_float16", loss_scale="none")
+    x = np.float32(BAD).reshape(-1, 1)
+    harness.fit(line.model, line.optimizer, x, np.ones_like(x), ROWS)
+    assert not any(np.isfinite(value).any() for value in harness.parameters(line.model).values())

@@ -139,3 +139,34 @@ def test_layers_of_two_models_are_told_apart(harness, form):
     first, second = (largest[name] for name in ("layer0", "model1.layer0"))
     assert second == pytest.approx(2 * first, rel=1e-5)
     assert len(record["gradients"]) == 8
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.PolicyWarning")  # what returns mappings may not be compiled
+@pytest.mark.parametrize("make", ["structured", "mapped"])
+def test_numbers_in_structures_are_recorded(harness, form, make):
+    """The largest floating number of all that a model returns is told as its output; whole numbers are not."""
+    ((weight, bias),) = layers(4, 3)
+    amp = session(harness, form, loss_scale=1.0)
+    with amp.scope():
+        model = getattr(harness, make)(weight, bias + 0.25)
+        optimizer = harness.sgd([model], 0.01)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    def step(x, y):
+        def loss():
+            found = model(x)
+            output, double = (found["output"], found["pair"].double) if make == "mapped" else (found[0], found[1][0])
+            return harness.mean_square(output + double, y)
+
+        amp.backward(loss, optimizer)
+        amp.step(optimizer)
+
+    step, kept = compiled(amp, form, step), Kept()
+    with amp.record(kept):
+        step(amp.to_native(batch()), amp.to_native(np.zeros((8, 3), np.float32)))
+    (record,) = kept.of("step")
+    largest = np.abs(np.float64(batch()) @ weight + bias + 0.25).max()
+    told = [row["largest"] for row in record["activations"] if (row["layer"], row["place"]) == ("", "output")]
+    assert told == pytest.approx([2 * largest], rel=1e-5)
+    assert all(row["dtype"] == "float32" for row in record["activations"])
+    assert len(record["gradients"]) == 2

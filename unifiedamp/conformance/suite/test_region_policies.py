@@ -93,6 +93,20 @@ def test_a_region_of_float32_over_parameters_of_16_bits(harness, form, dtype):
         np.testing.assert_array_equal(answer(), before)
 
 
+def test_a_region_of_a_policy_that_does_not_run_is_refused(harness):
+    """As a session of it is, and the region around it goes on."""
+    unsupported = [policy for policy, support in harness.capabilities().policies.items() if not support]
+    amp = session(harness)
+    before = settled_state(harness)
+    for policy in unsupported:
+        with amp.autocast():
+            inside = harness.global_state()
+            with pytest.raises((ua.PolicyError, ua.UnsupportedError)):
+                amp.autocast(policy=policy).__enter__()
+            assert harness.global_state() == inside
+        assert harness.global_state() == before
+
+
 @pytest.mark.needs("op_overrides")
 @pytest.mark.parametrize("first", ["float32", "bfloat16"])
 @pytest.mark.parametrize("second", ["float32", "bfloat16"])

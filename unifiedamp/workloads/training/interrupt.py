@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
+from typing import Any
 
 from ...output.signals import Terminated
 
@@ -13,6 +15,8 @@ ERRORS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: KeyboardInterrupt, 
 
 class Interrupt:
     """A context in which the first SIGINT or SIGTERM is only recorded; the second has its usual effect.
+
+    Python handles signals in the main thread alone: in another one, nothing is recorded.
 
     Args:
         launched: a launcher started the process: after Ctrl-C, which reaches both, it sends SIGTERM too; that is no
@@ -26,8 +30,11 @@ class Interrupt:
 
     def __init__(self, launched: bool = False) -> None:
         self._launched = launched
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._before = {number: signal.signal(number, self._note) for number in ERRORS}
         return self
 

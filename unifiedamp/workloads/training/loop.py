@@ -25,11 +25,13 @@ from .run import CHECKPOINT, Run, check_resumable
 from .shard import check_same_data, shard
 
 Step = Callable[..., Any]
+Saved = Callable[[Run], None]
 
 
 def train(
     settings: Settings, display: Display, *, resume: bool = False, restart_scale: bool = False,
-    record: Sequence[Any] = (), record_every: int = 100,
+    record: Sequence[Any] = (), record_every: int = 100, launch: Launch | None = None,
+    saved: Saved | None = None,
 ) -> Run:  # fmt: skip
     """Train as configured; write ``checkpoint.npz``, ``log.json`` and ``curves.png`` to ``settings.out``.
 
@@ -43,21 +45,23 @@ def train(
         restart_scale: resume a run without loss scaling under a policy with loss scaling.
         record: targets of ``amp.record`` (paths, sinks); empty turns recording off.
         record_every: steps between recorded steps.
+        launch: the other processes; None reads what a launcher says in the environment.
+        saved: called with the run on every process, after each checkpoint.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
         AmpError: the configuration, workload or checkpoint is invalid, or the loss scale is exhausted.
     """
-    launch = read_launch(os.environ)
+    launch = launch or read_launch(os.environ)
     if launch and launch.restarts:  # it repeats the command line that the run began with
         resume = resume or (settings.out / CHECKPOINT).exists()
     if resume:
         check_resumable(settings)
     run = make_run(settings, launch)
-    step = make_step(run)
+    run.saved, step = saved, make_step(run)
     run.begin(resume, restart_scale)
     first = not run.ranks.rank
-    recorder = run.amp.record(*record, every=record_every) if record and first else nullcontext()
+    recorder = run.amp.record(*record, every=record_every) if record else nullcontext()  # the first rank writes
     shown = display if first else Silent()
     shown.begin(run)
     try:
@@ -81,12 +85,13 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
     arguments, ranks = _joined(arguments, launch) if launch else (arguments, Ranks())
     amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
-    with amp.scope():
+    with ranks.scope(), amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
         wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
+    inside = model if wrapped is not model else None
     wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
-    return Run(settings, workload, amp, model if ranks.size > 1 else wrapped, optimizers, wrapped, ranks)
+    return Run(settings, workload, amp, wrapped if inside is None else inside, optimizers, wrapped, ranks)
 
 
 def _joined(amp: Arguments, launch: Launch) -> tuple[Arguments, Ranks]:
@@ -141,7 +146,8 @@ def make_step(run: Run) -> Step:
             amp.step(optimizer)
         return loss
 
-    return _compiled(amp, train_step) if train.compile else train_step
+    each = run.ranks.step(train_step)
+    return _compiled(amp, each) if train.compile else each
 
 
 def _times(factor: float, loss: Any) -> Any:

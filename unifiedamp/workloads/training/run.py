@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Run:
         model, optimizers: the prepared model and optimizers.
         wrapped: the model as the step calls it: that of several processes is wrapped.
         ranks: the processes that train it together.
+        saved: called with the run on every process, after each checkpoint.
         epoch, batch: the next batch, both from 0.
         history: the history so far.
     """
@@ -53,6 +54,7 @@ class Run:
     optimizers: list[Any]
     wrapped: Any
     ranks: Ranks = field(default_factory=Ranks)
+    saved: Callable[[Run], None] | None = None
     epoch: int = 0
     batch: int = 0
     history: History = field(default_factory=History)
@@ -148,11 +150,15 @@ class Run:
         state = self.state
         arrays = {f"weights/{name}": value for name, value in state.weights().items()}
         arrays |= {f"optimizer/{name}": value for name, value in state.optimizer().items()}
-        if self.ranks.rank:
-            return
+        if not self.ranks.rank:
+            self._write(arrays, state.held)
+        if self.saved is not None:
+            self.saved(self)
+
+    def _write(self, arrays: dict[str, Any], held: Mapping[str, str]) -> None:
         meta = {"run": FORMAT, "workload": self.workload.name, "epoch": self.epoch, "batch": self.batch}
         meta |= {"finished": self.finished, "window": self.window, "settings": self.workload.settings}
-        meta |= {"held": state.held, "epochs": self.history.epochs}
+        meta |= {"held": held, "epochs": self.history.epochs}
         save_checkpoint(self.checkpoint_path, meta, arrays | self.history.to_arrays(), self.amp)
         about = {"workload": self.workload.name, "settings": self.workload.settings}
         about |= {"train": self.settings.train.model_dump(), "backend": self.amp.backend.name}
@@ -178,15 +184,21 @@ class Run:
         self._check_exports()
         if resume:
             check_resumable(self.settings)
-        elif not self.checkpoint_path.exists():
+            self._restore(read_saved(load_checkpoint(self.checkpoint_path), self.checkpoint_path), restart_scale)
             return
-        saved = load_checkpoint(self.checkpoint_path)
-        if resume:
-            self._restore(read_saved(saved, self.checkpoint_path), restart_scale)
-        elif saved.meta.get("finished") is not True:
+        self._check_overwrites()
+        if self.ranks.size > 1 or self.saved is not None:
+            self.save()  # processes that are started anew go on from this run, not from the one before in its folder
+
+    def _check_overwrites(self) -> None:
+        if not self.checkpoint_path.exists():
+            return
+        meta = load_checkpoint(self.checkpoint_path).meta
+        epoch, batch = meta.get("epoch"), meta.get("batch")
+        if meta.get("finished") is not True and (epoch, batch) != (0, 0):
             raise ConfigError(
-                f"{self.settings.out} holds an unfinished run (epoch {saved.meta.get('epoch')!r:.20}, batch "
-                f"{saved.meta.get('batch')!r:.20}): pass --resume to go on with it, or another --out, or delete it"
+                f"{self.settings.out} holds an unfinished run (epoch {epoch!r:.20}, batch {batch!r:.20}): pass "
+                "--resume to go on with it, or another --out, or delete it"
             )
 
     def _check_exports(self) -> None:

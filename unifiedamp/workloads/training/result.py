@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..workloads.training.run import Run
+from .run import Run
 
 FILES = ("checkpoint.npz", "log.json", "curves.png")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command prints of a run that has ended.
+
+    Attributes:
+        run: as plain values.
+        outcome: the last epoch in words, and where the files are.
+        undrawn: why there is no picture; empty where there is one.
+    """
+
+    run: dict[str, Any]
+    outcome: str
+    undrawn: str
+
+
+def run_result(run: Run, undrawn: str) -> Result:
+    """Return the result of a run; see ``Result``."""
+    return Result(run_to_dict(run, undrawn), outcome(run), undrawn)
 
 
 def run_to_dict(run: Run, undrawn: str) -> dict[str, Any]:

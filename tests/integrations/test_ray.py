@@ -1,0 +1,55 @@
+"""`unifiedamp train --launcher ray`: processes of Ray Train train a workload as one process does."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray.train")
+pytest.importorskip("torch")
+
+FILE = Path(__file__).parents[1] / "workloads" / "divided.py"
+CONFIG = """
+workload = "{file}:Regression"
+[amp]
+backend = "torch"
+device = "cpu"
+policy = "float32"
+[settings]
+fault = "{fault}"
+mark = "{mark}"
+[train]
+epochs = 3
+checkpoint_every = 5
+"""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+
+def train(folder, fault, *options):
+    config = folder / f"{fault or 'alone'}.toml"
+    config.write_text(CONFIG.format(file=FILE, fault=fault, mark=folder / "mark"))
+    command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **QUIET})
+    return done, folder / config.stem
+
+
+def test_a_killed_worker_is_started_anew_and_all_train_as_one(tmp_path):
+    """SIGKILL to one of two workers in the second epoch; Ray starts both anew, from the last checkpoint."""
+    done, out = train(tmp_path, "killed", "--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "mark").exists(), "nothing was killed"
+    assert re.search(r"resumed at epoch (1, batch 5|2, batch 0)", done.stderr), (
+        "of the last checkpoint, or the one before"
+    )
+    run = json.loads(done.stdout)
+    assert run["finished"]
+    assert run["files"] == [str(out / name) for name in ("checkpoint.npz", "log.json", "curves.png")]
+    assert not (out / "ray").exists(), "copies of checkpoints are left"
+    alone, other = train(tmp_path, "")
+    assert alone.returncode == 0, alone.stderr
+    losses, expected = (json.loads((folder / "log.json").read_text())["losses"] for folder in (out, other))
+    assert losses == pytest.approx(expected, rel=2e-5)

@@ -1,0 +1,44 @@
+"""Runs of a workload on the workers of ``TF_CONFIG``, for ``test_workers_train.py``."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from unifiedamp.workloads.configuration import read_settings, read_source
+from unifiedamp.workloads.training.loop import train
+from unifiedamp.workloads.training.report import Report
+
+FILE = Path(__file__).parents[1] / "workloads" / "divided_keras.py"
+SCALES = {"loss_scale": {"kind": "dynamic", "initial_scale": 1024.0, "growth_interval": 4}}
+CASES = {
+    "plain": {},
+    "last batch of one row": {"given": {"rows": 129}},
+    "windows, clipping": {"amp": {"accumulate_steps": 2}, "train": {"clip_norm": 0.1}},
+    "compiled, uneven parts": {"given": {"batch_size": 21, "rows": 100}, "train": {"compile": True}},
+    "overflow on one worker": {"amp": SCALES, "given": {"fault": "overflow"}},
+    "stopped": {"given": {"fault": "stopped"}, "train": {"epochs": 4}},
+    "other order": {"given": {"fault": "other order"}},
+}
+
+
+def run(folder, amp=None, train_table=None, given=None, resume=False):
+    """Train one case; return what a user finds afterwards."""
+    session = {"backend": "tensorflow", "device": "cpu", "policy": "float32", **(amp or {})}
+    table = {"epochs": 2, **(train_table or {})}
+    chosen = read_settings(read_source(f"{FILE}:Regression"), folder, amp=session, train=table, given=given or {})
+    with open("/dev/null", "w") as nowhere:
+        try:
+            done = train(chosen, Report(Console(file=nowhere)), resume=resume)
+        except (Exception, KeyboardInterrupt) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"losses": done.history.losses, "state": done.amp.state_dict()["state"], "rows": done.history.epochs}
+
+
+def run_case(folder, case):
+    return run(folder, **{{"train": "train_table"}.get(key, key): value for key, value in CASES[case].items()})
+
+
+def on_worker(_index, _count, folder):
+    """Run every case on one worker."""
+    for case in CASES:
+        yield run_case(Path(folder, case), case)
