@@ -41,7 +41,7 @@ class Compensations:
     def of(self, param: torch.Tensor) -> torch.Tensor | None:
         """Return a parameter's compensation, bfloat16; None where it has none, or was written to since."""
         found = self._all.get(id(param))
-        if found is None or found.version != _version(param):
+        if found is None or found.version != version_of(param):
             return None
         return found.rest
 
@@ -66,7 +66,7 @@ class Compensations:
         if found is None:
             found = self._all[id(param)] = Compensation(param, torch.empty_like(param, requires_grad=False), 0)
         local_part(found.rest).copy_(rest)
-        found.version = _version(param)
+        found.version = version_of(param)
 
     def writes(self, param: torch.Tensor) -> bool:
         """Return whether values of a parameter are split."""
@@ -74,8 +74,10 @@ class Compensations:
 
     def all(self) -> Mapping[int, torch.Tensor]:
         """Return id of a parameter → its compensation, of those that hold."""
-        return {key: each.rest for key, each in self._all.items() if each.version == _version(each.param)}
+        return {key: each.rest for key, each in self._all.items() if each.version == version_of(each.param)}
 
 
-def _version(param: torch.Tensor) -> int:
-    return local_part(param)._version
+def version_of(param: torch.Tensor) -> int:
+    """Return what changes when a parameter, or this process's part of it, is written to."""
+    param = local_part(param)
+    return param._version

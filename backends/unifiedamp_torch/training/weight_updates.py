@@ -15,7 +15,7 @@ import torch
 from unifiedamp.backend import Policy, errors, rounding
 
 from .bfloat16_rounding import stochastic_
-from .compensations import Compensations
+from .compensations import Compensations, version_of
 from .gradients import local_part, parameters
 from .native_calls import run_step
 
@@ -157,7 +157,7 @@ class Float32Groups(list[dict[str, Any]]):
         Raises:
             UnsupportedError: it wrote to none of the float32 parameters.
         """
-        wrote = self._streams or not self._wide or any(wide._version for _, wide in self._wide)
+        wrote = self._streams or not self._wide or any(version_of(wide) for _, wide in self._wide)
         if not wrote and not any(group.get("fused") for group in self._groups):
             raise errors.UnsupportedError(
                 f"update: {type(self.optimizer).__name__}.step did not update the float32 parameters in its "
