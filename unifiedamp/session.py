@@ -13,7 +13,7 @@ from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, load_session
 from .config import values
 from .config.reduction import checked_reduce_dtype
-from .config.resolve import resolve
+from .config.resolve import region_policy, resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
@@ -155,7 +155,7 @@ class Amp:
 
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
         """
-        chosen = Policy.parse(policy) if isinstance(policy, str) else policy
+        chosen = region_policy(self.backend, policy)
         self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 

@@ -227,7 +227,8 @@ WRONG_NAMES = [
 ]  # fmt: skip
 SETTINGS = [
     "ops=softmax:float32", "ops=softmax:float32,exp:widest", "ops=", "layers=head.*:float32", "layers=a*:bf16,b:c:FP16",
-    "keep_norm_float32=false", "keep_norm_float32 = True", "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
+    "keep_norm_float32=false", "keep_norm_float32 = True", "emulate=true",
+    "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
 ]  # fmt: skip
 WRONG_SETTINGS = [
     "", "ops=softmx:float32", "ops=softmax:bfloat16", "ops=softmax", "ops=softmax: float32", "layers=:float32",
@@ -253,7 +254,7 @@ LAYERS = st.dictionaries(
 POLICY_TABLES = with_unknown(st.fixed_dictionaries({}, optional={
     "name": mostly(POLICY_TEXTS, None, 3), "param_dtype": DTYPES, "compute_dtype": COMPUTE, "output_dtype": DTYPES,
     "op_overrides": mostly(OPS, None, "x"), "layer_overrides": mostly(LAYERS, None, "x"),
-    "keep_norm_float32": mostly(st.booleans(), None, 1, "false"),
+    "keep_norm_float32": mostly(st.booleans(), None, 1, "false"), "emulate": mostly(st.booleans(), None, 1, "true"),
 }))  # fmt: skip
 FLAGS = mostly(st.booleans(), 1, 0, "true", None)
 TUNINGS = st.one_of(

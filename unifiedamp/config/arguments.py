@@ -39,6 +39,9 @@ class PolicyTable(BaseModel):
     keep_norm_float32: StrictBool | None = Field(
         None, description="Normalization layers keep parameters and statistics in float32."
     )
+    emulate: StrictBool | None = Field(
+        None, description="Run the compute dtype's numerics on any device, by float32 products of rounded operands."
+    )
 
     def policy(self) -> Policy:
         """Return the policy that the table describes."""

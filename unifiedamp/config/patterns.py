@@ -73,7 +73,8 @@ def _setting() -> str:
     ops = _listed(rf"(?:{'|'.join(OP_VOCABULARY)}):(?:{'|'.join(OP_CHOICES)})\s*")
     layers = _listed(rf"[^,;\s][^,;]*:{dtype()}")
     flag = any_case(["true", "false"])
-    return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|keep_norm_float32\s*=\s*{flag}\s*)"
+    flags = rf"(?:keep_norm_float32|emulate)\s*=\s*{flag}\s*"
+    return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|{flags})"
 
 
 def _listed(item: str) -> str:

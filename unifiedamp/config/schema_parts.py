@@ -83,6 +83,7 @@ def policy_settings() -> dict[str, Schema]:
         "op_overrides": table(dict.fromkeys(OP_VOCABULARY, choice)),
         "layer_overrides": layers,
         "keep_norm_float32": {"type": "boolean"},
+        "emulate": {"type": "boolean"},
     }
 
 

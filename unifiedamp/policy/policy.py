@@ -69,6 +69,8 @@ class Policy:
         op_overrides: operation of :data:`OP_VOCABULARY` → "compute", "float32" or "widest".
         layer_overrides: glob over layer paths (components joined by dots) → dtype the layer computes in.
         keep_norm_float32: normalization layers keep parameters and statistics in float32.
+        emulate: run the numerics of ``compute_dtype`` on any device: operands and results of matrix products,
+            convolutions and the like are rounded to it, and the products run in float32. Slower; for trying a format.
 
     Raises:
         PolicyError: a dtype, operation or choice is unknown, or the parts contradict each other.
@@ -81,6 +83,7 @@ class Policy:
     op_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
     layer_overrides: Mapping[str, str] = field(default_factory=FrozenDict)
     keep_norm_float32: bool = True
+    emulate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
@@ -90,8 +93,9 @@ class Policy:
             object.__setattr__(self, "loss_scale", parse_loss_scale(self.loss_scale))
         object.__setattr__(self, "op_overrides", _checked_ops(self.op_overrides))
         object.__setattr__(self, "layer_overrides", _checked_layers(self.layer_overrides))
-        if not isinstance(self.keep_norm_float32, bool):
-            raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
+        for name in ("keep_norm_float32", "emulate"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.compute_dtype == "float8":
             _check_float8(self)
 

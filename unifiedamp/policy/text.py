@@ -3,7 +3,7 @@
 Grammar: a base, then settings that differ from it, each behind a semicolon::
 
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
-    p=float32,c=float16,o=float16;keep_norm_float32=false
+    p=float32,c=float16,o=float16;keep_norm_float32=false;emulate=true
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class PolicyFields(Protocol):
     def keep_norm_float32(self) -> bool:
         """Whether normalization layers keep float32."""
 
+    @property
+    def emulate(self) -> bool:
+        """Whether the compute dtype's numerics run in float32."""
+
 
 def parse_fields(text: str) -> Fields:
     """Return the arguments of the ``Policy`` that ``text`` names; see the module's grammar.
@@ -95,10 +99,10 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["op_overrides"] = _read_pairs(value, whole)
     elif key == "layers":
         changes["layer_overrides"] = _read_pairs(value, whole)
-    elif key == "keep_norm_float32" and value.lower() in ("true", "false"):
-        changes["keep_norm_float32"] = value.lower() == "true"
+    elif key in ("keep_norm_float32", "emulate") and value.lower() in ("true", "false"):
+        changes[key] = value.lower() == "true"
     else:
-        known = ("loss_scale", "ops", "layers", "keep_norm_float32")
+        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "emulate")
         raise PolicyError(f"policy {whole!r}: cannot read {key}={value}{nearest(key, known)}")
 
 
@@ -124,4 +128,6 @@ def policy_text(policy: PolicyFields) -> str:
             settings.append(f"{key}=" + ",".join(f"{name}:{value}" for name, value in pairs.items()))
     if policy.keep_norm_float32 != PRESET_FIELDS.get(name, {}).get("keep_norm_float32", True):
         settings.append(f"keep_norm_float32={str(policy.keep_norm_float32).lower()}")
+    if policy.emulate:
+        settings.append("emulate=true")
     return ";".join(settings)
