@@ -19,7 +19,7 @@ from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
 from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, Dtype, LossScaleName, NumpyArray, TuningName
-from .policy import AnyPolicy, Policy
+from .policy import AnyPolicy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .training.closed_session import close_session

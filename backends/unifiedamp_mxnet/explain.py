@@ -30,6 +30,8 @@ def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanR
     call = hybridize_call(spec.options, spec.compile_mode, bulk=spec.compile_mode == "max")
     rows.append(PlanRow("compile", spec.compile_mode, call))
     rows += _trainer_rows()
+    if spec.policy.emulate:
+        rows.append(_emulation_row(spec.policy))
     if spec.reduce_dtype is not None:
         rows.append(_reduction_row(spec.reduce_dtype))
     if "layout_optimization" in spec.options:
@@ -40,6 +42,14 @@ def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanR
 def _reduction_row(dtype: str) -> PlanRow:
     note = "over the contexts of a Trainer, before the check; nothing is summed on one context"
     return PlanRow("gradients of ranks", f"reduced in {dtype}", "amp_cast, kvstore.pushpull, amp_cast", note=note)
+
+
+def _emulation_row(policy: Policy) -> PlanRow:
+    if policy.compute_dtype == "float32" and not policy.layer_overrides:
+        return PlanRow("emulate", "true", "", "no effect", "everything computes in float32")
+    native = f"{', '.join(PRODUCTS)}: operands and results float16 by amp_cast, computed in float32"
+    note = "slower than float32: for trying a format, not for production"
+    return PlanRow("emulate", "true", native, "emulated", note)
 
 
 def _casts_row(policy: Policy, table: CastTable) -> PlanRow:

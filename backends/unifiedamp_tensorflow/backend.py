@@ -94,7 +94,7 @@ class TensorFlowBackend(Backend):
         return operations.custom_function(target, cast_inputs)
 
     def declare(self) -> Capabilities:
-        emulate = self.spec.options.get("emulate", False)
+        emulate = self.spec.options.get("emulate", False) or self.spec.policy.emulate
         return capabilities.declare(self._info, self._mode.op_overrides(), self.tuner.support(), emulate=emulate)
 
     def explain(self) -> list[PlanRow]:
