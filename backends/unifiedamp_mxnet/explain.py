@@ -8,7 +8,7 @@ from ._types import Context
 from .mxnet_api import NUMPY_API, mx, op_handle, upstream
 from .options import hybridize_call
 from .precision.casts import CastTable
-from .precision.operations import VOCABULARY
+from .precision.operations import PRODUCTS, VOCABULARY
 
 _AMP = upstream.__name__.rpartition(".")[0]
 """The module of MXNet's own AMP."""

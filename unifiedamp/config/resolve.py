@@ -43,7 +43,7 @@ class Resolved:
         """Create the backend for the other arguments of ``Amp``, and warn of settings without effect.
 
         Raises:
-            UnsupportedError: the backend has no master weights, no ``reduce_dtype`` or no emulation, and it is asked for.
+            UnsupportedError: the backend lacks master weights, ``reduce_dtype`` or emulation, and it is asked for.
         """
         spec = SessionSpec(
             self.policy, self.loss_scale, accumulate_steps, device, bool(strict), self.options, compile_mode,

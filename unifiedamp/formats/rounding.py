@@ -1,7 +1,7 @@
 """Rounding float32 numbers to a format, in plain numpy: the reference of every backend's rounding.
 
-All of it is arithmetic on the bits of float32 numbers, which no compiler or processor mode changes: compilers drop a cast
-to a narrow dtype and back, and processors may treat subnormal float32 numbers as zeros.
+All of it is arithmetic on the bits of float32 numbers, which no compiler or processor mode changes: compilers drop a
+cast to a narrow dtype and back, and processors may treat subnormal float32 numbers as zeros.
 """
 
 from __future__ import annotations
