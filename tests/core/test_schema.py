@@ -119,6 +119,9 @@ def test_configurations_that_we_show_are_valid(text):
 # -- both ways ---------------------------------------------------------------------------------------------------------
 
 
+GRANTED = ("master_weights", "reduce_dtype", "emulation")
+
+
 class Roomy(ToyBackend):
     """Takes every policy, so that what it refuses was wrong in itself."""
 
@@ -130,9 +133,7 @@ class Roomy(ToyBackend):
 
     def declare(self):
         found = super().declare()
-        return replace(
-            found, features={**found.features, "master_weights": Support(True), "reduce_dtype": Support(True)}
-        )
+        return replace(found, features={**found.features, **dict.fromkeys(GRANTED, Support(True))})
 
 
 class RoomyPlugin:

@@ -28,6 +28,7 @@ def test_bits_of_the_reference(name):
         np.testing.assert_array_equal(bits(found), bits(reference(given, form, saturate)))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch imports a part that has one
 def test_compiled_bits_are_those_of_eager():
     given = values()
     forms = [FLOAT_FORMATS[name] for name in ("float16", "bfloat16", "float8_e4m3fn")]

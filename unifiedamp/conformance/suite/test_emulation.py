@@ -1,4 +1,6 @@
-"""Emulated float16: the answers of an oracle that rounds operands and results, and overflow as the real dtype has it."""
+"""Emulated float16: the answers of an oracle that rounds operands and results, and overflow as in the real dtype."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ def weights(*sizes):
     rng = np.random.default_rng(0)
     return [
         (rng.normal(size=pair).astype(np.float32), rng.normal(size=pair[1]).astype(np.float32))
-        for pair in zip(sizes, sizes[1:], strict=False)
+        for pair in itertools.pairwise(sizes)
     ]
 
 
