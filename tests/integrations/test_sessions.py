@@ -77,10 +77,11 @@ def test_exhaustion_ends_the_run(host, on_device):
 
 @every_host
 def test_a_session_is_made_of_a_policy_and_settings(host):
-    settings = {"loss_scale": ua.DynamicLossScale(initial_scale=16.0), "strict": True}
+    settings = {"loss_scale": ua.DynamicLossScale(initial_scale=16.0), "compile": "off"}
     what = probes.Run("mixed_float16", [1.0, 1.0], settings=settings)
     ran = probes.run(host, what)
     assert str(ran.amp.policy.replace(loss_scale=None)) == "mixed_float16"
+    assert ran.amp.compile_mode == "off"
     assert ran.column("scale_after") == [16.0, 16.0]
     assert ran.column("weights") == [[0.875], [0.75]]
 

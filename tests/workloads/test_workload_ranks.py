@@ -73,8 +73,11 @@ def abandon():
     """Leave the process group of a case that ended with an error."""
     import torch.distributed as dist
 
+    from unifiedamp_torch.distributed.launched import keep_gloo_group
+
     if dist.is_initialized():
         dist.barrier()  # gloo's threads wait for ever for a peer that left first
+        keep_gloo_group()
         dist.destroy_process_group()
 
 

@@ -53,7 +53,21 @@ class LaunchedRanks(Ranks):
         if self._asked:
             _read(self._asked)
         dist.barrier(self._group)
+        keep_gloo_group()
         dist.destroy_process_group()
+
+
+_left: list[Any] = []
+
+
+def keep_gloo_group() -> None:
+    """Keep the default group of gloo alive, before ``destroy_process_group``.
+
+    ``DistributedDataParallel``'s reducer would destroy it when it is collected, and join gloo's threads while it holds
+    Python's global lock. A thread that has just finished a barrier waits for that lock to free its tensor: a deadlock.
+    """
+    if dist.get_backend() == "gloo":
+        _left.append(dist.group.WORLD)
 
 
 def _read(asked: tuple[torch.Tensor, Any]) -> int:
