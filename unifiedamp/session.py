@@ -13,13 +13,13 @@ from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, load_session
 from .config import values
 from .config.reduction import checked_reduce_dtype
-from .config.resolve import resolve
+from .config.resolve import region_policy, resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .loss_scale import LossScale
 from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, Dtype, LossScaleName, NumpyArray, TuningName
-from .policy import AnyPolicy, Policy
+from .policy import AnyPolicy
 from .recording.recorder import Recorder
 from .recording.start import start_recording
 from .training.closed_session import close_session
@@ -155,7 +155,7 @@ class Amp:
 
         ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
         """
-        chosen = Policy.parse(policy) if isinstance(policy, str) else policy
+        chosen = region_policy(self.backend, policy)
         self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 

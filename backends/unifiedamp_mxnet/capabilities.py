@@ -18,6 +18,7 @@ FEATURES = {
     "master_weights": Support(
         True, "multi_precision=True: float32 copies of float16 weights in the optimizer's states"
     ),
+    "emulation": Support(True, "float16 over float32 parameters: float32 products between amp_cast"),
     "float8": Support(False, "MXNet has no float8 type"),
     "reduce_dtype": Support(True, "a cast around the kvstore's sum over the contexts of one process"),
     "no_device_wait": Support(

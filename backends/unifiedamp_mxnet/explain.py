@@ -8,7 +8,7 @@ from ._types import Context
 from .mxnet_api import NUMPY_API, mx, op_handle, upstream
 from .options import hybridize_call
 from .precision.casts import CastTable
-from .precision.operations import VOCABULARY
+from .precision.operations import PRODUCTS, VOCABULARY
 
 _AMP = upstream.__name__.rpartition(".")[0]
 """The module of MXNet's own AMP."""
@@ -30,9 +30,19 @@ def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanR
     call = hybridize_call(spec.options, spec.compile_mode, bulk=spec.compile_mode == "max")
     rows.append(PlanRow("compile", spec.compile_mode, call))
     rows += _trainer_rows()
+    if spec.policy.emulate:
+        rows.append(_emulation_row(spec.policy))
     if "layout_optimization" in spec.options:
         rows.append(_layout_row(spec))
     return rows
+
+
+def _emulation_row(policy: Policy) -> PlanRow:
+    if policy.compute_dtype == "float32" and not policy.layer_overrides:
+        return PlanRow("emulate", "true", "", "no effect", "everything computes in float32")
+    native = f"{', '.join(PRODUCTS)}: operands and results float16 by amp_cast, computed in float32"
+    note = "slower than float32: for trying a format, not for production"
+    return PlanRow("emulate", "true", native, "emulated", note)
 
 
 def _casts_row(policy: Policy, table: CastTable) -> PlanRow:

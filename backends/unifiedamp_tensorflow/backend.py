@@ -115,7 +115,7 @@ class TensorFlowBackend(Backend):
         return launched.join(launch, device)
 
     def declare(self) -> Capabilities:
-        emulate = self.spec.options.get("emulate", False)
+        emulate = self.spec.options.get("emulate", False) or self.spec.policy.emulate
         return capabilities.declare(self._info, self._mode.op_overrides(), self.tuner.support(), emulate=emulate)
 
     def explain(self) -> list[PlanRow]:

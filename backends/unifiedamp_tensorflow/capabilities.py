@@ -29,6 +29,7 @@ def declare(device: DeviceInfo, op_overrides: Support, tuning: Mapping[str, Supp
         "several_optimizers": Support(True),
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
+        "emulation": Support(True, "of float8; float16 and bfloat16 run in TensorFlow's own kernels on every device"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "master_weights": Support(True, MASTERS),
         "reduce_dtype": Support(True, "a cast around the sum over a strategy's replicas; sparse gradients as they are"),

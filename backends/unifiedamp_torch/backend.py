@@ -25,7 +25,7 @@ from .models.convert import TorchConverter
 from .models.shapes import TorchLayerShapes
 from .models.weights import TorchWeights
 from .options import TorchOptions
-from .precision import custom_functions, float8_layers
+from .precision import custom_functions, emulation, float8_layers
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
 from .recording.recorder import TorchRecorder
@@ -49,6 +49,7 @@ class TorchBackend(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
         self._options = options = TorchOptions.read(spec)
+        self._emulates_float8 = options.emulate or spec.policy.emulate
         native = pick_device(spec.device)
         check_policy(spec, native, options.emulate)
         self.device = TorchDevice(native, options.scale_on_device)
@@ -67,7 +68,7 @@ class TorchBackend(Backend):
             self.tuner,
             lambda: steps.steps.read().scale,
             self._regions.cache,
-            options.emulate,
+            self._emulates_float8,
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
@@ -113,8 +114,8 @@ class TorchBackend(Backend):
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
         rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
-            rows += float8_layers.rows(self._preparation.float8, options.emulate)
-        return rows
+            rows += float8_layers.rows(self._preparation.float8, self._emulates_float8)
+        return rows + emulation.rows(self.spec.policy)
 
     def close(self) -> None:
         self._steps.ranks.reduce_in_backward(True)

@@ -9,7 +9,7 @@ from unifiedamp.backend import PRESETS, Capabilities, Policy, SessionSpec, Suppo
 from .device import tuning
 from .device.kinds import traits
 from .device.selection import dtype_support, float8_support, policy_support
-from .precision import operations
+from .precision import emulation, operations
 
 
 def capabilities(device: torch.device, emulate: bool) -> Capabilities:
@@ -26,6 +26,7 @@ def _features(device: torch.device) -> dict[str, Support]:
         "op_overrides": _op_overrides(device),
         "layer_overrides": Support(True, "an autocast region around the layer's forward"),
         "master_weights": Support(True, "float32 copies in the optimizer's param_groups, in place of the parameters"),
+        "emulation": _op_overrides(device),
         "float8": Support(True, float8_support(device).reason),
         "reduce_dtype": Support(True, "a comm hook of DistributedDataParallel; the reduce_dtype of fully_shard"),
         "no_device_wait": _no_device_wait(device),
@@ -58,7 +59,9 @@ def check_policy(spec: SessionSpec, device: torch.device, emulate: bool) -> None
     """
     policy = spec.policy
     _check_pair(policy)
-    for dtype in {policy.compute_dtype, *policy.layer_overrides.values()}:
+    if policy.emulate:
+        _check_emulation(policy, device)
+    for dtype in set() if policy.emulate else {policy.compute_dtype, *policy.layer_overrides.values()}:
         runs, helps = dtype_support(device, dtype, emulate)
         if not runs:
             raise errors.PolicyNotSupportedError(
@@ -105,9 +108,23 @@ def _check_pair(policy: Policy) -> None:
         )
 
 
+def _check_emulation(policy: Policy, device: torch.device) -> None:
+    """Refuse what autocast's kernels, which emulation replaces, do not see.
+
+    Raises:
+        PolicyNotSupportedError, UnsupportedError: with what can be emulated.
+    """
+    operations.check(emulation.PRODUCTS, device.type, f"policy {str(policy)!r}: emulated products")
+    if policy.param_dtype != "float32":
+        raise errors.PolicyNotSupportedError(
+            f"policy {str(policy)!r}: on torch, emulate is for float32 parameters, as models with {policy.param_dtype} "
+            f"ones run outside autocast; nearest that can be emulated: 'mixed_{policy.param_dtype};emulate=true'"
+        )
+
+
 def _nearest_running(device: torch.device, dtype: str) -> str:
     other = "mixed_float16" if dtype == "bfloat16" else "mixed_bfloat16"
     nearest = repr(other if dtype_support(device, PRESETS[other].compute_dtype)[0] else "float32")
     if dtype == "float8":
-        nearest += "; backend_options={'torch': {'emulate': True}} runs its numerics anywhere"
+        nearest += "; 'mixed_float8;emulate=true' runs its numerics anywhere"
     return nearest

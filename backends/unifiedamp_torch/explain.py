@@ -36,7 +36,7 @@ def rows(
     policy = spec.policy
     low = policy.is_mixed
     runs = f"dtype=torch.{policy.region_dtype}, cache_enabled={cache}" if low else "enabled=False"
-    helps = dtype_support(device, policy.compute_dtype, options.emulate)[1]
+    helps = dtype_support(device, policy.compute_dtype, options.emulate or policy.emulate)[1]
     plan = [
         device_row(device, options.scope_device),
         PlanRow(

@@ -119,6 +119,9 @@ def test_configurations_that_we_show_are_valid(text):
 # -- both ways ---------------------------------------------------------------------------------------------------------
 
 
+GRANTED = ("master_weights", "reduce_dtype", "emulation")
+
+
 class Roomy(ToyBackend):
     """Takes every policy, so that what it refuses was wrong in itself."""
 
@@ -130,9 +133,7 @@ class Roomy(ToyBackend):
 
     def declare(self):
         found = super().declare()
-        return replace(
-            found, features={**found.features, "master_weights": Support(True), "reduce_dtype": Support(True)}
-        )
+        return replace(found, features={**found.features, **dict.fromkeys(GRANTED, Support(True))})
 
 
 class RoomyPlugin:
@@ -227,7 +228,8 @@ WRONG_NAMES = [
 ]  # fmt: skip
 SETTINGS = [
     "ops=softmax:float32", "ops=softmax:float32,exp:widest", "ops=", "layers=head.*:float32", "layers=a*:bf16,b:c:FP16",
-    "keep_norm_float32=false", "keep_norm_float32 = True", "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
+    "keep_norm_float32=false", "keep_norm_float32 = True", "emulate=true",
+    "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
 ]  # fmt: skip
 WRONG_SETTINGS = [
     "", "ops=softmx:float32", "ops=softmax:bfloat16", "ops=softmax", "ops=softmax: float32", "layers=:float32",
@@ -253,7 +255,7 @@ LAYERS = st.dictionaries(
 POLICY_TABLES = with_unknown(st.fixed_dictionaries({}, optional={
     "name": mostly(POLICY_TEXTS, None, 3), "param_dtype": DTYPES, "compute_dtype": COMPUTE, "output_dtype": DTYPES,
     "op_overrides": mostly(OPS, None, "x"), "layer_overrides": mostly(LAYERS, None, "x"),
-    "keep_norm_float32": mostly(st.booleans(), None, 1, "false"),
+    "keep_norm_float32": mostly(st.booleans(), None, 1, "false"), "emulate": mostly(st.booleans(), None, 1, "true"),
 }))  # fmt: skip
 FLAGS = mostly(st.booleans(), 1, 0, "true", None)
 TUNINGS = st.one_of(

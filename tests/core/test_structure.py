@@ -16,7 +16,7 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 """Package → what the names of its role classes begin with."""
 
 LAYERS = (
-    {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"policy"}, {"backend"},
+    {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"formats"}, {"policy"}, {"backend"},
     {"output", "machine"},
     {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"measured"}, {"session"},
     {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"}, {"__main__"},

@@ -4,7 +4,7 @@ import numpy as np
 
 import unifiedamp as ua
 from unifiedamp_mxnet.mxnet_api import NUMPY_API, from_numpy, gluon, mx
-from unifiedamp_mxnet.precision.policies import PRODUCTS
+from unifiedamp_mxnet.precision.operations import PRODUCTS
 
 PURE = ua.Policy("float16", "float16", "float16", op_overrides=dict.fromkeys(PRODUCTS, "float32"))
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)

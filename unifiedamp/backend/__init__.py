@@ -13,6 +13,7 @@ The rules of this layer:
 """
 
 from .. import errors
+from ..formats import BLOCK_FORMATS, FLOAT_FORMATS, LARGEST_SCALE, BlockFormat, FloatFormat
 from ..loss_scale import LossScale, ScaleState, float32
 from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
@@ -61,8 +62,11 @@ from .weight_updates import WeightUpdates
 
 __all__ = [
     "ARRAY_DTYPES",
+    "BLOCK_FORMATS",
     "COMPILE_MODES",
     "FEATURES",
+    "FLOAT_FORMATS",
+    "LARGEST_SCALE",
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
@@ -70,12 +74,14 @@ __all__ = [
     "Averaging",
     "Backend",
     "BackendPlugin",
+    "BlockFormat",
     "Capabilities",
     "Compiler",
     "Converter",
     "Device",
     "Distributed",
     "EnvironmentDefaults",
+    "FloatFormat",
     "Launch",
     "LayerShapes",
     "LossScale",

@@ -44,6 +44,11 @@ def convert_model(
         raise PolicyNotSupportedError(
             f"amp.convert_model: policy {str(chosen)!r}: models are not stored in float8; nearest: 'mixed_bfloat16'"
         )
+    if chosen.emulate:
+        raise PolicyNotSupportedError(
+            f"amp.convert_model: policy {str(chosen)!r}: a copy computes in the native dtype; pass a policy without "
+            "emulate"
+        )
     return backend.converter.convert(model, inputs, chosen.replace(loss_scale=None))
 
 

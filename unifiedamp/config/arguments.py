@@ -43,6 +43,9 @@ class PolicyTable(BaseModel):
         None, description="How bfloat16 parameters without master weights are updated: stochastic or kahan."
     )
     update_seed: StrictInt | None = Field(None, description="The seed of stochastic rounding.")
+    emulate: StrictBool | None = Field(
+        None, description="Run the compute dtype's numerics on any device, by float32 products of rounded operands."
+    )
 
     def policy(self) -> Policy:
         """Return the policy that the table describes."""

@@ -75,7 +75,7 @@ def _setting() -> str:
     layers = _listed(rf"[^,;\s][^,;]*:{dtype()}")
     flag = any_case(["true", "false"])
     update = rf"update\s*=\s*(?:{'|'.join(UPDATES)})\s*"
-    flags = rf"keep_norm_float32\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*"
+    flags = rf"(?:keep_norm_float32|emulate)\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*"
     return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|{flags})"
 
 

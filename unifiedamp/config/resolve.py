@@ -10,7 +10,7 @@ from ..backend import Backend, EnvironmentDefaults, SessionSpec, Tuning
 from ..errors import ConfigError, PolicyError, PolicyWarning
 from ..loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from ..plain_values import plain
-from ..policy import Policy
+from ..policy import AnyPolicy, Policy
 from . import environment, plugins
 
 
@@ -43,7 +43,7 @@ class Resolved:
         """Create the backend for the other arguments of ``Amp``, and warn of settings without effect.
 
         Raises:
-            UnsupportedError: the backend has no master weights or no ``reduce_dtype``, and it is asked for.
+            UnsupportedError: the backend lacks master weights, ``reduce_dtype`` or emulation, and it is asked for.
         """
         spec = SessionSpec(
             self.policy, self.loss_scale, accumulate_steps, device, bool(strict), self.options, compile_mode,
@@ -52,6 +52,8 @@ class Resolved:
         for message in self.warnings:
             spec.warn(message, PolicyWarning)
         backend = self.backend_class(spec)
+        if self.policy.emulate:
+            backend.require("emulation", f"policy {str(self.policy)!r}")
         if master_weights:
             backend.require("master_weights", "master_weights=True")
         check_update(backend, self.policy)
@@ -99,6 +101,19 @@ def resolve(
     options = {**defaults.options, **options}
     warnings = (defaults.warning,) if defaults.warning else ()
     return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins, warnings)
+
+
+def region_policy(backend: Backend, policy: AnyPolicy) -> Policy | None:
+    """Return the policy of ``amp.autocast(policy=...)``; None stays None, the session's.
+
+    Raises:
+        PolicyError: no policy has this name.
+        UnsupportedError: ``emulate=True`` on a backend that would run the native dtype instead.
+    """
+    chosen = Policy.parse(policy) if isinstance(policy, str) else policy
+    if chosen is not None and chosen.emulate:
+        backend.require("emulation", f"amp.autocast(policy={str(chosen)!r})")
+    return chosen
 
 
 def check_masters(policy: Policy, master_weights: bool) -> None:

@@ -86,6 +86,7 @@ def policy_settings() -> dict[str, Schema]:
         "keep_norm_float32": {"type": "boolean"},
         "update": {"enum": [*UPDATES]},
         "update_seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
+        "emulate": {"type": "boolean"},
     }
 
 

@@ -74,6 +74,8 @@ class Policy:
             weights: "stochastic", "kahan" (a bfloat16 compensation beside each parameter), or None, the framework's
             own update in bfloat16; see :mod:`unifiedamp.policy.updates`.
         update_seed: the seed of stochastic rounding, 0 to 2**31 - 1.
+        emulate: run the numerics of ``compute_dtype`` on any device: operands and results of matrix products,
+            convolutions and the like are rounded to it, and the products run in float32. Slower; for trying a format.
 
     Raises:
         PolicyError: a dtype, operation or choice is unknown, or the parts contradict each other.
@@ -88,6 +90,7 @@ class Policy:
     keep_norm_float32: bool = True
     update: str | None = None
     update_seed: int = 0
+    emulate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
@@ -97,8 +100,9 @@ class Policy:
             object.__setattr__(self, "loss_scale", parse_loss_scale(self.loss_scale))
         object.__setattr__(self, "op_overrides", _checked_ops(self.op_overrides))
         object.__setattr__(self, "layer_overrides", _checked_layers(self.layer_overrides))
-        if not isinstance(self.keep_norm_float32, bool):
-            raise PolicyError(f"keep_norm_float32 must be true or false, got {self.keep_norm_float32!r}")
+        for name in ("keep_norm_float32", "emulate"):
+            if not isinstance(getattr(self, name), bool):
+                raise PolicyError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.compute_dtype == "float8":
             _check_float8(self)
         check_update(self)

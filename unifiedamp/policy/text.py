@@ -3,7 +3,7 @@
 Grammar: a base, then settings that differ from it, each behind a semicolon::
 
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
-    p=float32,c=float16,o=float16;keep_norm_float32=false
+    p=float32,c=float16,o=float16;keep_norm_float32=false;emulate=true
     bfloat16;update=stochastic;update_seed=7
 """
 
@@ -63,6 +63,10 @@ class PolicyFields(Protocol):
     def update_seed(self) -> int:
         """The seed of stochastic rounding."""
 
+    @property
+    def emulate(self) -> bool:
+        """Whether the compute dtype's numerics run in float32."""
+
 
 def parse_fields(text: str) -> Fields:
     """Return the arguments of the ``Policy`` that ``text`` names; see the module's grammar.
@@ -104,14 +108,14 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["op_overrides"] = _read_pairs(value, whole)
     elif key == "layers":
         changes["layer_overrides"] = _read_pairs(value, whole)
-    elif key == "keep_norm_float32" and value.lower() in ("true", "false"):
-        changes["keep_norm_float32"] = value.lower() == "true"
+    elif key in ("keep_norm_float32", "emulate") and value.lower() in ("true", "false"):
+        changes[key] = value.lower() == "true"
     elif key == "update":
         changes[key] = value
     elif key == "update_seed" and value.isdecimal():
         changes[key] = int(value)
     else:
-        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "update_seed")
+        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "update_seed", "emulate")
         raise PolicyError(f"policy {whole!r}: cannot read {key}={value}{nearest(key, known)}")
 
 
@@ -141,4 +145,6 @@ def policy_text(policy: PolicyFields) -> str:
         settings.append(f"update={policy.update}")
     if policy.update_seed:
         settings.append(f"update_seed={policy.update_seed}")
+    if policy.emulate:
+        settings.append("emulate=true")
     return ";".join(settings)

@@ -17,7 +17,7 @@ from .._types import Array as NativeArray
 from .._types import Block, Trainer
 from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
-from ..precision.policies import PRODUCTS
+from ..precision.operations import PRODUCTS
 from . import contexts
 from .models import Mapped, Picked, Probe, Ratio, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample

@@ -15,6 +15,7 @@ from .._types import Array, Symbol
 from ..mxnet_api import NDArray, create_native, invoke_native, op_handle
 from ..patches import Function, Replacements, call_function_native, dispatcher
 from .casts import CastTable, current
+from .emulation import emulates, narrowed, widened
 from .graphs import call_cached_op_code
 from .operations import KEEP, ByAttribute
 from .zero_gradients import FIRST_DETACHED, without_history
@@ -60,6 +61,9 @@ def _invoke(
         rule = table.rule(handle, keys, vals)
         if rule is not KEEP:
             arrays = table.cast_arrays(handle, rule, arrays)
+        if emulates(table.policy.emulate, handle, rule):
+            wide = invoke_native(handle, widened(arrays), keys, vals, None, is_np, is_list)
+            return narrowed(wide, table.dtype)
     return invoke_native(handle, arrays, keys, vals, out, is_np, is_list)
 
 
@@ -80,6 +84,10 @@ def _create(
             args = table.cast_symbols(handle, rule, list(args))
         elif rule is not KEEP and kwargs:
             kwargs = dict(zip(kwargs, table.cast_symbols(handle, rule, list(kwargs.values())), strict=True))
+        if emulates(table.policy.emulate, handle, rule):
+            args, kwargs = widened(args), widened(kwargs)
+            wide = create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
+            return narrowed(wide, table.dtype)
     return create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
 
 
@@ -88,7 +96,10 @@ def _call(self: Any, *args: object) -> Any:
     if table is not None:
         known = _FFI.get(id(self))
         if known is not None:
-            args = _cast_packed(table, known[1], self.__name__, args)
+            given, args = args, _cast_packed(table, known[1], self.__name__, args)
+            rule = table.rules.get(known[1], table.default)
+            if args is not given and emulates(table.policy.emulate, known[1], rule):
+                return narrowed(call_function_native(self, *widened(args)), table.dtype)
     return call_function_native(self, *args)
 
 

@@ -49,6 +49,9 @@ VOCABULARY: Mapping[str, tuple[Target, ...]] = {
 }  # fmt: skip
 """The neutral vocabulary → MXNet's operators, of both versions; a name that one lacks is left out there."""
 
+PRODUCTS = ("matmul", "linear", "conv", "conv_transpose", "rnn")
+"""Operations that have no float16 kernel on CPU."""
+
 COMPOSED = {
     "attention": "made of batch_dot and softmax: name 'matmul' and 'softmax'",
     "silu": "made of sigmoid and a product: name 'sigmoid'",
@@ -133,6 +136,10 @@ def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
         for target in VOCABULARY[word]:
             if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
                 _override(rules, target, choice)
+    if policy.emulate:
+        # MXNet's lists give matrix products the widest dtype of their inputs, which a traced graph does not know.
+        words = [word for word in PRODUCTS if word not in policy.op_overrides]
+        rules.update(dict.fromkeys(_handles(str(name) for word in words for name in VOCABULARY[word]), COMPUTE))
     convolution = op_handle("Convolution")
     if low == "bfloat16" and convolution is not None and rules.get(convolution) == COMPUTE:
         # One that has run in float32 keeps its weight in a layout that oneDNN cannot cast if there are groups.

@@ -8,7 +8,7 @@ from .._types import Context
 from ..device.cpu_features import cpu_has_bfloat16, cpu_runs_bfloat16
 from ..device.selection import compute_capability, gpu_support, is_cpu
 from ..mxnet_api import NUMPY_API
-from .operations import check_overrides
+from .operations import PRODUCTS, check_overrides
 
 NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
@@ -18,12 +18,12 @@ NO_BFLOAT16_PARAMS = "MXNet's optimizers have no update kernel for parameters in
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
+ONLY_FLOAT16 = "on MXNet, emulate is for float16 over float32 parameters: 'mixed_float16;emulate=true'"
+EMULATED = "emulated, for its numerics alone"
 ON_CPU = "float16 on CPU is slow, and its matrix products run in float32: for trying out the logic"
 BFLOAT16 = "the CPU computes in bfloat16"
 NO_BFLOAT16 = "this CPU has neither AVX512-BF16 nor AMX: bfloat16 runs, but slower than float32"
 
-PRODUCTS = ("matmul", "linear", "conv", "conv_transpose", "rnn")
-"""Operations that have no float16 kernel on CPU."""
 TENSOR_CORES = (7, 0)
 """The first compute capability with Tensor Cores, for float16."""
 
@@ -34,6 +34,8 @@ def policy_support(policy: Policy, context: Context) -> Support:
     if not on_cpu and not (gpu := gpu_support(context.device_id)):
         return gpu
     dtypes = _dtypes(policy)
+    if policy.emulate:
+        return _emulation(policy, dtypes)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
         return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
@@ -48,6 +50,13 @@ def policy_support(policy: Policy, context: Context) -> Support:
     if on_cpu and "float16" in dtypes:
         return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)
+
+
+def _emulation(policy: Policy, dtypes: set[str]) -> Support:
+    """Return whether a policy's dtypes can be emulated."""
+    if policy.param_dtype != "float32" or dtypes & {"bfloat16", "float8"}:
+        return Support(False, ONLY_FLOAT16)
+    return Support(True, EMULATED)
 
 
 def multicasts(policy: Policy, context: Context) -> bool:

@@ -64,6 +64,10 @@ class KerasMode:
             return DISABLED, None
         if policy is None or policy == self._policy:
             return self._policy.compute_dtype, None
+        if policy.emulate != self._policy.emulate:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): on TensorFlow, emulate is set for the session"
+            )
         if policy.op_overrides or policy.layer_overrides or policy.param_dtype != self._policy.param_dtype:
             raise errors.UnsupportedError(
                 f"amp.autocast(policy={str(policy)!r}): inside a region Keras layers can change their compute dtype "

@@ -11,6 +11,7 @@ from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, Switches, 
 
 from ..device.kinds import traits
 from ..distributed.wrapped import why_shared
+from ..precision.emulation import op_choices
 from ..training.compiled_update import Updates
 from ..training.step_context import StepContext
 from .capture_context import CaptureContext
@@ -66,11 +67,11 @@ class TorchCompiler(Compiler):
             return self.captured(fn, order)
         models = self.steps.prepared.models
         if captures and why_shared(models):
-            return self.captured(CompiledModels(fn, models, self._spec.policy.op_overrides), order)
+            return self.captured(CompiledModels(fn, models, op_choices(self._spec.policy)), order)
         exclude_from_compilation(self._untraced)
         compiled = compile_step(
             fn.step if isinstance(fn, WrappedStep) else fn,
-            self._spec.policy.op_overrides,
+            op_choices(self._spec.policy),
             lambda: self._recording()[1],
             static=captures,
             switches=self._switches,

@@ -32,14 +32,14 @@ def dtype_support(device: torch.device, dtype: str, emulate: bool = False) -> tu
     Args:
         device: where.
         dtype: as policies name it.
-        emulate: float8 is asked for with ``backend_options.torch.emulate``.
+        emulate: the dtype is asked for with ``emulate``.
     """
-    if dtype == "float8":
-        native = float8_support(device)
-        chosen = Support(True, "emulated, for its numerics alone") if emulate else native
-        return chosen, chosen
     if dtype == "float32":
         return Support(True, "runs everywhere"), Support(True, "the reference")
+    if emulate:
+        return Support(True, "emulated, for its numerics alone"), Support(True, "emulated, for its numerics alone")
+    if dtype == "float8":
+        return float8_support(device), float8_support(device)
     return traits(device).dtype_support(device, dtype)
 
 
@@ -62,7 +62,7 @@ def policy_support(device: torch.device, emulate: bool) -> dict[str, Support]:
     """Return preset → whether it runs on the device, and whether it helps; float8 emulated or not."""
     answers = {}
     for name, preset in PRESETS.items():
-        runs, helps = dtype_support(device, preset.compute_dtype, emulate)
+        runs, helps = dtype_support(device, preset.compute_dtype, emulate and preset.compute_dtype == "float8")
         gains = None if preset.compute_dtype == "float32" else helps.ok and not _emulated(device, preset, emulate)
         answers[name] = Support(True, helps.reason, gains) if runs else runs
     return answers

@@ -13,6 +13,7 @@ from ..device.kinds import traits
 from ..layer_paths import modules_by_path
 from .autocast import Region
 from .casts import DTYPES, cast
+from .emulation import op_choices
 
 _NORMS: tuple[type, ...] = tuple(
     getattr(torch.nn, name)
@@ -127,7 +128,7 @@ def wrap_layers(
     undo: list[Callable[[], None]] = []
     for path, dtype in dtypes.items():
         low = dtype != "float32"
-        region = Region(device_type, DTYPES[dtype] if low and not pure else None, cache_enabled, policy.op_overrides)
+        region = Region(device_type, DTYPES[dtype] if low and not pure else None, cache_enabled, op_choices(policy))
         layer = LayerForward(
             modules[path],
             region,

@@ -13,6 +13,7 @@ import torch
 from unifiedamp.backend import errors
 
 from ..device.kinds import traits
+from . import emulation
 from .autocast import active_overrides
 from .casts import tensors
 
@@ -67,8 +68,13 @@ def key(device_type: str) -> str:
     return traits(device_type).autocast_key
 
 
-def check(overrides: Iterable[str], device_type: str) -> None:
+def check(overrides: Iterable[str], device_type: str, setting: str = "op_overrides") -> None:
     """Refuse overrides that are not supported here.
+
+    Args:
+        overrides: operations of the vocabulary.
+        device_type: "cpu", "cuda", ….
+        setting: what asks for them, in messages.
 
     Raises:
         UnsupportedError: naming the operation, or the torch that has what is missing.
@@ -78,14 +84,14 @@ def check(overrides: Iterable[str], device_type: str) -> None:
         return
     if not hasattr(torch.library, "get_kernel"):
         raise errors.UnsupportedError(
-            f"op_overrides ({', '.join(wanted)}) need torch 2.9 or newer, this is {torch.__version__}: older ones "
+            f"{setting} ({', '.join(wanted)}) need torch 2.9 or newer, this is {torch.__version__}: older ones "
             "cannot give back autocast's own kernel to threads that ask for no override"
         )
     if not key(device_type):
-        raise errors.UnsupportedError(f"op_overrides ({', '.join(wanted)}) are not done on {device_type!r} devices")
+        raise errors.UnsupportedError(f"{setting} ({', '.join(wanted)}) are not done on {device_type!r} devices")
     missing = [op for op in wanted if op not in TABLE]
     if missing:
-        raise errors.UnsupportedError(f"op_overrides: torch has no operator for {errors.first_names(missing)}")
+        raise errors.UnsupportedError(f"{setting}: torch has no operator for {errors.first_names(missing)}")
 
 
 class _Registry:
@@ -160,12 +166,17 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
     native = _native_kernel(operator, name, device_type)
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key(device_type)))
     kept = _KEPT.get(packet, ())
+    is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key(device_type))
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         overrides = active_overrides()
         choice = overrides.get(op) if overrides else None
-        if choice is None:
+        if choice is None or (choice == emulation.EMULATE and not is_cast):
             return native(keyset, *args, **kwargs)
+        if choice == emulation.EMULATE:
+            dtype = torch.get_autocast_dtype(device_type)
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                return emulation.run(operator, args, kwargs, dtype, device_type)
         dtype = _chosen_dtype(choice, device_type, (args, kwargs))
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             args = tuple(arg if i in kept else _cast(arg, dtype, device_type) for i, arg in enumerate(args))

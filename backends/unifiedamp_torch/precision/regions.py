@@ -12,6 +12,7 @@ from unifiedamp.backend import Policy, SessionSpec, Switches, errors
 
 from . import casts, operations
 from .autocast import Region, entered
+from .emulation import op_choices
 
 
 @functools.cache
@@ -73,10 +74,10 @@ class Regions:
         Raises:
             UnsupportedError, PolicyNotSupportedError: the policy is not for a region of this session.
         """
-        if policy is not None and entered.in_compiled_step and policy.op_overrides != self._spec.policy.op_overrides:
+        if policy is not None and entered.in_compiled_step and op_choices(policy) != op_choices(self._spec.policy):
             raise errors.UnsupportedError(
-                "amp.autocast(policy=...) inside a compiled step: op_overrides must be the session's, because "
-                "torch.compile traces under them; use layer_overrides, or make a session of that policy"
+                "amp.autocast(policy=...) inside a compiled step: op_overrides and emulate must be the session's, "
+                "because torch.compile traces under them; use layer_overrides, or make a session of that policy"
             )
         return self._made.get((enabled, policy)) or self._add(enabled, policy)
 
@@ -105,8 +106,9 @@ class Regions:
             )
         low = enabled and policy.compute_dtype != params
         dtype = casts.DTYPES[policy.region_dtype] if low else None
-        return Region(self._device.type, dtype, cache, policy.op_overrides, self._switches)
+        return Region(self._device.type, dtype, cache, op_choices(policy), self._switches)
 
     def _hold_ops(self, policy: Policy) -> None:
-        if policy.op_overrides:
-            self._release.append(weakref.finalize(self, operations.hold(policy.op_overrides, self._device.type)))
+        choices = op_choices(policy)
+        if choices:
+            self._release.append(weakref.finalize(self, operations.hold(choices, self._device.type)))

@@ -150,6 +150,11 @@ class Preparation:
     def _leave_to_fsdp(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
         """Run what FSDP2 casts without autocast inside."""
         found = casting(model)
+        if found and self._spec.policy.emulate:
+            raise errors.PrepareError(
+                f"amp.prepare: policy '{self._spec.policy}' cannot be emulated inside {type(found[0]).__name__}, which "
+                "fully_shard(mp_policy=...) casts: leave mp_policy out"
+            )
         if found and (dtypes or self._spec.policy.op_overrides):
             self._spec.warn(
                 f"policy '{self._spec.policy}' has overrides, which act through autocast and have no effect inside "

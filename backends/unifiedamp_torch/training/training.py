@@ -21,6 +21,7 @@ from unifiedamp.backend import (
 
 from ..distributed.discards import meet_to_discard
 from ..distributed.late import refuse_late_sharding
+from ..precision.emulation import op_choices
 from . import gradients
 from .gradient_norm import clip_norm
 from .kernel_skips import leave_kernel
@@ -62,7 +63,7 @@ class TorchTraining(Training):
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, spec.policy.op_overrides, switches or None
+            context.native, self._masters, context.flags, op_choices(spec.policy), switches or None
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------

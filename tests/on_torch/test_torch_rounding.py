@@ -1,0 +1,76 @@
+"""Rounding on torch: bit-equal to the reference, eager and compiled; emulated steps against the native dtype's."""
+
+import numpy as np
+import pytest
+import torch
+
+import unifiedamp as ua
+from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.formats import round_to as reference
+from unifiedamp_torch.precision.rounding import round_to, rounded
+
+
+def values():
+    wide = np.arange(2**16, dtype=np.uint32) << 16
+    return np.concatenate([wide + step for step in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(np.float32)
+
+
+def bits(tensor):
+    array = np.asarray(tensor)
+    return np.where(np.isnan(array), np.uint32(0x7FC00000), array.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", FLOAT_FORMATS)
+def test_bits_of_the_reference(name):
+    given, form = values(), FLOAT_FORMATS[name]
+    for saturate in (False, True):
+        found = round_to(torch.from_numpy(given), form, saturate)
+        np.testing.assert_array_equal(bits(found), bits(reference(given, form, saturate)))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # torch imports a part that has one
+def test_compiled_bits_are_those_of_eager():
+    given = values()
+    forms = [FLOAT_FORMATS[name] for name in ("float16", "bfloat16", "float8_e4m3fn")]
+    found = torch.compile(lambda x: [round_to(x, form) for form in forms])(torch.from_numpy(given))
+    for form, each in zip(forms, found, strict=True):
+        np.testing.assert_array_equal(bits(each), bits(reference(given, form)))
+
+
+def test_the_gradient_is_rounded_too():
+    x = torch.ones(2, requires_grad=True)
+    rounded(x, FLOAT_FORMATS["float16"]).backward(torch.tensor([1 + 2**-12, 1e6]))
+    assert x.grad.tolist() == [1.0, float("inf")]
+
+
+@pytest.mark.parametrize(("policy", "limit"), [("mixed_bfloat16", 2.0**-12), ("mixed_float16", 2.0**-13)])
+@pytest.mark.filterwarnings("ignore::unifiedamp.errors.NoGainWarning")
+def test_an_emulated_step_is_close_to_the_native_one(policy, limit):
+    """Both round at the same places; they add up in another order, so that a few results are neighbours."""
+    trained = {}
+    for text in ("float32", policy, f"{policy};emulate=true"):
+        torch.manual_seed(0)
+        amp = ua.Amp("torch", text, device="cpu")
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 8)
+        )
+        model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        x = torch.randn(8, 1, 8, 8)
+        for _ in range(3):
+            amp.backward(lambda model=model, x=x: model(x).square().mean(), optimizer)
+            amp.step(optimizer)
+        trained[text] = torch.cat([param.detach().flatten() for param in model.parameters()])
+        amp.close()
+    single, native, emulated = trained.values()
+    assert (native - emulated).abs().max() < limit
+    assert (native - single).abs().max() > 0
+
+
+def test_what_cannot_be_emulated_names_what_can():
+    with pytest.raises(ua.PolicyNotSupportedError, match="'mixed_float16;emulate=true'"):
+        ua.Amp("torch", "float16;emulate=true", device="cpu")
+    amp = ua.Amp("torch", "mixed_float8;emulate=true", device="cpu")
+    assert amp.explain().row("emulate").effect == "emulated"
+    with pytest.raises(ua.PolicyNotSupportedError, match="without emulate"):
+        amp.convert_model(torch.nn.Linear(16, 16), policy="mixed_bfloat16;emulate=true")
+    amp.close()

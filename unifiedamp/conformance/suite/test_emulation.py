@@ -1,0 +1,69 @@
+"""Emulated float16: the answers of an oracle that rounds operands and results, and overflow as in the real dtype."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.formats import FLOAT_FORMATS, round_to
+
+POLICY = ua.Policy.parse("mixed_float16;emulate=true")
+
+
+def half(values):
+    return round_to(values, FLOAT_FORMATS["float16"]).astype(np.float64)
+
+
+def weights(*sizes):
+    rng = np.random.default_rng(0)
+    return [
+        (rng.normal(size=pair).astype(np.float32), rng.normal(size=pair[1]).astype(np.float32))
+        for pair in itertools.pairwise(sizes)
+    ]
+
+
+def prepared(harness, form, layers, **options):
+    try:
+        amp = session(harness, form, POLICY, **options)
+    except ua.PolicyNotSupportedError as error:
+        pytest.skip(str(error))
+    with amp.scope():
+        model = harness.mlp(layers)
+        optimizer = harness.sgd([model], 0.5)
+    return amp, *amp.prepare(model, optimizer)
+
+
+@pytest.mark.needs("emulation")
+def test_operands_and_results_are_rounded(harness, form):
+    ((w0, b0), (w1, b1)) = layers = weights(24, 16, 4)
+    amp, model, _ = prepared(harness, form, layers)
+    x = np.random.default_rng(1).normal(size=(8, 24)).astype(np.float32)
+    call = compiled(amp, form, lambda x: model(x))
+    with amp.inference(model), amp.autocast():
+        found = np.asarray(amp.to_numpy(call(amp.to_native(x))), np.float64)
+    hidden = np.maximum(half(half(x) @ half(w0) + half(b0)), 0)
+    expected = half(hidden @ half(w1) + half(b1))
+    np.testing.assert_array_equal(found, half(found))
+    np.testing.assert_allclose(found, expected, rtol=2**-9, atol=2**-7)
+    exact = np.maximum(x.astype(np.float64) @ w0 + b0, 0) @ w1 + b1
+    assert np.abs(found - exact).max() > np.abs(found - expected).max()
+
+
+@pytest.mark.needs("emulation")
+def test_a_gradient_beyond_float16_skips_the_step(harness, form):
+    """The scaled gradient of the output, 2**20 at least, is no float16 number; under float32 it would be one."""
+    layers = [(np.ones((8, 8), np.float32), np.zeros(8, np.float32))]
+    amp, model, optimizer = prepared(harness, form, layers, loss_scale=ua.DynamicLossScale(initial_scale=2.0**24))
+
+    def train(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    before = harness.parameters(model)
+    batch = [amp.to_native(np.ones((2, 8), np.float32)), amp.to_native(np.zeros((2, 8), np.float32))]
+    compiled(amp, form, train)(*batch)
+    assert amp.skipped_steps == 1
+    for name, value in harness.parameters(model).items():
+        np.testing.assert_array_equal(value, before[name])
