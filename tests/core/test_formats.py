@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS, round_blocks, round_scaled, round_to
+from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
+from unifiedamp.formats.block_rounding import round_blocks
+from unifiedamp.formats.rounding import round_scaled, round_to
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

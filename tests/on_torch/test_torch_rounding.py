@@ -6,7 +6,7 @@ import torch
 
 import unifiedamp as ua
 from unifiedamp.formats import FLOAT_FORMATS
-from unifiedamp.formats import round_to as reference
+from unifiedamp.formats.rounding import round_to as reference
 from unifiedamp_torch.precision.rounding import round_to, rounded
 
 

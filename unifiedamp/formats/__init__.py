@@ -1,16 +1,9 @@
-"""Number formats as data, and rounding to them: the reference that every backend's rounding equals bit for bit."""
+"""Number formats as data.
 
-from .blocks import BLOCK_FORMATS, BlockFormat, round_blocks
-from .floats import FLOAT_FORMATS, FloatFormat
-from .rounding import LARGEST_SCALE, round_scaled, round_to
+``rounding`` and ``block_rounding``, which import numpy, hold the reference of every backend's rounding, bit for bit.
+"""
 
-__all__ = [
-    "BLOCK_FORMATS",
-    "FLOAT_FORMATS",
-    "LARGEST_SCALE",
-    "BlockFormat",
-    "FloatFormat",
-    "round_blocks",
-    "round_scaled",
-    "round_to",
-]
+from .blocks import BLOCK_FORMATS, BlockFormat
+from .floats import FLOAT_FORMATS, LARGEST_SCALE, FloatFormat
+
+__all__ = ["BLOCK_FORMATS", "FLOAT_FORMATS", "LARGEST_SCALE", "BlockFormat", "FloatFormat"]

@@ -71,3 +71,6 @@ FLOAT_FORMATS: dict[str, FloatFormat] = {
     )
 }
 """Name → format."""
+
+LARGEST_SCALE = 2.0**126
+"""The scale of a tensor of zeros; its inverse is still a normal float32 number."""

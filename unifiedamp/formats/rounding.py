@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .floats import FloatFormat
+from .floats import LARGEST_SCALE, FloatFormat
 
 Array = npt.NDArray[np.float32]
 
 MANTISSA_BITS, EXPONENT_BIAS = 23, 127
 SIGN, MAGNITUDE, FRACTION, LEADING_BIT, INFINITY = 0x80000000, 0x7FFFFFFF, 0x7FFFFF, 0x800000, 0x7F800000
-LARGEST_SCALE = 2.0**126
-"""The scale of a tensor of zeros; its inverse is still a normal float32 number."""
 
 
 def round_to(values: npt.ArrayLike, format: FloatFormat, saturate: bool = False) -> Array:

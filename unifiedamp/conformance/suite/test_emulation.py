@@ -7,7 +7,8 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
-from unifiedamp.formats import FLOAT_FORMATS, round_to
+from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.formats.rounding import round_to
 
 POLICY = ua.Policy.parse("mixed_float16;emulate=true")
 
