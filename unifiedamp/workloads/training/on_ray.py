@@ -90,7 +90,7 @@ def _imported(backend: str | None) -> tuple[Any, Any]:
         import ray.train
     except ImportError as error:
         raise UnsupportedError(
-            f"--launcher ray needs Ray Train, which cannot be imported ({error}): pip install 'unifiedamp[ray]'"
+            f"--launcher ray needs Ray Train, which cannot be imported ({error}): pip install 'ray[train]>=2.60'"
         ) from None
     module, _, name = place.partition(":")
     return ray, getattr(import_module(module), name)
