@@ -19,6 +19,7 @@ from unifiedamp.cli.tables import EMPTY, FoldingTable, tone_of
 WIDTHS = [60, 80, 120]
 DOCTOR = {
     "unifiedamp": "0.1.0", "python": "3.11.9", "system": "Linux 6.1 x86_64", "gpus": [],
+    "launchers": {"torchrun": "/bin/torchrun", "srun": None}, "launched_by": None, "links": {"pairs": [], "reason": ""},
     "cpu": {"name": "a processor", "units": [], "vectors": "AVX2"},
     "backends": {
         "torch": {

@@ -40,6 +40,7 @@ def test_a_signal_to_one_worker_stops_all_and_the_run_goes_on_alone(together, tm
     assert [answer["stopped"].get("error") for answer in answers] == [f"{Terminated.__name__}: "] * 2
     rest = run(folder / "stopped", train_table={"epochs": 4}, given={"fault": "stopped"}, resume=True)
     alone = run(tmp_path / "alone", train_table={"epochs": 4})
+    assert "losses" in rest, rest
     assert rest["losses"] == pytest.approx(alone["losses"], rel=2e-5)
 
 

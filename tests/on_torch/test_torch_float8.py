@@ -251,6 +251,6 @@ def test_options():
         session("mixed_float8", backend_options={"torch": {"emulate": "yes"}})
     with pytest.warns(ua.errors.PolicyWarning, match="emulate has no effect under policy 'mixed_bfloat16'"):
         session("mixed_bfloat16", backend_options=EMULATE)
-    with pytest.raises(ua.PolicyNotSupportedError, match=r"not cpu.*'mixed_bfloat16'.*'emulate': True"):
+    with pytest.raises(ua.PolicyNotSupportedError, match=r"not cpu.*'mixed_bfloat16'.*'mixed_float8;emulate=true'"):
         session("mixed_float8")
     assert session("mixed_float8", backend_options=EMULATE).capabilities.policies["mixed_float8"]

@@ -62,5 +62,6 @@ def test_a_recording_is_of_one_rank(command, tmp_path):
     done = command("record", "--steps", 3, "--out", "run.jsonl")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "step" in line]
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == sorted(set(steps)), "each step is there once"
+    assert [line["count"] for line in lines if line["kind"] == "ranks"] == [2] * len(steps), "and is of both ranks"

@@ -18,7 +18,7 @@ class Regression:
 
     def make_model(self):
         tf.keras.utils.set_random_seed(0)
-        layers = [tf.keras.layers.Dense(16, "tanh"), tf.keras.layers.Dense(1)]
+        layers = [tf.keras.layers.Dense(16, "tanh", name="hidden"), tf.keras.layers.Dense(1, name="out")]
         return tf.keras.Sequential([tf.keras.Input((8,)), *layers])
 
     def make_optimizer(self, model):

@@ -80,6 +80,7 @@ COMPLETED = {
     "loss_scale": one(names.KINDS["loss-scales"][1]),
     "kinds": one(lambda: {kind: about for kind, (about, _) in names.KINDS.items()}),
     "fault": one(names.faults),
+    "launcher": one(lambda: {"ray": "Ray Train"}),
     "workload": files(*WORKLOADS),
     "config": files(*WORKLOADS),
     "file": files(*WORKLOADS, *RECORDINGS),
