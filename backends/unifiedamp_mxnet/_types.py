@@ -203,7 +203,6 @@ class Trainer(Protocol):
     _optimizer: Optimizer
     _params: Sequence[Parameter]
     _updaters: Sequence[Updater]
-    _contexts: Sequence[Context]
     _scale: float
     _kvstore: Any
     _kvstore_params: dict[str, Any]

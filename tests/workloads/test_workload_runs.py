@@ -104,7 +104,8 @@ def test_several_processes_of_a_launcher_are_refused(backend, tmp_path, monkeypa
         pytest.skip("it joins them: test_workload_ranks")
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ua.UnsupportedError, match="torchrun started 2 processes, and (backend .* in one|TensorFlow joins those of TF_CONFIG)"):
+    reasons = "torchrun started 2 processes, and (backend .* in one|TensorFlow joins those of TF_CONFIG)"
+    with pytest.raises(ua.UnsupportedError, match=reasons):
         run(tmp_path, backend, model="mlp", epochs=1)
     assert not list(tmp_path.rglob("checkpoint.npz"))
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unifiedamp.backend import PlanRow, SessionSpec
 
-from .._types import Trainer
+from .._types import Context, Trainer
 from .distributed import is_distributed, kvstore_name
 
 
@@ -17,7 +17,7 @@ def rank_rows(trainers: Iterable[Trainer], spec: SessionSpec) -> list[PlanRow]:
         trainers: the prepared ones.
         spec: the session's.
     """
-    shared = next((each for each in trainers if len(each._contexts) > 1 or is_distributed(each)), None)
+    shared = next((each for each in trainers if len(each._updaters) > 1 or is_distributed(each)), None)
     if shared is None and spec.reduce_dtype is None:
         return []
     rows = [] if shared is None else _group_rows(shared)
@@ -30,9 +30,9 @@ def rank_rows(trainers: Iterable[Trainer], spec: SessionSpec) -> list[PlanRow]:
 
 
 def _group_rows(trainer: Trainer) -> list[PlanRow]:
-    contexts, store = [str(each) for each in trainer._contexts], trainer._kvstore
+    contexts, store = [str(each) for each in _contexts(trainer)], trainer._kvstore
     workers = getattr(store, "num_workers", 1) if store else 1
-    size, native = str(len(contexts) * workers), "len(trainer._contexts) * kvstore.num_workers"
+    size, native = str(len(contexts) * workers), "contexts of the Trainer * kvstore.num_workers"
     each = "" if workers == 1 else f" of each of {workers} workers"
     if is_distributed(trainer) and not store:
         size, each = "not known yet", " of each worker"  # the kvstore is made with the first step
@@ -40,3 +40,9 @@ def _group_rows(trainer: Trainer) -> list[PlanRow]:
         PlanRow("world size", size, native, note="contexts" if workers == 1 else "contexts of all workers"),
         PlanRow("process group", ", ".join(contexts) + each, f"kvstore {kvstore_name(trainer)!r}"),
     ]
+
+
+def _contexts(trainer: Trainer) -> Sequence[Context]:
+    """Return a Trainer's contexts, which MXNet 2 calls devices."""
+    found: Sequence[Context] = vars(trainer)["_contexts" if "_contexts" in vars(trainer) else "_devices"]
+    return found

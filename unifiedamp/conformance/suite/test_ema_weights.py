@@ -19,11 +19,14 @@ def test_statistics_are_the_models_own(harness):
         optimizer = harness.sgd([model], 0.1)
     model, optimizer = amp.prepare(model, optimizer)
     ema = amp.ema(model, 0.5)
-    rng, oracle, trained = np.random.default_rng(0), AverageOracle(0.5), set(harness.parameters(model))
+    rng, oracle = np.random.default_rng(0), AverageOracle(0.5)
     labels = amp.to_native(np.arange(4))
-    for _ in range(3):
-        before = amp.master_weights(model)
-        x = amp.to_native(harness.image_batch(rng.normal(size=(4, 8, 8, 1)).astype(np.float32) + 2))
+    batches = [harness.image_batch(rng.normal(size=(4, 8, 8, 1)).astype(np.float32) + 2) for _ in range(3)]
+    with amp.inference(model), amp.autocast():
+        model(amp.to_native(batches[0]))  # shapes may follow from it
+    trained = set(harness.parameters(model))
+    for batch in batches:
+        before, x = amp.master_weights(model), amp.to_native(batch)
         amp.backward(lambda x=x: harness.cross_entropy(model(x), labels), optimizer)
         assert amp.step(optimizer).applied
         after = amp.master_weights(model)
