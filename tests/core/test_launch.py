@@ -127,5 +127,5 @@ def test_ray_needs_a_trainer_for_the_backend_and_an_extra(tmp_path, monkeypatch)
         train_on_ray(job(tmp_path, "toy"), 2, 0)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(plugins.load_backend("toy"), "ray_trainer", "ray.train.torch:TorchTrainer")
-    with pytest.raises(ua.UnsupportedError, match=r"pip install 'unifiedamp\[ray\]'"):
+    with pytest.raises(ua.UnsupportedError, match=r"pip install 'ray\[train\]>=2.60'"):
         train_on_ray(job(tmp_path, "toy"), 2, 0)
