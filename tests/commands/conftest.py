@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import os
 import sys
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import forked
 import pytest
 from command_runs import HERE, installed
+from rich.console import Console
 from typer.testing import CliRunner
 
 import unifiedamp as ua
@@ -78,3 +81,11 @@ def fake(monkeypatch, command):
     for module in (compare_run, tune_run):
         monkeypatch.setattr(module, "start_job", lambda _: Worker("fake_job:make"))
     monkeypatch.setattr(choices, "backends", lambda items: choices.split(items) or ["toy"])
+
+
+@pytest.fixture(scope="session")  # frameworks take turns at the tests of a file
+def examined():
+    """What doctor finds, asked once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_in_process", {})
+        return importlib.import_module("unifiedamp.cli.doctor").examine(False, Console(file=io.StringIO()))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from ..formats import FLOAT_FORMATS
+
 Array = Any
 """A numpy array."""
 
@@ -83,12 +85,9 @@ def stochastic(values: Array, param: int, step: int) -> Array:
 
 def nearest(values: Array) -> Array:
     """Return float32 values rounded to the nearest bfloat16, ties to even; float32."""
-    import numpy as np
+    from ..formats.rounding import round_to
 
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    even = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = ((bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)).view(np.float32)
-    return np.where(np.isnan(values), np.float32("nan"), rounded).astype(np.float32)
+    return round_to(values, FLOAT_FORMATS["bfloat16"])
 
 
 def kahan_split(values: Array) -> tuple[Array, Array]:

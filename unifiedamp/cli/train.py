@@ -70,12 +70,7 @@ def train(
     )
     if chosen.amp["backend"] is not None:
         choices.one_backend(chosen.amp["backend"])
-    check_folder(chosen.out, "--out")
-    if record:
-        check_folder(record.parent, "--record")
-        check_file(record, "--record", parents=True)
-    if tensorboard:
-        check_folder(tensorboard, "--tensorboard")
+    _check_outputs(chosen.out, record, tensorboard)
     from ..workloads.training.job import Job
 
     job = Job(chosen, resume, restart_scale, record, tensorboard, record_every)
@@ -85,6 +80,15 @@ def train(
         _show(train_on_ray(job, workers or 1, max_restarts or 0, is_quiet()), json)
     else:
         _show(_train(job, json), json)
+
+
+def _check_outputs(out: Path, record: Path | None, tensorboard: Path | None) -> None:
+    check_folder(out, "--out")
+    if record:
+        check_folder(record.parent, "--record")
+        check_file(record, "--record", parents=True)
+    if tensorboard:
+        check_folder(tensorboard, "--tensorboard")
 
 
 def _train(job: Job, json: bool) -> Result:

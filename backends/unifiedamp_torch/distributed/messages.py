@@ -1,5 +1,6 @@
-"""Messages about recorded steps, through the store of ``torch.distributed``: no collective, so that ranks that record
-different steps, or have ended, hang nobody.
+"""Messages about recorded steps, through the store of ``torch.distributed``.
+
+They use no collective: ranks may record different steps, or end early, without a deadlock.
 """
 
 from __future__ import annotations

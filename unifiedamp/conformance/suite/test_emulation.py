@@ -1,5 +1,6 @@
 """Emulated float16: the answers of an oracle that rounds operands and results, and overflow as in the real dtype."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -68,3 +69,44 @@ def test_a_gradient_beyond_float16_skips_the_step(harness, form):
     assert amp.skipped_steps == 1
     for name, value in harness.parameters(model).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.needs("emulation")
+def test_a_declared_emulation_runs_some_policy(harness):
+    """Where float16 is refused, the tests above are skipped, so something else has to run."""
+    ran = []
+    for name in ("mixed_float16", "mixed_bfloat16", "mixed_float8"):
+        with contextlib.suppress(ua.PolicyNotSupportedError):
+            session(harness, policy=f"{name};emulate=true").close()
+            ran.append(name)
+    assert ran
+
+
+@pytest.mark.needs("emulation", "float8")
+def test_float8_is_the_emulation_of_the_backends_option(harness, form):
+    """The text ``emulate=true`` gives what ``harness.float8_emulation`` does, which ``test_float8`` compares."""
+    layers = weights(32, 16, 16)
+    rng = np.random.default_rng(1)
+    x, y = (rng.normal(size=(16, size)).astype(np.float32) for size in (32, 16))
+
+    def trained(policy, settings=None):
+        amp = session(harness, form, policy, settings)
+        with amp.scope():
+            model = harness.mlp(layers)
+            optimizer = harness.sgd([model], 0.5)
+        model, optimizer = amp.prepare(model, optimizer)
+
+        def train(x, y):
+            amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+            amp.step(optimizer)
+
+        step = compiled(amp, form, train)
+        for _ in range(2):
+            step(amp.to_native(x), amp.to_native(y))
+        return list(harness.parameters(model).values())
+
+    by_policy, by_option = trained("mixed_float8;emulate=true"), trained("mixed_float8", harness.float8_emulation)
+    bfloat16 = trained("mixed_bfloat16")
+    for one, other in zip(by_policy, by_option, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(np.abs(one - other).max() > 1e-5 for one, other in zip(by_policy, bfloat16, strict=True))
