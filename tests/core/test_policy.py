@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unifiedamp import DynamicLossScale, NoLossScale, Policy, PolicyError, StaticLossScale
-from unifiedamp.policy import OP_CHOICES, OP_VOCABULARY, PRESETS
+from unifiedamp.policy import OP_CHOICES, OP_VOCABULARY, PRESETS, RECIPES
+from unifiedamp.policy.float8 import PRODUCT_DTYPES
 from unifiedamp.policy.layer_globs import match_layers
 
 dtypes = st.sampled_from(["float32", "float16", "bfloat16"])
@@ -32,8 +33,22 @@ def policies(draw):
     )
 
 
+@st.composite
+def float8_policies(draw):
+    recipe, product = draw(st.sampled_from(RECIPES)), st.sampled_from(PRODUCT_DTYPES)
+    of_delayed = {"amax_history": draw(st.integers(1, 9999)), "margin": draw(st.integers(0, 9))}
+    return PRESETS["mixed_float8"].replace(
+        recipe=recipe,
+        fprop=draw(product),
+        dgrad="float8",
+        wgrad=None if recipe == "rowwise_gw_hp" else draw(product),
+        emulate=draw(st.booleans()),
+        **of_delayed if recipe == "delayed" else {},
+    )
+
+
 @settings(max_examples=300, deadline=None)
-@given(policies())
+@given(policies() | float8_policies())
 def test_text_reads_back(policy):
     assert Policy.parse(str(policy)) == policy
     assert hash(Policy.parse(str(policy))) == hash(policy)
@@ -58,6 +73,26 @@ def test_presets_print_their_name(name):
 )  # fmt: skip
 def test_names_from_elsewhere(alias, preset):
     assert Policy.parse(alias).replace(keep_norm_float32=True) == PRESETS[preset].replace(keep_norm_float32=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("mixed_float8;recipe=tensorwise", "mixed_float8"),
+        ("fp8;recipe=Float8CurrentScaling", "mixed_float8"),
+        ("fp8; recipe = DelayedScaling; wgrad=bfloat16", "mixed_float8;recipe=delayed;wgrad=bfloat16"),
+        ("fp8;recipe=Float8BlockScaling", "mixed_float8;recipe=block128"),
+        ("fp8;recipe=rowwise_with_gw_hp", "mixed_float8;recipe=rowwise_gw_hp"),
+        ("fp8;recipe=rowwise;wgrad=bfloat16", "mixed_float8;recipe=rowwise_gw_hp"),
+        ("fp8;recipe=delayed;amax_history=1024;margin=0", "mixed_float8;recipe=delayed"),
+        ("fp8;recipe=delayed;margin=1;amax_history=16;emulate=true",
+         "mixed_float8;recipe=delayed;amax_history=16;margin=1;emulate=true"),
+        ("mixed_bfloat16;recipe=tensorwise;fprop=float8", "mixed_bfloat16"),
+    ],
+)  # fmt: skip
+def test_float8_recipes_have_one_name(text, canonical):
+    assert str(Policy.parse(text)) == canonical
+    assert Policy.parse(canonical) == Policy.parse(text)
 
 
 @pytest.mark.parametrize("name", ["16", "half", "full", "amp", "32", "8bit", "float8", "transformer-engine"])
@@ -88,6 +123,17 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
         ("float32;ops=softmax", "not written name:value"),
         ("float32;op=softmax:float32", "did you mean 'ops'"),
         ("float32;loss_scale=-3", "positive number"),
+        ("mixed_float8;recipe=delayd", "did you mean 'delayed'"),
+        ("mixed_float8;recipe=MXFP8BlockScaling", "the finest is 'block128'"),
+        ("mixed_float8;wgrad=float16", "wgrad must be 'float8' or 'bfloat16', got 'float16'"),
+        ("mixed_float8;recipe=rowwise_gw_hp;wgrad=float8", "contradicts recipe 'rowwise_gw_hp': use recipe 'rowwise'"),
+        ("mixed_float8;fprop=bfloat16;dgrad=bfloat16;wgrad=bfloat16", "nothing runs in float8: use 'mixed_bfloat16'"),
+        ("mixed_float8;amax_history=16", "amax_history has no effect with recipe 'tensorwise'"),
+        ("mixed_float8;recipe=delayed;amax_history=0", "amax_history must be a whole number from 1 to 9999, got 0"),
+        (
+            "mixed_bfloat16;recipe=delayed",
+            "recipe has no effect without compute_dtype float8: use policy 'mixed_float8'",
+        ),
         ("", "unknown policy ''"),
     ],
 )

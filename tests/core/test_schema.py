@@ -152,7 +152,7 @@ def roomy():
 
 BEYOND = (
     "lies outside", "has no meaning under policy", "needs float32 parameters", "op_overrides.linear is",
-    "compute_dtype float8 needs", "has no effect here",
+    "compute_dtype float8 needs", "has no effect here", "has no effect with", "so nothing runs in float8", "contradicts",
     "overflows above 65504",
 )  # fmt: skip
 """What is wrong only with two settings together, or only on some machines."""
@@ -188,6 +188,7 @@ def with_unknown(tables):
 DTYPES = mostly(st.sampled_from(["float32", "float16", "bfloat16", "bf16", "FP16", " f32 "]), "float8", "fp32x", "", 3)
 COMPUTE = mostly(st.sampled_from(["float32", "float16", "bfloat16", "BF16", "float8", "fp8"]), "int8", "float 32", 3)
 COUNTS = mostly(st.sampled_from([1, 2, 500, 2**31 - 1]), 0, -1, 2**31, 1.5, "4", None)
+COUNTS_OF_HISTORY = mostly(st.sampled_from([1, 16, 9999]), 0, 10_000, 1.5, "4", None)
 NUMBERS = mostly(
     st.sampled_from([1, 8.0, 1024, 2.5, 1e-30, 3e38]), 0, -1.0, float("inf"), 1e39, 10**400, 1e-300, "8", None
 )
@@ -230,10 +231,12 @@ SETTINGS = [
     "ops=softmax:float32", "ops=softmax:float32,exp:widest", "ops=", "layers=head.*:float32", "layers=a*:bf16,b:c:FP16",
     "keep_norm_float32=false", "keep_norm_float32 = True", "emulate=true",
     "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
+    "recipe=Delayed", "recipe = Float8BlockScaling", "wgrad=bfloat16", "amax_history=9999", "margin=9",
 ]  # fmt: skip
 WRONG_SETTINGS = [
     "", "ops=softmx:float32", "ops=softmax:bfloat16", "ops=softmax", "ops=softmax: float32", "layers=:float32",
     "layers= :float32", "layers=a:float8", "keep_norm_float32=yes", "Ops=exp:widest", "loss_scale=dynamci", "x=1",
+    "recipe=mxfp8", "fprop=float16", "amax_history=0", "amax_history=10000", "margin=10", "margin=-1",
 ]  # fmt: skip
 POLICY_TEXTS = st.builds(
     lambda name, settings: ";".join([str(name), *map(str, settings)]),
@@ -256,6 +259,7 @@ POLICY_TABLES = with_unknown(st.fixed_dictionaries({}, optional={
     "name": mostly(POLICY_TEXTS, None, 3), "param_dtype": DTYPES, "compute_dtype": COMPUTE, "output_dtype": DTYPES,
     "op_overrides": mostly(OPS, None, "x"), "layer_overrides": mostly(LAYERS, None, "x"),
     "keep_norm_float32": mostly(st.booleans(), None, 1, "false"), "emulate": mostly(st.booleans(), None, 1, "true"),
+    "recipe": mostly(st.sampled_from(["rowwise", " DelayedScaling "]), "mxfp8", None), "amax_history": COUNTS_OF_HISTORY,
 }))  # fmt: skip
 FLAGS = mostly(st.booleans(), 1, 0, "true", None)
 TUNINGS = st.one_of(

@@ -46,6 +46,18 @@ class PolicyTable(BaseModel):
     emulate: StrictBool | None = Field(
         None, description="Run the compute dtype's numerics on any device, by float32 products of rounded operands."
     )
+    recipe: StrictStr | None = Field(
+        None, description="How float8 operands are scaled: tensorwise, delayed, rowwise, rowwise_gw_hp or block128."
+    )
+    fprop: StrictStr | None = Field(None, description="A float8 layer's forward product: float8 or bfloat16.")
+    dgrad: StrictStr | None = Field(None, description="A float8 layer's gradient of its inputs: float8 or bfloat16.")
+    wgrad: StrictStr | None = Field(None, description="A float8 layer's gradient of its weights: float8 or bfloat16.")
+    amax_history: StrictInt | None = Field(
+        None, description="Of recipe delayed: the optimizer steps whose largest magnitudes set the scales."
+    )
+    margin: StrictInt | None = Field(
+        None, description="Of recipe delayed: powers of two left free below float8's maximum."
+    )
 
     def policy(self) -> Policy:
         """Return the policy that the table describes."""

@@ -12,6 +12,7 @@ from dataclasses import fields
 from ..loss_scale import HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
+from ..policy.float8 import PRODUCT_DTYPES, PRODUCTS, RECIPE_ALIASES, RECIPES
 from ..policy.presets import ALIASES, PRESET_FIELDS
 from ..policy.updates import UPDATES
 
@@ -75,8 +76,19 @@ def _setting() -> str:
     layers = _listed(rf"[^,;\s][^,;]*:{dtype()}")
     flag = any_case(["true", "false"])
     update = rf"update\s*=\s*(?:{'|'.join(UPDATES)})\s*"
-    flags = rf"(?:keep_norm_float32|emulate)\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*"
+    flags = rf"(?:keep_norm_float32|emulate)\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*|{_float8()}"
     return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|{flags})"
+
+
+def recipe() -> str:
+    """Return the pattern of a recipe's name, with space around it."""
+    return rf"\s*{any_case([*RECIPES, *RECIPE_ALIASES])}\s*"
+
+
+def _float8() -> str:
+    products = rf"(?:{'|'.join(PRODUCTS)})\s*=\s*(?:{'|'.join(PRODUCT_DTYPES)})\s*"
+    counts = r"amax_history\s*=\s*0*[1-9][0-9]{0,3}\s*|margin\s*=\s*0*[0-9]\s*"
+    return rf"recipe\s*={recipe()}|{products}|{counts}"
 
 
 def _listed(item: str) -> str:

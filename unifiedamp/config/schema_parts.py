@@ -12,6 +12,7 @@ from ..backend.tuning import Tuning
 from ..loss_scale import FLOAT32_MAX, HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
+from ..policy.float8 import LARGEST_HISTORY, LARGEST_MARGIN, PRODUCT_DTYPES, PRODUCTS, RECIPES
 from ..policy.presets import PRESET_FIELDS
 from ..policy.updates import LARGEST_SEED, UPDATES
 from . import patterns
@@ -87,6 +88,10 @@ def policy_settings() -> dict[str, Schema]:
         "update": {"enum": [*UPDATES]},
         "update_seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
         "emulate": {"type": "boolean"},
+        "recipe": any_of({"enum": [*RECIPES]}, text(patterns.recipe())),
+        **{name: {"enum": [*PRODUCT_DTYPES]} for name in PRODUCTS},
+        "amax_history": {"type": "integer", "minimum": 1, "maximum": LARGEST_HISTORY},
+        "margin": {"type": "integer", "minimum": 0, "maximum": LARGEST_MARGIN},
     }
 
 

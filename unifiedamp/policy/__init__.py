@@ -1,6 +1,7 @@
 """Precision policies: the value, its presets and text form, and globs over layer names."""
 
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .float8 import PRODUCTS, RECIPES, Float8Recipe
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, AnyPolicy, FrozenDict, Policy
 
 __all__ = [
@@ -9,7 +10,10 @@ __all__ = [
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
+    "PRODUCTS",
+    "RECIPES",
     "AnyPolicy",
+    "Float8Recipe",
     "FrozenDict",
     "Policy",
     "canonical_dtype",

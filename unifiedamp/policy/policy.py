@@ -15,6 +15,7 @@ from ..names import PolicyName
 from ..notebook import table_html
 from ..plain_values import plain
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .float8 import HISTORY, PRODUCTS, Float8Recipe, read_recipe
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
 from .updates import check_update
@@ -76,6 +77,13 @@ class Policy:
         update_seed: the seed of stochastic rounding, 0 to 2**31 - 1.
         emulate: run the numerics of ``compute_dtype`` on any device: operands and results of matrix products,
             convolutions and the like are rounded to it, and the products run in float32. Slower; for trying a format.
+        recipe: how float8 operands are scaled: "tensorwise", "delayed", "rowwise", "rowwise_gw_hp" or "block128", or
+            what torchao and Transformer Engine call them; see :mod:`unifiedamp.policy.float8`. "rowwise_gw_hp" is kept
+            as "rowwise" with ``wgrad="bfloat16"``.
+        fprop, dgrad, wgrad: what a float8 layer's forward product, its gradient of the inputs and its gradient of the
+            weights run in: "float8" or "bfloat16". A ``wgrad`` of None is the recipe's own.
+        amax_history: of recipe "delayed", the optimizer steps whose largest magnitudes set the scales, 1 to 9999.
+        margin: of recipe "delayed", powers of two left free below float8's maximum, 0 to 9.
 
     Raises:
         PolicyError: a dtype, operation or choice is unknown, or the parts contradict each other.
@@ -91,6 +99,12 @@ class Policy:
     update: str | None = None
     update_seed: int = 0
     emulate: bool = False
+    recipe: str = "tensorwise"
+    fprop: str = "float8"
+    dgrad: str = "float8"
+    wgrad: str | None = None
+    amax_history: int = HISTORY
+    margin: int = 0
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
@@ -103,9 +117,16 @@ class Policy:
         for name in ("keep_norm_float32", "emulate"):
             if not isinstance(getattr(self, name), bool):
                 raise PolicyError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        self._set_recipe()
         if self.compute_dtype == "float8":
             _check_float8(self)
         check_update(self)
+
+    def _set_recipe(self) -> None:
+        given = {name: getattr(self, name) for name in ("recipe", *PRODUCTS, "amax_history", "margin")}
+        found = read_recipe(given, self.compute_dtype == "float8")
+        object.__setattr__(self, "recipe", found.scaling)
+        object.__setattr__(self, "wgrad", found.wgrad)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -138,6 +159,12 @@ class Policy:
     def region_dtype(self) -> str:
         """The dtype that an autocast region casts to: ``compute_dtype``, but bfloat16 around float8 linear layers."""
         return "bfloat16" if self.compute_dtype == "float8" else self.compute_dtype
+
+    @property
+    def float8(self) -> Float8Recipe:
+        """How linear layers compute where ``compute_dtype`` is float8."""
+        wgrad = self.wgrad or "float8"
+        return Float8Recipe(self.recipe, self.fprop, self.dgrad, wgrad, self.amax_history, self.margin)
 
     def replace(self, **changes: Any) -> Policy:
         """Return a copy with some fields changed."""

@@ -5,6 +5,7 @@ Grammar: a base, then settings that differ from it, each behind a semicolon::
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
     p=float32,c=float16,o=float16;keep_norm_float32=false;emulate=true
     bfloat16;update=stochastic;update_seed=7
+    mixed_float8;recipe=delayed;wgrad=bfloat16;amax_history=16
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any, Protocol
 from ..errors import PolicyError, nearest
 from ..loss_scale import LossScale, parse_loss_scale
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
+from .float8 import PRODUCTS, Float8Recipe
 from .presets import PRESET_FIELDS, preset_fields, preset_name
 
 Fields = dict[str, Any]
 """Arguments of ``Policy``."""
 
 _PARTS = {"p": "param_dtype", "params": "param_dtype", "c": "compute_dtype", "compute": "compute_dtype"}
+_NUMBERS = ("update_seed", "amax_history", "margin")
 _PARTS |= {"o": "output_dtype", "output": "output_dtype"}
 
 
@@ -67,6 +70,10 @@ class PolicyFields(Protocol):
     def emulate(self) -> bool:
         """Whether the compute dtype's numerics run in float32."""
 
+    @property
+    def float8(self) -> Float8Recipe:
+        """How float8 linear layers compute."""
+
 
 def parse_fields(text: str) -> Fields:
     """Return the arguments of the ``Policy`` that ``text`` names; see the module's grammar.
@@ -110,12 +117,22 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["layer_overrides"] = _read_pairs(value, whole)
     elif key in ("keep_norm_float32", "emulate") and value.lower() in ("true", "false"):
         changes[key] = value.lower() == "true"
-    elif key == "update":
+    elif key in ("update", "recipe", *PRODUCTS):
         changes[key] = value
-    elif key == "update_seed" and value.isdecimal():
+    elif key in _NUMBERS and value.isdecimal():
         changes[key] = int(value)
     else:
-        known = ("loss_scale", "ops", "layers", "keep_norm_float32", "update", "update_seed", "emulate")
+        known = (
+            "loss_scale",
+            "ops",
+            "layers",
+            "keep_norm_float32",
+            "update",
+            "emulate",
+            "recipe",
+            *PRODUCTS,
+            *_NUMBERS,
+        )
         raise PolicyError(f"policy {whole!r}: cannot read {key}={value}{nearest(key, known)}")
 
 
@@ -145,6 +162,7 @@ def policy_text(policy: PolicyFields) -> str:
         settings.append(f"update={policy.update}")
     if policy.update_seed:
         settings.append(f"update_seed={policy.update_seed}")
+    settings += [f"{name}={value}" for name, value in policy.float8.settings().items()]
     if policy.emulate:
         settings.append("emulate=true")
     return ";".join(settings)
