@@ -132,7 +132,7 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
         ("mixed_float8;recipe=delayed;amax_history=0", "amax_history must be a whole number from 1 to 9999, got 0"),
         (
             "mixed_bfloat16;recipe=delayed",
-            "recipe has no effect without compute_dtype float8: use policy 'mixed_float8'",
+            "recipe has no effect without compute_dtype float8: use 'mixed_float8'",
         ),
         ("", "unknown policy ''"),
     ],

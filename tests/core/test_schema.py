@@ -152,7 +152,8 @@ def roomy():
 
 BEYOND = (
     "lies outside", "has no meaning under policy", "needs float32 parameters", "op_overrides.linear is",
-    "compute_dtype float8 needs", "has no effect here", "has no effect with", "so nothing runs in float8", "contradicts",
+    "compute_dtype float8 needs", "has no effect here", "has no effect with", "so nothing runs in float8",
+    "contradicts",
     "overflows above 65504",
 )  # fmt: skip
 """What is wrong only with two settings together, or only on some machines."""
@@ -259,7 +260,8 @@ POLICY_TABLES = with_unknown(st.fixed_dictionaries({}, optional={
     "name": mostly(POLICY_TEXTS, None, 3), "param_dtype": DTYPES, "compute_dtype": COMPUTE, "output_dtype": DTYPES,
     "op_overrides": mostly(OPS, None, "x"), "layer_overrides": mostly(LAYERS, None, "x"),
     "keep_norm_float32": mostly(st.booleans(), None, 1, "false"), "emulate": mostly(st.booleans(), None, 1, "true"),
-    "recipe": mostly(st.sampled_from(["rowwise", " DelayedScaling "]), "mxfp8", None), "amax_history": COUNTS_OF_HISTORY,
+    "recipe": mostly(st.sampled_from(["rowwise", " DelayedScaling "]), "mxfp8", None),
+    "amax_history": COUNTS_OF_HISTORY,
 }))  # fmt: skip
 FLAGS = mostly(st.booleans(), 1, 0, "true", None)
 TUNINGS = st.one_of(
