@@ -26,6 +26,7 @@ from .models.shapes import TorchLayerShapes
 from .models.weights import TorchWeights
 from .options import TorchOptions
 from .precision import custom_functions, emulation, float8_layers
+from .precision.float8_history import TorchAmaxHistory
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
 from .recording.recorder import TorchRecorder
@@ -69,6 +70,8 @@ class TorchBackend(Backend):
             lambda: steps.steps.read().scale,
             self._regions.cache,
             self._emulates_float8,
+            steps.float8,
+            options.float8_min_features,
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
@@ -78,6 +81,7 @@ class TorchBackend(Backend):
         self.weights = TorchWeights(steps.prepared.masters)
         self.averaging = TorchAveraging(steps.averages)
         self.weight_updates = TorchWeightUpdates(steps.prepared)
+        self.amax_history = TorchAmaxHistory(steps.float8)
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
@@ -114,7 +118,8 @@ class TorchBackend(Backend):
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
         rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
-            rows += float8_layers.rows(self._preparation.float8, self._emulates_float8)
+            least = self._options.float8_min_features
+            rows += float8_layers.rows(self._preparation.float8, self.spec.policy.float8, self._emulates_float8, least)
         return rows + emulation.rows(self.spec.policy)
 
     def close(self) -> None:

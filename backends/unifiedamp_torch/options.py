@@ -17,6 +17,8 @@ class TorchOptions:
     Attributes:
         cache_enabled: keep autocast's casts of parameters within a region. None: unless torch's cache loses gradients.
         emulate: run the numerics of float8 on any device.
+        float8_min_features: the smallest in_features and out_features of linear layers that run in float8; smaller ones
+            may lose more to casts than their products gain.
         scale_on_device: keep the loss scale in device scalars on a CPU too, as on a GPU; for testing that path.
         scope_device: ``amp.scope()`` creates tensors on the session's device. False leaves them where torch creates
             them, and ``amp.prepare`` moves the models.
@@ -26,6 +28,7 @@ class TorchOptions:
 
     cache_enabled: bool | None = None
     emulate: bool = False
+    float8_min_features: int = 0
     scale_on_device: bool = False
     scope_device: bool = True
     process_group: Any = None
@@ -41,6 +44,11 @@ class TorchOptions:
         for name, value in spec.options.items():
             if name == "process_group":
                 _check_group(value)
+            elif name == "float8_min_features":
+                if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                    raise errors.ConfigError(
+                        f"backend_options.torch.float8_min_features must be a whole number of 0 or more, got {value!r}"
+                    )
             elif not isinstance(value, bool):
                 raise errors.ConfigError(f"backend_options.torch.{name} must be true or false, got {value!r}")
         options = cls(**spec.options)

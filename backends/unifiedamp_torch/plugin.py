@@ -9,6 +9,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "gradients.",
     },
     "emulate": {"type": "boolean", "default": False, "description": "Run the numerics of float8 on any device."},
+    "float8_min_features": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "The smallest in_features and out_features of linear layers that run in float8.",
+    },
     "scale_on_device": {
         "type": "boolean",
         "default": False,

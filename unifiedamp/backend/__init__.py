@@ -16,9 +16,11 @@ from .. import errors
 from ..formats import BLOCK_FORMATS, FLOAT_FORMATS, LARGEST_SCALE, BlockFormat, FloatFormat
 from ..loss_scale import LossScale, ScaleState, float32
 from ..names import StepReason
-from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
+from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Float8Recipe, Policy
+from ..policy import PRODUCTS as FLOAT8_PRODUCTS
 from ..policy.layer_globs import match_layers
 from . import recording, result, rounding
+from .amax_history import AmaxHistory
 from .backend import Backend
 from .capabilities import (
     ARRAY_DTYPES,
@@ -65,12 +67,14 @@ __all__ = [
     "BLOCK_FORMATS",
     "COMPILE_MODES",
     "FEATURES",
+    "FLOAT8_PRODUCTS",
     "FLOAT_FORMATS",
     "LARGEST_SCALE",
     "OP_CHOICES",
     "OP_VOCABULARY",
     "PRESETS",
     "TUNING",
+    "AmaxHistory",
     "Averaging",
     "Backend",
     "BackendPlugin",
@@ -81,6 +85,7 @@ __all__ = [
     "Device",
     "Distributed",
     "EnvironmentDefaults",
+    "Float8Recipe",
     "FloatFormat",
     "Launch",
     "LayerShapes",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..errors import UnsupportedError
+from .amax_history import AmaxHistory
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
 from .launch import Launch, Ranks
 from .optional_roles import (
@@ -54,6 +55,7 @@ class Backend:
     weights: Weights | Unsupported = Unsupported()
     averaging: Averaging | Unsupported = Unsupported()
     weight_updates: WeightUpdates | Unsupported = Unsupported()
+    amax_history: AmaxHistory | Unsupported = Unsupported()
     converter: Converter | Unsupported = Unsupported()
     layer_shapes: LayerShapes | Unsupported = Unsupported()
     profiler: Profiler | Unsupported = Unsupported()

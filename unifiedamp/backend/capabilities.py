@@ -78,6 +78,7 @@ FEATURES = {
     "ema": "amp.ema: an exponential moving average of a model's weights that moves with applied steps",
     "convert_model": "amp.convert_model: a copy of a model for inference in low precision",
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
+    "amax_history": "float8 recipe 'delayed': scales from the largest magnitudes of earlier steps",
     "emulation": "a compute dtype's numerics on any device, by float32 products of rounded operands (Policy.emulate)",
     "several_devices": "one decision over all devices or ranks",
     "reduce_dtype": "the dtype in which gradients are summed between ranks or replicas (Amp(reduce_dtype=...))",

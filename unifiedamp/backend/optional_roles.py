@@ -22,6 +22,7 @@ ROLE_FEATURES = {
     "weights": "float32_weights",
     "averaging": "ema",
     "weight_updates": "weight_updates",
+    "amax_history": "amax_history",
     "converter": "convert_model",
     "layer_shapes": "shape_advice",
     "profiler": "kernel_profile",

@@ -73,7 +73,7 @@ def save_checkpoint(
         meta: plain JSON values (no inf or nan), with text for keys.
         arrays: name → array of numbers or text; made to numpy arrays of the same dtype.
         amp: its ``state_dict()`` becomes ``meta["amp"]`` (its averages become arrays ``amp.ema.<n>.<name>``, its
-            compensations ``amp.update.<name>``), and its
+            compensations ``amp.update.<name>``, its amax histories ``amp.amax_history.<layer>``), and its
             observers' ``on_checkpoint`` is called.
 
     Raises:

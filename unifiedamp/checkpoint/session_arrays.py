@@ -7,8 +7,10 @@ from typing import Any
 
 from .averages import from_text, to_text
 
-AVERAGES, UPDATE = "amp.ema", "amp.update"
-"""What the names of members begin with: averages (a number and a name follow), compensations (a name follows)."""
+AVERAGES, UPDATE, HISTORY = "amp.ema", "amp.update", "amp.amax_history"
+"""What the names of members begin with: averages (a number and a name follow), compensations and amax histories (a name
+follows).
+"""
 
 
 def split_arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -24,6 +26,9 @@ def split_arrays(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
         rests = state["update"]["compensation"]
         arrays |= {f"{UPDATE}.{name}": from_text(text, name) for name, text in rests.items()}
         kept["update"] = {**state["update"], "compensation": list(rests)}
+    if "amax_history" in state:
+        arrays |= {f"{HISTORY}.{name}": from_text(text, name) for name, text in state["amax_history"].items()}
+        kept["amax_history"] = list(state["amax_history"])
     return kept, arrays
 
 
@@ -40,6 +45,8 @@ def join_arrays(state: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(state.get("update"), dict):
         rests = dict(_taken(arrays, UPDATE, state["update"]["compensation"]))
         joined["update"] = {**state["update"], "compensation": rests}
+    if isinstance(state.get("amax_history"), list):
+        joined["amax_history"] = dict(_taken(arrays, HISTORY, state["amax_history"]))
     return joined
 
 

@@ -6,10 +6,12 @@ A session's state is plain JSON::
      "loss_scale": {"kind": "dynamic", "initial_scale": 65536.0, ...},
      "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
      "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}],
-     "update": {"kind": "kahan", "seed": 0, "steps": [10], "compensation": {"layer0.weight": {...}}}}
+     "update": {"kind": "kahan", "seed": 0, "steps": [10], "compensation": {"layer0.weight": {...}}},
+     "amax_history": {"layer0": {...}}}
 
 ``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
-(``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``).
+(``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``),
+``amax_history`` under float8 recipe "delayed" (see ``amax_history``).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from ..loss_scale.foreign_layouts import read_foreign
 from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
 from ..training.ema import Averages
+from .amax_history import check_histories, dump_histories, keeps_history, load_histories, read_histories
 from .averages import dump_averages, read_averages
 from .weight_updates import check_update, dump_update, load_update, read_update
 
@@ -68,6 +71,8 @@ def dump_session(amp: Session) -> dict[str, Any]:
     kept: dict[str, Any] = {"ema": dump_averages(averages)} if averages else {}
     if amp.policy.update is not None:
         kept["update"] = dump_update(amp.backend, amp.policy)
+    if keeps_history(amp.policy):
+        kept["amax_history"] = dump_histories(amp.backend)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -94,10 +99,13 @@ def load_session(
     state = read_session(amp, raw, restart_scale)
     averages = read_averages(raw.get("ema", ())) if "schema" in raw else []  # foreign states have none
     update = read_update(raw.get("update")) if "schema" in raw else None
+    histories = read_histories(raw.get("amax_history")) if "schema" in raw else None
     amp.averages.check(averages)
     check_update(amp.backend, amp.policy, update)
+    check_histories(amp.backend, amp.policy, histories)
     restart(state)
     load_update(amp.backend, amp.policy, update)
+    load_histories(amp.backend, amp.policy, histories)
     amp.averages.load(averages)
 
 

@@ -96,7 +96,7 @@ def read_recipe(given: Mapping[str, Any], is_float8: bool) -> Float8Recipe:
     """Return the checked recipe of a policy's settings.
 
     Args:
-        given: "recipe", the names of :data:`PRODUCTS`, "amax_history" and "margin". A ``wgrad`` of None is the recipe's.
+        given: "recipe", the names of :data:`PRODUCTS`, "amax_history" and "margin"; ``wgrad`` None is the recipe's.
         is_float8: whether the policy computes in float8.
 
     Raises:

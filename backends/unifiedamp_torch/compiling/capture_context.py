@@ -65,7 +65,12 @@ class CaptureContext:
 
     def fixed(self) -> Hashable:
         """Return everything that a capture fixes now."""
-        return fixed_by_capture(self.steps.prepared), self.steps.reports.keep, self.steps.averages.version
+        return (
+            fixed_by_capture(self.steps.prepared),
+            self.steps.reports.keep,
+            self.steps.averages.version,
+            self.steps.float8.fixed(),
+        )
 
     @contextlib.contextmanager
     def capturable(self, updates: Updates | None) -> Iterator[None]:
@@ -100,7 +105,8 @@ class CaptureContext:
         """Return what Python holds now."""
         gradients = [param.grad for param in self.parameters()]
         steps, native = self.steps.steps, self.steps.native
-        return CaptureState(gradients, steps.findings(), order.snapshot(), native.pending(), steps.conditions.pending())
+        conditions, window = steps.conditions.pending(), self.steps.float8.window()
+        return CaptureState(gradients, steps.findings(), order.snapshot(), native.pending(), conditions, window)
 
     def restore(self, state: CaptureState, order: StepOrderState) -> None:
         """Make Python hold what it held then."""
@@ -110,6 +116,7 @@ class CaptureContext:
         self.steps.steps.restore_findings(state.findings)
         self.steps.steps.conditions.restore(state.conditions)
         self.steps.native.restore(state.pending)
+        self.steps.float8.restore_window(state.window)
         order.restore(state.order)
 
 

@@ -50,6 +50,7 @@ class CaptureState:
         order: a snapshot of the order of calls.
         pending: the optimizers that scaled losses are pending for.
         conditions: those of ``amp.skip_if`` that no step has taken, by optimizer.
+        window: which weights were cast to float8 in this accumulation window.
     """
 
     gradients: Sequence[torch.Tensor | None]
@@ -57,9 +58,10 @@ class CaptureState:
     order: tuple[Any, ...]
     pending: Mapping[int, bool] = field(default_factory=dict)
     conditions: Mapping[int, bool | torch.Tensor] = field(default_factory=dict)
+    window: tuple[bool, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CaptureState) or self.order != other.order:
+        if not isinstance(other, CaptureState) or (self.order, self.window) != (other.order, other.window):
             return False
         if self.findings.keys() != other.findings.keys() or self.conditions.keys() != other.conditions.keys():
             return False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..precision.autocast import entered
+from ..precision.float8_state import Float8State
 from ..training.thread_flags import ThreadFlags
 from .force_eager import ForceEager
 
@@ -20,7 +21,8 @@ _TRACED = {
     "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
     "unifiedamp_torch": {"conformance", "precision", "training"},
     "unifiedamp_torch.precision": {
-        "autocast", "casts", "custom_functions", "float8", "float8_layers", "layers", "recomputation",
+        "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_forward",
+        "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
     },
     "unifiedamp_torch.training": {"compiled_update", "scale_transition"},
 }  # fmt: skip
@@ -70,6 +72,7 @@ def compile_step(
     static: bool = False,
     switches: AbstractContextManager[Any] = NOTHING,
     flags: ThreadFlags | None = None,
+    float8: Float8State | None = None,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
@@ -81,6 +84,7 @@ def compile_step(
         switches: held around each call of a step.
         flags: the session's. The thread's state is saved where a call of a step begins, and restored where it raises:
             a signal in what dynamo makes of a region does not leave the region.
+        float8: the session's; weights that are cast once a window are cast before the step.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
@@ -101,7 +105,7 @@ def compile_step(
         before = entered.overrides, entered.in_compiled_step
         try:
             entered.overrides, entered.in_compiled_step = overrides or None, True
-            with switches:
+            with switches, NOTHING if float8 is None else float8.around_compiled():
                 return compiled(*args, **kwargs)
         except BaseException:
             if found is not None:

@@ -72,10 +72,11 @@ class TorchCompiler(Compiler):
         compiled = compile_step(
             fn.step if isinstance(fn, WrappedStep) else fn,
             op_choices(self._spec.policy),
-            lambda: self._recording()[1],
+            lambda: self._recording()[1] or self.steps.float8.runs_eager(),
             static=captures,
             switches=self._switches,
             flags=self.steps.flags,
+            float8=self.steps.float8 if self.steps.float8.in_use else None,
         )
         if isinstance(fn, WrappedStep):
             compiled = fn.around(compiled)

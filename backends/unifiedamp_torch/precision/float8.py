@@ -1,15 +1,13 @@
-"""The three matrix products of a linear layer in float8, each operand scaled by its present largest magnitude.
+"""The three matrix products of a linear layer, each in float8 or bfloat16, by one of the recipes of ``Policy.recipe``.
 
-Activations and weights are float8 e4m3 (finite maximum 448), gradients e5m2 (57344), as in Micikevicius et al., "FP8
-Formats for Deep Learning" (arXiv:2209.05433). Each tensor has one scale, computed anew each time ("current" or
-"just in time" scaling, as in NVIDIA's Transformer Engine and torchao's tensorwise recipe)::
+Inputs and weights are float8 e4m3 (finite maximum 448). Gradients are e5m2 (57344) where a tensor has one scale, as in
+Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), and e4m3 where scales are finer, as in torchao's
+rowwise recipe and DeepSeek-V3 (arXiv:2412.19437). With one scale per tensor, from its present largest magnitude
+("current" or "just in time" scaling in NVIDIA's Transformer Engine, torchao's tensorwise recipe)::
 
     scale = float8_max / amax(|tensor|)
     float8 tensor = round_to_float8(float32(tensor) * scale)
     product = (float8 a @ float8 b, sums in float32) / (scale_a * scale_b)
-
-A tensor of zeros keeps a finite scale. An inf or nan in a tensor makes its amax inf or nan, hence every element of its
-product nan: a saturating cast cannot hide it from the finite check.
 
 Everything is plain torch operations on the device: no value is read, so that dynamo traces it without a break, Inductor
 fuses the casts with adjacent operations, and a CUDA graph captures it.
@@ -17,108 +15,209 @@ fuses the casts with adjacent operations, and a CUDA graph captures it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16
-"""Each of the three sizes of the hardware's product is a multiple of this."""
-LARGEST_SCALE = 2.0**126
-"""The scale of a tensor of zeros; its inverse is still a normal float32 number."""
+from . import float8_casts as casts
+from .float8_casts import E4M3, E5M2, Scaled, cast
+from .float8_products import product
+
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def quantized(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``tensor`` in float8, contiguous, and its inverse scale, float32 of shape (1,)."""
-    tensor = tensor.contiguous()
-    amax = tensor.abs().amax().float().reshape(1)
-    scale = (torch.finfo(dtype).max / amax).clamp(max=LARGEST_SCALE)
-    return (tensor * scale).to(dtype), scale.reciprocal()
+class How(NamedTuple):
+    """How a layer computes.
 
-
-def product(
-    a: tuple[torch.Tensor, torch.Tensor],
-    b: tuple[torch.Tensor, torch.Tensor],
-    dtype: torch.dtype,
-    emulate: bool,
-    bias: torch.Tensor | None = None,
-    fast: bool = False,
-) -> torch.Tensor:
-    """Return ``a @ b (+ bias)`` in ``dtype``.
-
-    Args:
-        a: float8 of shape (m, k), row-major, and its inverse scale.
-        b: float8 of shape (k, n), column-major, and its inverse scale.
-        dtype: of the result; the bias has it too.
-        emulate: multiply in float32, on any device; it holds every product of two float8 numbers exactly.
-        bias: shape (n,), or None.
-        fast: let the hardware sum in fewer bits (``use_fast_accum``).
+    Attributes:
+        scaling: what has one scale: a constant of ``float8_casts``. With ``BLOCKS``, weights have ``SQUARES``.
+        fprop, dgrad, wgrad: whether the product runs in float8; else in bfloat16.
     """
-    (left, left_inverse), (right, right_inverse) = a, b
-    if not emulate:
-        return torch._scaled_mm(
-            left, right, scale_a=left_inverse, scale_b=right_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast
-        )
-    out = (left.float() @ right.float()) * left_inverse * right_inverse
-    return (out if bias is None else out + bias.float()).to(dtype)
+
+    scaling: str = casts.TENSOR
+    fprop: bool = True
+    dgrad: bool = True
+    wgrad: bool = True
+
+    @property
+    def multiple(self) -> int:
+        """What the sizes of its products are multiples of: 16 for the hardware, 128 for blocks."""
+        return casts.BLOCK if self.scaling == casts.BLOCKS else 16
+
+    @property
+    def of_weights(self) -> str:
+        """The scaling of weights."""
+        return casts.SQUARES if self.scaling == casts.BLOCKS else self.scaling
+
+    @property
+    def of_gradients(self) -> torch.dtype:
+        """The float8 dtype of gradients."""
+        return E5M2 if self.scaling == casts.TENSOR else E4M3
+
+    @property
+    def fast_gradients(self) -> bool:
+        """Whether gradient products sum in fewer bits: torch's kernels for scales of rows are only fast so."""
+        return self.scaling == casts.ROW
 
 
-def column_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same matrix with its columns contiguous."""
-    return tensor.t().contiguous().t()
+class Scales(NamedTuple):
+    """Of delayed scaling: scales known beforehand, and where largest magnitudes are kept; float32 of shape (1,).
+
+    Attributes:
+        x, weight, grad: the scale of each operand; None: from its present largest magnitude.
+        x_amax, weight_amax, grad_amax: raised to the largest magnitude seen; None: not kept.
+    """
+
+    x: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
+    x_amax: torch.Tensor | None = None
+    weight_amax: torch.Tensor | None = None
+    grad_amax: torch.Tensor | None = None
+
+
+TENSORWISE, UNKNOWN = How(), Scales()
+_NONE = (None, None)
 
 
 class Linear8(torch.autograd.Function):
-    """``x @ weight.t() + bias`` and its two gradients in float8. Not differentiable twice."""
+    """``x @ weight.t() + bias`` and its two gradients. Not differentiable twice."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, emulate: bool) -> Any:
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        how: How,
+        emulate: bool,
+        wants: tuple[bool, bool],
+        *known_tensors: torch.Tensor | None,
+    ) -> Any:
         """Return bfloat16 of shape (rows, outputs).
 
         Args:
             ctx: autograd's.
-            x: shape (rows, inputs), all multiples of :data:`MULTIPLE`.
+            x: shape (rows, inputs), all multiples of ``how.multiple``.
             weight: shape (outputs, inputs).
             bias: bfloat16 of shape (outputs,), or None.
-            emulate: see :func:`product`.
+            how: which products, and their scales.
+            emulate: see ``float8_products.product``.
+            wants: whether gradients of x and of weight will be asked for.
+            known_tensors: the fields of :class:`Scales`, then the weight and its transposed copy in float8, each values
+                and inverse scale, where they were cast before.
         """
-        x8, x_inverse = quantized(x, E4M3)
-        w8, w_inverse = quantized(weight, E4M3)
-        ctx.save_for_backward(x8, x_inverse, w8, w_inverse)
-        ctx.emulate, ctx.dtypes = emulate, (x.dtype, weight.dtype)
-        return product((x8, x_inverse), (w8.t(), w_inverse), torch.bfloat16, emulate, bias, fast=True)
+        known = Scales(*known_tensors[:6])
+        weight_rows, weight_transposed = _scaled(*known_tensors[6:8]), _scaled(*known_tensors[8:])
+        wants_x, wants_weight = wants
+        turns = not casts.same_transposed(how.scaling) or not how.fprop
+        x8 = None
+        if how.fprop or (how.wgrad and wants_weight):
+            x8 = cast(
+                x, E4M3, how.scaling, rows=how.fprop, transposed=turns and how.wgrad and wants_weight, scale=known.x
+            )
+            keep(known.x_amax, x8.amax)
+        if weight_rows is None and weight_transposed is None and (how.fprop or (how.dgrad and wants_x)):
+            turns_weight = not casts.same_transposed(how.of_weights) or not how.fprop
+            cast_weight = cast(
+                weight, E4M3, how.of_weights,
+                rows=how.fprop, transposed=turns_weight and how.dgrad and wants_x, scale=known.weight,
+            )  # fmt: skip
+            weight_rows, weight_transposed = cast_weight.rows, cast_weight.transposed
+            keep(known.weight_amax, cast_weight.amax)
+        ctx.how, ctx.emulate, ctx.dtypes = how, emulate, (x.dtype, weight.dtype)
+        low_x = x.bfloat16() if wants_weight and not how.wgrad else None
+        of_x = _saved(low_x, None if x8 is None else x8.rows, None if x8 is None else x8.transposed)
+        of_weight = _saved(None if how.dgrad else weight, weight_rows, weight_transposed)
+        ctx.turned = of_x[2], of_weight[2]
+        ctx.save_for_backward(*of_x[:2], *of_weight[:2], known.grad, known.grad_amax)
+        if not how.fprop:
+            return torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias)
+        assert x8 is not None and x8.rows is not None and weight_rows is not None
+        return product(x8.rows, weight_rows, how.scaling, torch.bfloat16, emulate, bias, fast=True)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
-        x8, x_inverse, w8, w_inverse = ctx.saved_tensors
-        x_dtype, w_dtype = ctx.dtypes
-        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        g8, g_inverse = quantized(grad, E5M2)
+        x, x_inverse, weight, weight_inverse, scale, amax = ctx.saved_tensors
+        how, (x_dtype, weight_dtype) = ctx.how, ctx.dtypes
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        rows, transposed = how.dgrad and wants_x, how.wgrad and wants_weight
+        g8 = None
+        if rows or transposed:
+            g8 = cast(grad, how.of_gradients, how.scaling, rows=rows, transposed=transposed, scale=scale)
+            keep(amax, g8.amax)
         dx = dw = db = None
-        if wants_x:
-            dx = product((g8, g_inverse), (column_major(w8), w_inverse), x_dtype, ctx.emulate)
-        if wants_weight:
-            g8_t = g8.t().contiguous()
-            dw = product((g8_t, g_inverse), (column_major(x8), x_inverse), w_dtype, ctx.emulate)
+        if wants_x and g8 is not None and g8.rows is not None:
+            turned = _turned(weight, weight_inverse, ctx.turned[1])
+            dx = product(g8.rows, turned, how.scaling, x_dtype, ctx.emulate, fast=how.fast_gradients)
+        elif wants_x:
+            dx = (grad @ weight.bfloat16()).to(x_dtype)
+        if wants_weight and g8 is not None and g8.transposed is not None:
+            turned = _turned(x, x_inverse, ctx.turned[0])
+            dw = product(g8.transposed, turned, how.scaling, weight_dtype, ctx.emulate, fast=how.fast_gradients)
+        elif wants_weight:
+            dw = (grad.t() @ x).to(weight_dtype)
         if wants_bias:
             db = grad.sum(0)
-        return dx, dw, db, None
+        return dx, dw, db, *[None] * 13
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, emulate: bool) -> torch.Tensor:
+def _saved(
+    plain: torch.Tensor | None, rows: Scaled | None, transposed: Scaled | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
+    """Return what a gradient product needs of the other operand: values, inverse scales, whether it is transposed.
+
+    Args:
+        plain: the operand where that product runs in bfloat16.
+        rows, transposed: the operand in float8, where there is one.
+    """
+    kept = rows if transposed is None else transposed
+    if plain is not None or kept is None:
+        return plain, None, False
+    return kept.values, kept.inverse, transposed is not None
+
+
+def _scaled(values: torch.Tensor | None, inverse: torch.Tensor | None) -> Scaled | None:
+    return None if values is None or inverse is None else Scaled(values, inverse)
+
+
+def _turned(values: torch.Tensor, inverse: torch.Tensor, already: bool) -> Scaled:
+    matrix = Scaled(values, inverse)
+    return matrix if already else casts.transpose(matrix)
+
+
+def keep(buffer: torch.Tensor | None, amax: torch.Tensor | None) -> None:
+    """Raise what is kept to a largest magnitude; an inf or nan stays."""
+    if buffer is not None and amax is not None:
+        buffer.copy_(torch.maximum(buffer, amax))
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    emulate: bool,
+    how: How = TENSORWISE,
+    scales: Scales = UNKNOWN,
+    weight_rows: Scaled | None = None,
+    weight_transposed: Scaled | None = None,
+) -> torch.Tensor:
     """Return the linear layer's bfloat16 output of shape (…, outputs) for x of shape (…, inputs), not empty.
 
-    Rows of zeros fill x up to a multiple of :data:`MULTIPLE`, which the gradient of the weight needs.
+    Rows of zeros fill x up to a multiple of ``how.multiple``, which the gradient of the weight needs.
     """
     flat = x.reshape(-1, x.shape[-1])
     rows = flat.shape[0]
-    missing = -rows % MULTIPLE
+    missing = -rows % how.multiple
     if missing:
         flat = torch.nn.functional.pad(flat, (0, 0, 0, missing))
     low_bias = None if bias is None else bias.to(torch.bfloat16)
-    out = Linear8.apply(flat, weight, low_bias, emulate)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    trains = torch.is_grad_enabled()
+    wants = trains and x.requires_grad, trains and weight.requires_grad
+    out = Linear8.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        flat, weight, low_bias, how, emulate, wants, *scales, *(weight_rows or _NONE), *(weight_transposed or _NONE)
+    )
     if missing:
         out = out[:rows]
     return out.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]  # as above

@@ -1,76 +1,57 @@
-"""Which linear layers of a model run in float8, and replacing their forward."""
+"""Which linear layers of a model run in float8, and what ``amp.explain()`` says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from unifiedamp.backend import PlanRow
+from unifiedamp.backend import FLOAT8_PRODUCTS, Float8Recipe, PlanRow
 
 from ..layer_paths import modules_by_path
-from .autocast import Region
-from .float8 import MULTIPLE, linear, takes
-from .layers import Forward, dtype_at
+from .float8 import How
+from .float8_casts import BLOCKS, ROW, TENSOR
+from .layers import dtype_at
 
-RULE = (
-    f"torch.nn.Linear whose in_features and out_features are multiples of {MULTIPLE}, "
-    "unless layer_overrides names it or a layer that holds it"
-)
+SCALINGS = {"tensorwise": TENSOR, "delayed": TENSOR, "rowwise": ROW, "block128": BLOCKS}
+"""Scaling of a recipe → what has one scale."""
 
-
-class Float8Forward(Forward):
-    """A linear layer's ``forward`` in float8 where autocast to bfloat16 is on, unchanged elsewhere.
-
-    Args:
-        module: a ``torch.nn.Linear``.
-        region: a region without autocast, for the layer's device type.
-        emulate: see ``float8.product``.
-    """
-
-    def __init__(self, module: torch.nn.Linear, region: Region, emulate: bool) -> None:
-        super().__init__(module)
-        self._linear = module
-        self._region = region
-        self._device = region.device
-        self._emulate = emulate
-
-    def __call__(self, x: Any) -> Any:
-        """Run the layer."""
-        device = self._device
-        on = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-        if not on or not takes(x):
-            return self.plain(x)
-        with self._region:
-            return linear(x, self._linear.weight, self._linear.bias, self._emulate)
+SCALES = {
+    "tensorwise": "one scale per tensor, from its present largest magnitude",
+    "delayed": "one scale per tensor, from the largest magnitudes of the last {history} steps",
+    "rowwise": "one power of two per row of each product's operands",
+    "block128": "one power of two per 1 x 128 inputs and gradients, per 128 x 128 weights",
+}
+"""Scaling of a recipe → its scales."""
 
 
-def wrap(
-    model: torch.nn.Module, chosen: Mapping[str, str], device_type: str, emulate: bool
-) -> list[Callable[[], None]]:
-    """Run the layers that :func:`choose` gave no reason against in float8; return what undoes it."""
-    modules: dict[str, Any] = modules_by_path(model)
-    region = Region(device_type, None)
-    return [Float8Forward(modules[path], region, emulate).remove for path, why in chosen.items() if not why]
+def how(recipe: Float8Recipe) -> How:
+    """Return how the layers of a recipe compute."""
+    return How(SCALINGS[recipe.scaling], *[getattr(recipe, product) == "float8" for product in FLOAT8_PRODUCTS])
 
 
-def choose(model: torch.nn.Module, dtypes: Mapping[str, str]) -> dict[str, str]:
+def choose(
+    model: torch.nn.Module, dtypes: Mapping[str, str], multiple: int = 16, min_features: int = 0
+) -> dict[str, str]:
     """Return layer path → why it does not run in float8 ("" where it does), for every linear layer.
 
     Args:
         model: the model.
         dtypes: layer path → dtype that ``layer_overrides`` gave it.
+        multiple: what the recipe's products need sizes to be multiples of.
+        min_features: the smallest number of inputs and of outputs.
     """
     return {
-        path: rejection_reason(path, module, dtypes)
+        path: rejection_reason(path, module, dtypes, multiple, min_features)
         for path, module in modules_by_path(model).items()
         if isinstance(module, torch.nn.Linear)
     }
 
 
-def rejection_reason(path: str, module: torch.nn.Linear, dtypes: Mapping[str, str]) -> str:
+def rejection_reason(
+    path: str, module: torch.nn.Linear, dtypes: Mapping[str, str], multiple: int, min_features: int
+) -> str:
     """Return why a linear layer does not run in float8; "" where it does."""
     kept = dtype_at(path, dtypes)
     if kept:
@@ -82,16 +63,23 @@ def rejection_reason(path: str, module: torch.nn.Linear, dtypes: Mapping[str, st
     if "forward" in module.__dict__:
         return "its forward was replaced"
     sizes = {"in_features": module.in_features, "out_features": module.out_features}
-    odd = [f"{name}={size}" for name, size in sizes.items() if size % MULTIPLE or not size]
-    return f"{', '.join(odd)}: not a multiple of {MULTIPLE}" if odd else ""
+    odd = [f"{name}={size}" for name, size in sizes.items() if size % multiple or not size]
+    if odd:
+        return f"{', '.join(odd)}: not a multiple of {multiple}"
+    small = [f"{name}={size}" for name, size in sizes.items() if size < min_features]
+    return f"{', '.join(small)}: below float8_min_features={min_features}" if small else ""
 
 
-def rows(models: Sequence[Mapping[str, str]], emulate: bool) -> list[PlanRow]:
-    """Return the rows of ``amp.explain()``: the rule, and each linear layer once models are prepared.
+def rows(
+    models: Sequence[Mapping[str, str]], recipe: Float8Recipe, emulate: bool, min_features: int = 0
+) -> list[PlanRow]:
+    """Return the rows of ``amp.explain()``: recipe and rule, and each linear layer once models are prepared.
 
     Args:
         models: what :func:`choose` returned for each prepared model.
-        emulate: see ``float8.product``.
+        recipe: the session's.
+        emulate: see ``float8_products.product``.
+        min_features: see :func:`choose`.
     """
     native = "float32 products of operands rounded to float8" if emulate else "torch._scaled_mm, forward and backward"
     effect = "emulated" if emulate else "native"
@@ -101,10 +89,36 @@ def rows(models: Sequence[Mapping[str, str]], emulate: bool) -> list[PlanRow]:
         for path, why in model.items()
     }
     count = f"{sum(not why for why in chosen.values())} of {len(chosen)} linear layers" if models else "linear layers"
-    found = [PlanRow("float8", count, native, effect, RULE)]
+    found = [
+        PlanRow("float8", count, native, effect, _rule(how(recipe).multiple, min_features)),
+        PlanRow("float8 recipe", recipe.name, _formats(recipe), effect, _scales(recipe)),
+    ]
     for path, why in chosen.items():
         if why:
             found.append(PlanRow(f"float8.{path}", "not float8", "as autocast runs it", note=why))
         else:
             found.append(PlanRow(f"float8.{path}", "float8", native, effect))
     return found
+
+
+def _rule(multiple: int, min_features: int) -> str:
+    least = f" and at least {min_features}" if min_features else ""
+    return (
+        f"torch.nn.Linear whose in_features and out_features are multiples of {multiple}{least}, "
+        "unless layer_overrides names it or a layer that holds it"
+    )
+
+
+def _formats(recipe: Float8Recipe) -> str:
+    """Return what each product multiplies."""
+    left = {"fprop": "e4m3", "dgrad": recipe.gradient_format, "wgrad": recipe.gradient_format}
+    said = {
+        product: f"{left[product]} x e4m3" if getattr(recipe, product) == "float8" else "bfloat16"
+        for product in FLOAT8_PRODUCTS
+    }
+    return ", ".join(f"{product}: {operands}" for product, operands in said.items())
+
+
+def _scales(recipe: Float8Recipe) -> str:
+    said = SCALES[recipe.scaling].format(history=recipe.amax_history)
+    return f"{said}, margin {recipe.margin}" if recipe.margin else said

@@ -41,10 +41,12 @@ class PlainSteps(Steps):
         condition = self.conditions.take(optimizer)
         if not gradients.has_gradients(optimizer):
             return None
+        self._begin_float8()
         self._begin_averages(optimizer)
         found = None if condition is None else self._drop_if(condition)
         self._apply(optimizer, condition)
         self._move_averages(optimizer, found)
+        self._end_float8(found, update_scale)
         if not self.keeps_gradients:
             gradients.zero_grad(optimizer)
         return self._count(found)
@@ -95,6 +97,8 @@ class PlainSteps(Steps):
 
     def update_scale(self) -> None:
         """See ``Steps``: there is no scale."""
+        if self.float8 is not None:
+            self.float8.end_iteration()
 
     def end_capture(self, counted: int) -> None:
         super().end_capture(counted)

@@ -17,7 +17,8 @@ from ..distributed.reducers import renew_reducers, why_kept
 from ..distributed.reduction import check_reduction, reduce_gradients_in
 from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
-from ..precision import casts, float8_layers, layers, recomputation
+from ..precision import casts, float8_forward, float8_layers, layers, recomputation
+from ..precision.float8_state import Float8State
 from . import prepare_checks as checks
 from .gradients import parameters
 from .native_calls import NativeCalls
@@ -37,6 +38,8 @@ class Preparation:
         read_scale: returns the present loss scale.
         cache_enabled: regions keep casts of parameters.
         emulate: float8 is emulated.
+        float8_state: what float8 layers keep from one pass to the next.
+        min_features: ``backend_options.torch.float8_min_features``.
 
     Attributes:
         float8: for each model, layer path → why the layer does not run in float8.
@@ -53,10 +56,13 @@ class Preparation:
         read_scale: Callable[[], float],
         cache_enabled: bool,
         emulate: bool,
+        float8_state: Float8State,
+        min_features: int,
     ) -> None:
         self._spec, self._device = spec, device
         self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
         self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
+        self._float8_state, self._min_features = float8_state, min_features
         self._images = spec.compile_mode == "max" or bool(spec.tuning.channels_last)
         self._undo: list[Callable[[], None]] = []
         self.float8: list[dict[str, str]] = []
@@ -86,7 +92,7 @@ class Preparation:
         prepared.masters.attach(optimizers)
         prepared.models += new
         prepared.optimizers += fresh
-        self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh)
+        self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh) + self._float8_state.watch(fresh)
         if any(moved):
             for optimizer in prepared.optimizers:
                 placement.match_state(optimizer)
@@ -165,7 +171,8 @@ class Preparation:
         self._undo += layers.without_autocast(found, self._device.type)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-        chosen = float8_layers.choose(model, dtypes)
+        how = float8_layers.how(self._spec.policy.float8)
+        chosen = float8_layers.choose(model, dtypes, how.multiple, self._min_features)
         if all(chosen.values()):
             path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
             self._spec.warn(
@@ -173,8 +180,12 @@ class Preparation:
                 f"{path and path + ': '}{why}; amp.explain() lists the layers",
                 errors.PolicyWarning,
             )
+        prefix = f"model{len(self.float8)}." if self.float8 else ""
         self.float8.append(chosen)
-        self._undo += float8_layers.wrap(model, chosen, self._device.type, self._emulate)
+        paths = [path for path, why in chosen.items() if not why]
+        self._undo += float8_forward.wrap(
+            model, paths, self._device.type, how, self._emulate, self._float8_state, prefix
+        )
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
         if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):

@@ -59,10 +59,12 @@ class ScaledSteps(Steps):
             found = self.scaler.drop_if(optimizer, condition)
         before = self._state.mark()
         if found is not None:
+            self._begin_float8()
             self._begin_averages(optimizer)
             if gradients.has_gradients(optimizer):  # else other ranks have some
                 self._apply(optimizer, found)
             self._move_averages(optimizer, found)
+            self._end_float8(found, update_scale)
             self._state.count(found)
             if not self.keeps_gradients:
                 gradients.zero_grad(optimizer)
@@ -100,6 +102,8 @@ class ScaledSteps(Steps):
     def update_scale(self) -> None:
         if not self.per_optimizer:
             self.scaler.update()
+        if self.float8 is not None:
+            self.float8.end_iteration()
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         super().zero_grad(optimizer)

@@ -9,6 +9,7 @@ import torch
 from unifiedamp.backend import SessionSpec
 
 from ..distributed.ranks import TrainingRanks
+from ..precision.float8_state import Float8State
 from .ema import MovingAverages
 from .native_calls import NativeCalls
 from .nonfinite import LastLoss, SkipReports
@@ -35,6 +36,7 @@ class StepContext:
         averages: of weights.
         steps: the optimizer steps.
         scaler: the loss scaler; None without loss scaling.
+        float8: what float8 layers keep from one pass to the next.
     """
 
     prepared: PreparedObjects
@@ -46,6 +48,7 @@ class StepContext:
     averages: MovingAverages
     steps: Steps
     scaler: Scaler | None
+    float8: Float8State
 
     @classmethod
     def create(
@@ -66,4 +69,5 @@ class StepContext:
         )
         if prepared.updates.in_use:
             steps.weight_updates = prepared.updates
-        return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler)
+        steps.float8 = float8 = Float8State(spec.policy, spec.accumulate_steps > 1, device)
+        return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler, float8)

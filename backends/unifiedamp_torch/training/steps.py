@@ -10,6 +10,7 @@ import torch
 
 from unifiedamp.backend import ScaleState, StepResult, errors
 
+from ..precision.float8_state import Float8State
 from . import gradients
 from .compiled_update import CompiledUpdate, Updates
 from .ema import AverageDeferred, MovingAverages
@@ -74,6 +75,7 @@ class Steps(ABC):
         updates: the compiled updates in use.
         conditions: see the argument.
         weight_updates: round updates to bfloat16 parameters; None where the optimizer's own step does.
+        float8: what float8 layers keep; None in contexts without any.
         keeps_gradients: gradients stay after a step, for a loop of another owner to zero.
 
     Args:
@@ -86,6 +88,7 @@ class Steps(ABC):
         self.capturing = self.keeps_gradients = False
         self.updates: Updates | None = None
         self.weight_updates: WeightUpdates | None = None
+        self.float8: Float8State | None = None
         self._stepped: set[int] = set()
         self._running: RunningUpdate | None = None
 
@@ -107,6 +110,8 @@ class Steps(ABC):
         """Drop the gradients, what was found in them, and conditions for the step."""
         gradients.zero_grad(optimizer)
         self.conditions.forget(optimizer)
+        if self.float8 is not None:
+            self.float8.discard()
 
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
         # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
@@ -153,6 +158,16 @@ class Steps(ABC):
         """After a step."""
         if self._averages.in_use:
             self._averages.end(optimizer, found)
+
+    def _begin_float8(self) -> None:
+        """Before a step."""
+        if self.float8 is not None and self.float8.in_use:
+            self.float8.begin_step()
+
+    def _end_float8(self, found: Found | None, ends_iteration: bool) -> None:
+        """After a step, applied or skipped."""
+        if self.float8 is not None and self.float8.in_use:
+            self.float8.end_step(None if found is None else found.skipped, ends_iteration)
 
     # -- interruptions -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,126 @@
+"""Casts of matrices to float8: the numbers, their scales, and transposed copies, by plain torch operations.
+
+The operands of every product pass through :func:`cast`, so a kernel that casts, transposes and takes the largest
+magnitude in one pass over memory belongs here. What it has to keep:
+
+- A scale is ``float8_max / amax``, at most :data:`LARGEST_SCALE`; of rows and blocks it is rounded down to a power of
+  two, as in torchao's rowwise recipe and Transformer Engine's block scaling, so that scaling itself rounds nothing.
+- An inf or nan among the values reaches every element of the product that it takes part in: the inverse scale or the
+  float8 number becomes inf or nan. Of values beyond the range of a *given* scale, only finite ones are clamped.
+- Nothing is read from the device: dynamo traces it without a break, and a CUDA graph captures it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+BLOCK = 128
+"""Values of a row, and rows of a weight, that share a scale in block scaling."""
+LARGEST_SCALE = 2.0**126
+"""The scale of a tensor of zeros; its inverse is still a normal float32 number."""
+
+TENSOR, ROW, BLOCKS, SQUARES = "tensor", "row", "blocks", "squares"
+"""What has one scale: the tensor, each row, each 1 x 128 values, each 128 x 128 values."""
+
+_SIGN_AND_EXPONENT = -0x800000
+
+
+class Scaled(NamedTuple):
+    """A matrix in float8.
+
+    Attributes:
+        values: float8 of shape (m, k), row-major.
+        inverse: what the numbers are multiplied by to get the values back, float32: shape (1,) of the tensor, (m, 1) of
+            rows, (m, k / 128) of blocks, (m / 128, k / 128) of squares.
+    """
+
+    values: torch.Tensor
+    inverse: torch.Tensor
+
+
+class Cast(NamedTuple):
+    """What :func:`cast` returns.
+
+    Attributes:
+        rows: the matrix; None where it was not asked for.
+        transposed: the transposed matrix, itself row-major and scaled along its own rows; None likewise.
+        amax: the largest magnitude, float32 of shape (1,), of one scale for the tensor; else None.
+    """
+
+    rows: Scaled | None
+    transposed: Scaled | None
+    amax: torch.Tensor | None = None
+
+
+def cast(
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: str,
+    *,
+    rows: bool = True,
+    transposed: bool = False,
+    scale: torch.Tensor | None = None,
+) -> Cast:
+    """Return a matrix in float8, its transposed copy, or both.
+
+    Args:
+        tensor: float32, bfloat16 or float16 of shape (m, k), in any layout; for blocks, k (m too for a transposed
+            copy, or squares) is a multiple of 128.
+        dtype: ``E4M3`` or ``E5M2``.
+        scaling: ``TENSOR``, ``ROW``, ``BLOCKS`` or ``SQUARES``.
+        rows: return the matrix.
+        transposed: return the transposed copy.
+        scale: the scale of the tensor, float32 of shape (1,), for ``TENSOR``; None computes it from the amax.
+    """
+    if scaling == TENSOR:
+        whole, amax = _by_tensor(tensor, dtype, scale)
+        return Cast(whole if rows else None, transpose(whole) if transposed else None, amax)
+    if scaling == SQUARES:
+        whole = _by_block(tensor, dtype, BLOCK)
+        return Cast(whole if rows else None, transpose(whole) if transposed else None)
+    along = _by_row if scaling == ROW else _by_block
+    return Cast(along(tensor, dtype) if rows else None, along(tensor.t(), dtype) if transposed else None)
+
+
+def same_transposed(scaling: str) -> bool:
+    """Return whether the transposed copy holds the same numbers, so that :func:`transpose` makes it."""
+    return scaling in (TENSOR, SQUARES)
+
+
+def transpose(matrix: Scaled) -> Scaled:
+    """Return the transposed matrix, row-major; for one scale per tensor or square."""
+    values, inverse = matrix
+    return Scaled(values.t().contiguous(), inverse if inverse.dim() == 1 else inverse.t().contiguous())
+
+
+def _by_tensor(tensor: torch.Tensor, dtype: torch.dtype, given: torch.Tensor | None) -> tuple[Scaled, torch.Tensor]:
+    tensor = tensor.contiguous()
+    amax = tensor.abs().amax().float().reshape(1)
+    if given is None:
+        scale = (torch.finfo(dtype).max / amax).clamp(max=LARGEST_SCALE)
+        return Scaled((tensor * scale).to(dtype), scale.reciprocal()), amax
+    largest = torch.finfo(dtype).max
+    values = (tensor * given).clamp(-largest, largest).to(dtype)
+    # Clamping makes an inf finite; the inverse scale tells of it instead.
+    return Scaled(values, torch.where(amax.isfinite(), given.reciprocal(), torch.nan)), amax
+
+
+def _by_row(tensor: torch.Tensor, dtype: torch.dtype) -> Scaled:
+    scale = _power_of_two(torch.finfo(dtype).max / tensor.abs().amax(1, keepdim=True).float())
+    return Scaled((tensor * scale).to(dtype).contiguous(), scale.reciprocal())
+
+
+def _by_block(tensor: torch.Tensor, dtype: torch.dtype, high: int = 1) -> Scaled:
+    m, k = tensor.shape
+    blocks = tensor.reshape(m // high, high, k // BLOCK, BLOCK)
+    scale = _power_of_two(torch.finfo(dtype).max / blocks.abs().amax((1, 3), keepdim=True).float())
+    values = (blocks * scale).to(dtype).reshape(m, k).contiguous()
+    return Scaled(values, scale.reciprocal().reshape(m // high, k // BLOCK))
+
+
+def _power_of_two(scale: torch.Tensor) -> torch.Tensor:
+    """Return float32 scales rounded down to powers of two; 0 of an inf among the values, inf of a nan."""
+    return (scale.clamp(max=LARGEST_SCALE).view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)

@@ -1,0 +1,197 @@
+"""Delayed scaling: the scale of each operand follows from the largest magnitudes of earlier optimizer steps.
+
+As NVIDIA's Transformer Engine has it (``DelayedScaling`` with ``amax_compute_algo="max"``)::
+
+    scale = float8_max / max(amax_history) / 2**margin
+
+The largest magnitudes of an iteration, over all its micro-batches, are kept in one scalar per operand and enter the
+history once, where the iteration ends. Otherwise than in Transformer Engine:
+
+- An amax that is inf or nan, and every amax of an iteration in which a step was skipped, is dropped. Transformer Engine
+  records it, whereupon the scale stands still until it leaves the history.
+- A layer's first iteration scales by present magnitudes. Transformer Engine's first iteration has the scale 1.
+- Ranks do not exchange magnitudes: each scales its own inputs and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .float8 import Scales
+from .float8_casts import E4M3, E5M2, LARGEST_SCALE
+
+OPERANDS = ("input", "weight", "gradient")
+"""The operands of a layer, in the order of the rows of its history."""
+
+_LIMITS = [torch.finfo(dtype).max for dtype in (E4M3, E4M3, E5M2)]
+
+
+class LayerScales:
+    """The scales and largest magnitudes of one layer.
+
+    Args:
+        scales: float32 of shape (3,), of its operands; written where iterations end.
+        amaxes: float32 of shape (1,) each, of its operands; raised in forward and backward passes.
+
+    Attributes:
+        seen: a forward pass that may be trained has run.
+        ready: the scales follow from a history.
+    """
+
+    def __init__(self, scales: torch.Tensor, amaxes: Sequence[torch.Tensor]) -> None:
+        self._scales, self.amaxes = [scales[index : index + 1] for index in range(len(OPERANDS))], amaxes
+        self.seen = self.ready = False
+
+    def now(self) -> Scales:
+        """Return what a forward pass that begins scales by, and where it keeps its magnitudes."""
+        kept: Sequence[torch.Tensor | None] = (None, None, None)
+        if torch.is_grad_enabled():
+            kept = self.amaxes
+            if not self.seen:
+                self.seen = True
+        if not self.ready:
+            return Scales(None, None, None, *kept)
+        return Scales(*self._scales, *kept)
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The histories of one model's layers, a row per operand of each.
+
+    Attributes:
+        layers: name → scales.
+        history: float32 of shape (rows, length), the newest iteration first.
+        scales: float32 of shape (rows,).
+        limits: the largest number that an operand is scaled to, of the same shape.
+        amaxes: float32 of shape (1,) each: the largest magnitudes of this iteration.
+    """
+
+    layers: dict[str, LayerScales]
+    history: torch.Tensor
+    scales: torch.Tensor
+    limits: torch.Tensor
+    amaxes: list[torch.Tensor]
+
+    @classmethod
+    @torch.inference_mode(False)
+    def create(cls, names: Sequence[str], length: int, margin: int, device: torch.device) -> Histories:
+        """Return empty histories, and scales of 1."""
+        rows = len(names) * len(OPERANDS)
+        scales, amaxes = torch.ones(rows, device=device), [torch.zeros(1, device=device) for _ in range(rows)]
+        limits = torch.tensor(_LIMITS * len(names), device=device) * 2.0**-margin
+        starts = range(0, rows, len(OPERANDS))
+        layers = {
+            name: LayerScales(scales[at : at + 3], amaxes[at : at + 3]) for at, name in zip(starts, names, strict=True)
+        }
+        return cls(layers, torch.zeros(rows, length, device=device), scales, limits, amaxes)
+
+    def end(self, skipped: torch.Tensor | None) -> None:
+        """Take the magnitudes of an iteration into the histories."""
+        amax = torch.cat(self.amaxes)
+        good = amax.isfinite() & (amax > 0)
+        if skipped is not None:
+            good = good & (skipped == 0)
+        moved = torch.cat([amax[:, None], self.history[:, :-1]], 1)
+        self.history.copy_(torch.where(good[:, None], moved, self.history))
+        self.set_scales()
+        self.discard()
+
+    def set_scales(self) -> None:
+        """Set the scales by the histories; where those are empty, the scales stay."""
+        largest = self.history.amax(1)
+        self.scales.copy_(torch.where(largest > 0, (self.limits / largest).clamp(max=LARGEST_SCALE), self.scales))
+
+    def discard(self) -> None:
+        """Forget the magnitudes of this iteration."""
+        torch._foreach_zero_(self.amaxes)
+
+
+class DelayedScaling:
+    """The amax histories of a session's layers, on its device.
+
+    Args:
+        length: iterations that a history holds.
+        margin: powers of two that are left below float8's maximum.
+        device: the session's.
+
+    Attributes:
+        version: rises where a captured step would scale otherwise.
+    """
+
+    def __init__(self, length: int, margin: int, device: torch.device) -> None:
+        self._length, self._margin, self._device = length, margin, device
+        self._models: list[Histories] = []
+        self._skipped: torch.Tensor | None = None
+        self.version = 0
+
+    @property
+    def layers(self) -> dict[str, LayerScales]:
+        """Name → scales, of the layers of all models."""
+        return {name: layer for model in self._models for name, layer in model.layers.items()}
+
+    def calibrates(self) -> bool:
+        """Return whether this iteration is the first one, in which no layer has a history."""
+        return bool(self._models) and not any(layer.ready for layer in self.layers.values())
+
+    def add(self, names: Sequence[str]) -> dict[str, LayerScales]:
+        """Return name → scales of the layers of one model."""
+        if not names:
+            return {}
+        self._models.append(Histories.create(names, self._length, self._margin, self._device))
+        return self._models[-1].layers
+
+    # -- iterations ------------------------------------------------------------------------------------------------
+
+    def note_step(self, skipped: torch.Tensor | None) -> None:
+        """Take in an optimizer's step of this iteration; ``skipped``: a scalar, 1 where it was skipped."""
+        if skipped is not None:
+            self._skipped = skipped if self._skipped is None else torch.maximum(self._skipped, skipped)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """End an iteration: its magnitudes enter the histories, and set the scales of the next."""
+        skipped, self._skipped = self._skipped, None
+        for model in self._models:
+            model.end(skipped)
+        for layer in self.layers.values():
+            if layer.seen and not layer.ready:
+                layer.ready = True
+                self.version += 1
+
+    def discard(self) -> None:
+        """Forget the magnitudes of an iteration that is discarded."""
+        self._skipped = None
+        for model in self._models:
+            model.discard()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, Any]:
+        """Return layer → its history, a float32 array of shape (3, iterations), the newest first; may synchronize."""
+        found: dict[str, Any] = {}
+        for model in self._models:
+            rows = model.history.cpu().reshape(len(model.layers), len(OPERANDS), -1)
+            for name, history in zip(model.layers, rows, strict=True):
+                used = int((history > 0).any(0).sum())
+                found[name] = history[:, :used].numpy().copy()
+        return found
+
+    @torch.no_grad()
+    def write(self, histories: Mapping[str, Any]) -> None:
+        """Set the histories, of which the newest iterations are kept; layers that are left out start anew."""
+        for model in self._models:
+            rows = torch.zeros(len(model.layers), len(OPERANDS), self._length)
+            for at, (name, layer) in enumerate(model.layers.items()):
+                kept = torch.from_numpy(histories[name])[:, : self._length] if name in histories else torch.zeros(3, 0)
+                rows[at, :, : kept.shape[1]] = kept
+                layer.seen = layer.ready = bool(kept.any())
+            model.history.copy_(rows.reshape(-1, self._length))
+            model.scales.fill_(1.0)
+            model.set_scales()
+            model.discard()
+        self._skipped = None
+        self.version += 1
