@@ -32,12 +32,14 @@ class How(NamedTuple):
     Attributes:
         scaling: what has one scale: a constant of ``float8_casts``. With ``BLOCKS``, weights have ``SQUARES``.
         fprop, dgrad, wgrad: whether the product runs in float8; else in bfloat16.
+        kernels: see ``float8_casts.cast``; an operand is then cast with its transposed copy at once.
     """
 
     scaling: str = casts.TENSOR
     fprop: bool = True
     dgrad: bool = True
     wgrad: bool = True
+    kernels: bool = False
 
     @property
     def multiple(self) -> int:
@@ -110,18 +112,20 @@ class Linear8(torch.autograd.Function):
         known = Scales(*known_tensors[:6])
         weight_rows, weight_transposed = _scaled(*known_tensors[6:8]), _scaled(*known_tensors[8:])
         wants_x, wants_weight = wants
-        turns = not casts.same_transposed(how.scaling) or not how.fprop
+        turns = how.kernels or not casts.same_transposed(how.scaling) or not how.fprop
         x8 = None
         if how.fprop or (how.wgrad and wants_weight):
             x8 = cast(
-                x, E4M3, how.scaling, rows=how.fprop, transposed=turns and how.wgrad and wants_weight, scale=known.x
-            )
+                x, E4M3, how.scaling,
+                rows=how.fprop, transposed=turns and how.wgrad and wants_weight, scale=known.x, kernels=how.kernels,
+            )  # fmt: skip
             keep(known.x_amax, x8.amax)
         if weight_rows is None and weight_transposed is None and (how.fprop or (how.dgrad and wants_x)):
-            turns_weight = not casts.same_transposed(how.of_weights) or not how.fprop
+            turns_weight = how.kernels or not casts.same_transposed(how.of_weights) or not how.fprop
             cast_weight = cast(
                 weight, E4M3, how.of_weights,
                 rows=how.fprop, transposed=turns_weight and how.dgrad and wants_x, scale=known.weight,
+                kernels=how.kernels,
             )  # fmt: skip
             weight_rows, weight_transposed = cast_weight.rows, cast_weight.transposed
             keep(known.weight_amax, cast_weight.amax)
@@ -145,7 +149,10 @@ class Linear8(torch.autograd.Function):
         rows, transposed = how.dgrad and wants_x, how.wgrad and wants_weight
         g8 = None
         if rows or transposed:
-            g8 = cast(grad, how.of_gradients, how.scaling, rows=rows, transposed=transposed, scale=scale)
+            g8 = cast(
+                grad, how.of_gradients, how.scaling,
+                rows=rows, transposed=transposed, scale=scale, kernels=how.kernels,
+            )  # fmt: skip
             keep(amax, g8.amax)
         dx = dw = db = None
         if wants_x and g8 is not None and g8.rows is not None:

@@ -1,7 +1,7 @@
 """Casts of matrices to float8: the numbers, their scales, and transposed copies, by plain torch operations.
 
-The operands of every product pass through :func:`cast`, so a kernel that casts, transposes and takes the largest
-magnitude in one pass over memory belongs here. What it has to keep:
+The operands of every product pass through :func:`cast`. Where a GPU multiplies float8, ``float8_kernels`` casts and
+transposes in one pass over memory. What both keep:
 
 - A scale is ``float8_max / amax``, at most :data:`LARGEST_SCALE`; of rows and blocks it is rounded down to a power of
   two, as in torchao's rowwise recipe and Transformer Engine's block scaling, so that scaling itself rounds nothing.
@@ -63,6 +63,7 @@ def cast(
     rows: bool = True,
     transposed: bool = False,
     scale: torch.Tensor | None = None,
+    kernels: bool = False,
 ) -> Cast:
     """Return a matrix in float8, its transposed copy, or both.
 
@@ -74,7 +75,10 @@ def cast(
         rows: return the matrix.
         transposed: return the transposed copy.
         scale: the scale of the tensor, float32 of shape (1,), for ``TENSOR``; None computes it from the amax.
+        kernels: use those of ``float8_kernels`` where they save a pass over memory; the numbers are the same.
     """
+    if kernels and (transposed or scaling != TENSOR):
+        return _by_kernel(tensor.contiguous(), dtype, scaling, rows, transposed, scale)
     if scaling == TENSOR:
         whole, amax = _by_tensor(tensor, dtype, scale)
         return Cast(whole if rows else None, transpose(whole) if transposed else None, amax)
@@ -83,6 +87,27 @@ def cast(
         return Cast(whole if rows else None, transpose(whole) if transposed else None)
     along = _by_row if scaling == ROW else _by_block
     return Cast(along(tensor, dtype) if rows else None, along(tensor.t(), dtype) if transposed else None)
+
+
+def _by_kernel(
+    tensor: torch.Tensor, dtype: torch.dtype, scaling: str, rows: bool, transposed: bool, scale: torch.Tensor | None
+) -> Cast:
+    from . import float8_kernels  # it needs Triton, which comes with torch where there is a GPU
+
+    amax = None
+    if scaling == TENSOR:
+        if scale is None:
+            amax = tensor.abs().amax().float().reshape(1)  # Inductor takes it where the tensor is computed
+            scale = _tensor_scale(amax, dtype)
+            values, turned, _ = float8_kernels.by_tensor(tensor, scale, dtype, False)
+        else:
+            values, turned, amax = float8_kernels.by_tensor(tensor, scale, dtype, True)
+        inverse = across = scale.reciprocal()
+    elif scaling == ROW:
+        values, turned, inverse, across = float8_kernels.by_row(tensor, dtype, transposed)
+    else:
+        values, turned, inverse, across = float8_kernels.by_block(tensor, dtype, scaling == SQUARES)
+    return Cast(Scaled(values, inverse) if rows else None, Scaled(turned, across) if transposed else None, amax)
 
 
 def same_transposed(scaling: str) -> bool:
@@ -100,12 +125,16 @@ def _by_tensor(tensor: torch.Tensor, dtype: torch.dtype, given: torch.Tensor | N
     tensor = tensor.contiguous()
     amax = tensor.abs().amax().float().reshape(1)
     if given is None:
-        scale = (torch.finfo(dtype).max / amax).clamp(max=LARGEST_SCALE)
+        scale = _tensor_scale(amax, dtype)
         return Scaled((tensor * scale).to(dtype), scale.reciprocal()), amax
     largest = torch.finfo(dtype).max
     values = (tensor * given).clamp(-largest, largest).to(dtype)
     # Clamping makes an inf finite; the inverse scale tells of it instead.
     return Scaled(values, torch.where(amax.isfinite(), given.reciprocal(), torch.nan)), amax
+
+
+def _tensor_scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.finfo(dtype).max / amax).clamp(max=LARGEST_SCALE)
 
 
 def _by_row(tensor: torch.Tensor, dtype: torch.dtype) -> Scaled:

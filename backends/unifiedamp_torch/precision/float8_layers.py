@@ -26,9 +26,10 @@ SCALES = {
 """Scaling of a recipe → its scales."""
 
 
-def how(recipe: Float8Recipe) -> How:
-    """Return how the layers of a recipe compute."""
-    return How(SCALINGS[recipe.scaling], *[getattr(recipe, product) == "float8" for product in FLOAT8_PRODUCTS])
+def how(recipe: Float8Recipe, kernels: bool = False) -> How:
+    """Return how the layers of a recipe compute; ``kernels`` as in ``float8_casts.cast``."""
+    in_float8 = [getattr(recipe, product) == "float8" for product in FLOAT8_PRODUCTS]
+    return How(SCALINGS[recipe.scaling], *in_float8, kernels)
 
 
 def choose(

@@ -78,6 +78,7 @@ class CachedWeight:
             found = cast(
                 self._weight, E4M3, self._how.of_weights,
                 rows=self._how.fprop, transposed=self._how.dgrad, scale=None if known is None else known.weight,
+                kernels=self._how.kernels,
             )  # fmt: skip
             if known is not None:
                 keep(known.weight_amax, found.amax)

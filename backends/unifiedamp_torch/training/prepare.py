@@ -171,7 +171,7 @@ class Preparation:
         self._undo += layers.without_autocast(found, self._device.type)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-        how = float8_layers.how(self._spec.policy.float8)
+        how = float8_layers.how(self._spec.policy.float8, not self._emulate and has_float8_kernels(self._device))
         chosen = float8_layers.choose(model, dtypes, how.multiple, self._min_features)
         if all(chosen.values()):
             path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
