@@ -70,6 +70,8 @@ def check_policy(spec: SessionSpec, device: torch.device, emulate: bool) -> None
             )
         if not helps:
             spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.NoGainWarning)
+    if policy.compute_dtype == "float8" and not (emulate or policy.emulate):
+        _check_recipe(policy, device)
     operations.check(policy.op_overrides, device.type)
     if policy.op_overrides and not policy.is_mixed:
         spec.warn(
@@ -86,6 +88,11 @@ def check_region(session: Policy, region: Policy) -> None:
         UnsupportedError: torch.compile keys its graphs, and checkpointing its recomputing, by autocast's dtype, which
             is bfloat16 in both.
     """
+    if session.compute_dtype == region.compute_dtype == "float8" and session.float8 != region.float8:
+        raise errors.UnsupportedError(
+            f"amp.autocast(policy={str(region)!r}): linear layers are made ready for recipe {str(session.float8)!r} by "
+            "amp.prepare, so the recipe is the session's"
+        )
     kinds = {session.compute_dtype, region.compute_dtype}
     if region.compute_dtype == "float8" != session.compute_dtype:
         raise errors.UnsupportedError(
@@ -98,6 +105,23 @@ def check_region(session: Policy, region: Policy) -> None:
             "a region, as torch.compile would not see the difference; name the layers in layer_overrides, or use "
             "amp.autocast(enabled=False)"
         )
+
+
+def _check_recipe(policy: Policy, device: torch.device) -> None:
+    """Refuse a float8 recipe for whose scales the device has no products.
+
+    Raises:
+        PolicyNotSupportedError: with the nearest recipe that runs.
+    """
+    answer = traits(device).float8_recipe(device, policy.recipe)
+    if answer:
+        return
+    finer = [name for name in ("rowwise", "tensorwise") if traits(device).float8_recipe(device, name)]
+    nearest = policy.replace(recipe=next(iter(finer), "tensorwise"))
+    raise errors.PolicyNotSupportedError(
+        f"policy {str(policy)!r}: recipe {policy.float8.name!r} does not run here ({answer.reason}); nearest that does: "
+        f"{str(nearest)!r}; {str(policy.replace(emulate=True))!r} runs its numerics anywhere"
+    )
 
 
 def _check_pair(policy: Policy) -> None:

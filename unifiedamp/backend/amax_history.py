@@ -12,8 +12,8 @@ class AmaxHistory:
     """Scales float8 operands by the largest magnitudes of earlier steps, recipe "delayed": feature ``amax_history``.
 
     A history holds, for each float8 layer, the largest magnitudes of its inputs, its weight and its output's gradients
-    in the last ``Policy.amax_history`` iterations. An iteration enters it once, with the largest over its micro-batches;
-    one in which a step was skipped does not, nor does a magnitude that is inf or nan.
+    in the last ``Policy.amax_history`` iterations. An iteration enters it once, with the largest over its
+    micro-batches; one in which a step was skipped does not, nor does a magnitude that is inf or nan.
     """
 
     means: str = ""

@@ -9,6 +9,8 @@ from unifiedamp.backend import Support, errors
 TF32_SINCE = (8, 0)
 BFLOAT16_SINCE = (8, 0)
 FLOAT8_SINCE = (8, 9)
+ROWWISE_SINCE = (9, 0)
+BLOCKS_ON, BLOCKS_CUDA = (9, 0), (12, 9)
 TENSOR_CORES_SINCE = (7, 0)
 
 
@@ -49,6 +51,23 @@ def cuda_float8(device: torch.device) -> Support:
     if capability < FLOAT8_SINCE:
         return Support(False, f"{said}: float8 products need 8.9 or newer")
     return Support(True, f"{said}: float8 Tensor Cores")
+
+
+def cuda_float8_recipe(device: torch.device, scaling: str) -> Support:
+    """Return whether a CUDA device multiplies float8 matrices with the scales of a recipe."""
+    runs = cuda_float8(device)
+    if not runs or scaling in ("tensorwise", "delayed"):
+        return runs
+    capability, said = _described(device)
+    if scaling == "rowwise":
+        return Support(capability >= ROWWISE_SINCE, f"{said}: float8 products with scales of rows need 9.0 or newer")
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        return Support(False, f"float8 products of 128-blocks need torch 2.10 or newer, this is {torch.__version__}")
+    cuda = tuple([int(part) for part in (torch.version.cuda or "0").split(".")[:2]])
+    if capability != BLOCKS_ON or cuda < BLOCKS_CUDA:
+        wants = "need compute capability 9.0 and CUDA 12.9 or newer"
+        return Support(False, f"{said}, CUDA {torch.version.cuda}: torch's float8 products of 128-blocks {wants}")
+    return Support(True, f"{said}: float8 Tensor Cores, scales of 128-blocks")
 
 
 def cuda_tf32(device: torch.device, native: str) -> Support:

@@ -10,7 +10,7 @@ import torch
 from unifiedamp.backend import Support, errors
 
 from .cpu_features import cpu_dtype
-from .cuda_features import check_cuda, cuda_dtype, cuda_float8, cuda_tf32
+from .cuda_features import check_cuda, cuda_dtype, cuda_float8, cuda_float8_recipe, cuda_tf32
 
 
 def check_present(device: torch.device) -> torch.device:
@@ -38,6 +38,11 @@ def no_float8(device: torch.device) -> Support:
     return Support(False, f"float8 products need a GPU of compute capability 8.9 or newer, not {device.type}")
 
 
+def no_float8_recipe(device: torch.device, _scaling: str) -> Support:
+    """Return that a device does not multiply float8 matrices, whatever their scales."""
+    return no_float8(device)
+
+
 def no_tf32(device: torch.device, _native: str) -> Support:
     """Return that a device has no TF32."""
     return Support(False, f"TF32 is of NVIDIA's GPUs, and this session is on {device}")
@@ -51,6 +56,7 @@ class DeviceTraits:
         check: returns the device with its index, or raises ``ConfigError`` where it is not there.
         dtype_support: whether a 16-bit dtype runs on a device, and whether it is faster than float32 there.
         float8: whether a device multiplies float8 matrices.
+        float8_recipe: whether it does with the scales of a recipe.
         tf32: whether a device has TF32.
         reads_without_sync: reading a value waits for nothing.
         asynchronous: it runs behind Python's back; copies to the host take pinned memory and an event.
@@ -72,6 +78,7 @@ class DeviceTraits:
     check: Callable[[torch.device], torch.device] = check_present
     dtype_support: Callable[[torch.device, str], tuple[Support, Support]] = autocast_dtype
     float8: Callable[[torch.device], Support] = no_float8
+    float8_recipe: Callable[[torch.device, str], Support] = no_float8_recipe
     tf32: Callable[[torch.device, str], Support] = no_tf32
     reads_without_sync: bool = False
     asynchronous: bool = True
@@ -107,6 +114,7 @@ TRAITS: dict[str, DeviceTraits] = {
         check=check_cuda,
         dtype_support=cuda_dtype,
         float8=cuda_float8,
+        float8_recipe=cuda_float8_recipe,
         tf32=cuda_tf32,
         autocast_key="AutocastCUDA",
         casts_rnns_to_float16=True,

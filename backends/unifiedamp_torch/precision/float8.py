@@ -1,8 +1,8 @@
 """The three matrix products of a linear layer, each in float8 or bfloat16, by one of the recipes of ``Policy.recipe``.
 
 Inputs and weights are float8 e4m3 (finite maximum 448). Gradients are e5m2 (57344) where a tensor has one scale, as in
-Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), and e4m3 where scales are finer, as in torchao's
-rowwise recipe and DeepSeek-V3 (arXiv:2412.19437). With one scale per tensor, from its present largest magnitude
+Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), and e4m3 where scales are finer, as in
+torchao's rowwise recipe and DeepSeek-V3 (arXiv:2412.19437). With one scale per tensor, from its present largest magnitude
 ("current" or "just in time" scaling in NVIDIA's Transformer Engine, torchao's tensorwise recipe)::
 
     scale = float8_max / amax(|tensor|)
@@ -137,7 +137,9 @@ class Linear8(torch.autograd.Function):
         ctx.save_for_backward(*of_x[:2], *of_weight[:2], known.grad, known.grad_amax)
         if not how.fprop:
             return torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias)
-        assert x8 is not None and x8.rows is not None and weight_rows is not None
+        assert x8 is not None
+        assert x8.rows is not None
+        assert weight_rows is not None
         return product(x8.rows, weight_rows, how.scaling, torch.bfloat16, emulate, bias, fast=True)
 
     @staticmethod

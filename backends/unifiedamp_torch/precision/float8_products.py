@@ -1,10 +1,12 @@
-"""Products of two float8 matrices, by ``torch._scaled_mm`` or emulated in float32 on any device."""
+"""Products of two float8 matrices, by torch's kernels or emulated in float32 on any device."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from .float8_casts import BLOCK, BLOCKS, ROW, Scaled
+from .float8_casts import BLOCKS, ROW, Scaled
 
 
 def product(
@@ -21,7 +23,7 @@ def product(
     Args:
         a: of shape (m, k).
         b: of shape (n, k).
-        scaling: that of both operands, ``ROW``, ``BLOCKS`` (of which one operand may have squares) or else the tensor's.
+        scaling: that of both operands: ``TENSOR``, ``ROW`` or ``BLOCKS``, of which ``b`` may have squares.
         dtype: of the result. Where scales are finer than the tensor, the product is rounded to bfloat16 first, which
             is what the hardware's kernels return.
         emulate: multiply in float32, on any device; it holds every product of two float8 numbers exactly.
@@ -37,9 +39,8 @@ def _emulated(
     a: Scaled, b: Scaled, scaling: str, dtype: torch.dtype, bias: torch.Tensor | None, _fast: bool
 ) -> torch.Tensor:
     if scaling == BLOCKS:
-        out = _unscaled(a) @ _unscaled(b).t()
-    else:
-        out = (a.values.float() @ b.values.t().float()) * a.inverse * b.inverse.t()
+        return _with_bias((_unscaled(a) @ _unscaled(b).t()).to(dtype), bias)
+    out = (a.values.float() @ b.values.t().float()) * a.inverse * b.inverse.t()
     return (out if bias is None else out + bias.float()).to(dtype)
 
 
@@ -53,25 +54,30 @@ def _unscaled(matrix: Scaled) -> torch.Tensor:
 def _native(
     a: Scaled, b: Scaled, scaling: str, dtype: torch.dtype, bias: torch.Tensor | None, fast: bool
 ) -> torch.Tensor:
-    left, right = a.inverse, b.inverse
-    if scaling == ROW:
-        right = right.t()
-    elif scaling == BLOCKS:
-        left, right = _laid_out(a), _laid_out(b).t()
-        out = torch._scaled_mm(a.values, b.values.t(), scale_a=left, scale_b=right, out_dtype=dtype)
-        return out if bias is None else out + bias
+    if scaling == BLOCKS:
+        return _with_bias(_by_blocks(a, b, dtype), bias)
+    right = b.inverse.t() if scaling == ROW else b.inverse
     return torch._scaled_mm(
-        a.values, b.values.t(), scale_a=left, scale_b=right, bias=bias, out_dtype=dtype, use_fast_accum=fast
+        a.values, b.values.t(), scale_a=a.inverse, scale_b=right, bias=bias, out_dtype=dtype, use_fast_accum=fast
     )
 
 
-def _laid_out(matrix: Scaled) -> torch.Tensor:
-    """Return the inverse scales of blocks as ``torch._scaled_mm`` wants them: column-major; of squares, rows padded to
-    a multiple of four numbers.
+def _by_blocks(a: Scaled, b: Scaled, dtype: torch.dtype) -> torch.Tensor:
+    """Return the product by cuBLAS's kernel, which torch 2.10 and newer have for compute capability 9.0.
+
+    Inverse scales of 1 x 128 values are column-major; those of squares are transposed, with rows padded to four numbers.
     """
-    inverse = matrix.inverse
-    squares = inverse.shape[0] != matrix.values.shape[0]
-    if not squares:
-        return inverse.t().contiguous().t()
-    columns = matrix.values.shape[1] // BLOCK
-    return torch.nn.functional.pad(inverse, (0, -columns % 4))[:, :columns]
+    functional: Any = torch.nn.functional
+    kinds = functional.ScalingType
+    left, right = a.inverse.t().contiguous().t(), b.inverse
+    if len(right) == len(b.values):
+        kind, right = kinds.BlockWise1x128, right.t().contiguous().t()
+    else:
+        kind, right = kinds.BlockWise128x128, functional.pad(right, (0, -right.shape[1] % 4)).t()
+    return functional.scaled_mm(  # type: ignore[no-any-return]  # older versions lack it
+        a.values, b.values.t(), left, kinds.BlockWise1x128, right, kind, output_dtype=dtype
+    )
+
+
+def _with_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return out if bias is None else out + bias

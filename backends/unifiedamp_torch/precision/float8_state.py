@@ -1,4 +1,4 @@
-"""What the float8 layers of a session keep from one pass to the next: amax histories, and weights cast once a window."""
+"""What float8 layers keep from one pass to the next: amax histories, and weights that are cast once a window."""
 
 from __future__ import annotations
 

@@ -82,12 +82,17 @@ class CachedWeight:
             )  # fmt: skip
             if known is not None:
                 keep(known.weight_amax, found.amax)
-            self._kept = _kept(self._kept[0], found.rows), _kept(self._kept[1], found.transposed)
+            self._kept = _kept(self._kept[0], found.rows), _kept(self._kept[1], _alone(found.transposed))
         self.restore()
 
     def restore(self) -> None:
         """Note that the present weight was cast; a replayed step casts without this object."""
         self.fresh, self._version = True, self._weight._version
+
+
+def _alone(matrix: Scaled | None) -> Scaled | None:
+    """Return the matrix with its own inverse scale: dynamo refuses functions that take a tensor twice."""
+    return None if matrix is None else Scaled(matrix.values, matrix.inverse.clone())
 
 
 def _kept(old: Scaled | None, new: Scaled | None) -> Scaled | None:
