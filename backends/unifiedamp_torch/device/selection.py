@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from unifiedamp.backend import PRESETS, Policy, Support, errors
@@ -46,6 +48,11 @@ def dtype_support(device: torch.device, dtype: str, emulate: bool = False) -> tu
 def float8_support(device: torch.device) -> Support:
     """Return whether the device multiplies float8 matrices."""
     return traits(device).float8(device)
+
+
+def has_float8_kernels(device: torch.device) -> bool:
+    """Return whether casts to float8 run as Triton kernels; torch brings Triton to Linux."""
+    return float8_support(device).ok and importlib.util.find_spec("triton") is not None
 
 
 def default_policy(wanted: str | None) -> tuple[str, str]:

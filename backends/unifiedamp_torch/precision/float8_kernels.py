@@ -1,8 +1,8 @@
 """Casts to float8 as Triton kernels: a matrix and its transposed copy in one pass over memory.
 
-Plain operations write the transposed copy in a second pass, with single bytes as far apart as a row is long. The numbers
-are those of ``float8_casts``, bit for bit. Each cast is one custom operator: dynamo and CUDA graphs take it as it is, and
-AOTAutograd computes it once for layers that share an input.
+Plain operations write the transposed copy in a second pass, with single bytes as far apart as a row is long. The
+numbers are those of ``float8_casts``, bit for bit. Each cast is one custom operator: dynamo and CUDA graphs take it as
+it is, and AOTAutograd computes it once for layers that share an input.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def by_tensor(
 
 @by_tensor.register_fake
 def _(
-    tensor: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, wants_amax: bool
+    tensor: torch.Tensor,
+    scale: torch.Tensor,  # noqa: ARG001  # of the operator
+    dtype: torch.dtype,
+    wants_amax: bool,  # noqa: ARG001  # of the operator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return *_pair(tensor, dtype), tensor.new_empty(1, dtype=torch.float32)
 
@@ -197,7 +200,12 @@ def by_row(tensor: torch.Tensor, dtype: torch.dtype, both: bool) -> Four:
 @by_row.register_fake
 def _(tensor: torch.Tensor, dtype: torch.dtype, both: bool) -> Four:
     (values, transposed), (m, k) = _pair(tensor, dtype, both), tensor.shape
-    return values, transposed, tensor.new_empty((m, 1), dtype=torch.float32), tensor.new_empty((k, 1), dtype=torch.float32)
+    return (
+        values,
+        transposed,
+        tensor.new_empty((m, 1), dtype=torch.float32),
+        tensor.new_empty((k, 1), dtype=torch.float32),
+    )
 
 
 def _block_scales(tensor: torch.Tensor, squares: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,7 +213,10 @@ def _block_scales(tensor: torch.Tensor, squares: bool) -> tuple[torch.Tensor, to
     if squares:
         shape = m // BLOCK, k // BLOCK
         return tensor.new_empty(shape, dtype=torch.float32), tensor.new_empty(shape[::-1], dtype=torch.float32)
-    along, across = tensor.new_empty((k // BLOCK, m), dtype=torch.float32), tensor.new_empty((m // BLOCK, k), dtype=torch.float32)
+    along, across = (
+        tensor.new_empty((k // BLOCK, m), dtype=torch.float32),
+        tensor.new_empty((m // BLOCK, k), dtype=torch.float32),
+    )
     return along.t(), across.t()
 
 

@@ -29,7 +29,7 @@ SCALES = {
 def how(recipe: Float8Recipe, kernels: bool = False) -> How:
     """Return how the layers of a recipe compute; ``kernels`` as in ``float8_casts.cast``."""
     in_float8 = [getattr(recipe, product) == "float8" for product in FLOAT8_PRODUCTS]
-    return How(SCALINGS[recipe.scaling], *in_float8, kernels)
+    return How(SCALINGS[recipe.scaling], *in_float8)._replace(kernels=kernels)
 
 
 def choose(

@@ -9,6 +9,7 @@ import torch
 from unifiedamp.backend import SessionSpec, errors
 
 from ..device import placement
+from ..device.selection import has_float8_kernels
 from ..device.tuning import TorchTuner
 from ..distributed.agreement import check_agreement
 from ..distributed.late import refuse_late_wrapper
