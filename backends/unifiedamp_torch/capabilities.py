@@ -66,7 +66,7 @@ def check_policy(spec: SessionSpec, device: torch.device, emulate: bool) -> None
         if not runs:
             raise errors.PolicyNotSupportedError(
                 f"policy {str(policy)!r}: {dtype} does not run here ({runs.reason}); nearest that does: "
-                f"{_nearest_running(device, dtype)}"
+                f"{_nearest_running(device, dtype, policy)}"
             )
         if not helps:
             spec.warn(f"policy {str(policy)!r} runs but cannot help on {device}: {helps.reason}", errors.NoGainWarning)
@@ -119,8 +119,8 @@ def _check_recipe(policy: Policy, device: torch.device) -> None:
     finer = [name for name in ("rowwise", "tensorwise") if traits(device).float8_recipe(device, name)]
     nearest = policy.replace(recipe=next(iter(finer), "tensorwise"))
     raise errors.PolicyNotSupportedError(
-        f"policy {str(policy)!r}: recipe {policy.float8.name!r} does not run here ({answer.reason}); nearest that does: "
-        f"{str(nearest)!r}; {str(policy.replace(emulate=True))!r} runs its numerics anywhere"
+        f"policy {str(policy)!r}: recipe {policy.float8.name!r} does not run here ({answer.reason}); nearest that "
+        f"does: {str(nearest)!r}; {str(policy.replace(emulate=True))!r} runs its numerics anywhere"
     )
 
 
@@ -146,9 +146,9 @@ def _check_emulation(policy: Policy, device: torch.device) -> None:
         )
 
 
-def _nearest_running(device: torch.device, dtype: str) -> str:
+def _nearest_running(device: torch.device, dtype: str, policy: Policy) -> str:
     other = "mixed_float16" if dtype == "bfloat16" else "mixed_bfloat16"
     nearest = repr(other if dtype_support(device, PRESETS[other].compute_dtype)[0] else "float32")
     if dtype == "float8":
-        nearest += "; 'mixed_float8;emulate=true' runs its numerics anywhere"
+        nearest += f"; {str(policy.replace(emulate=True))!r} runs its numerics anywhere"
     return nearest

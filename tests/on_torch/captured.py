@@ -21,11 +21,13 @@ class Trained:
     """A model under a session, and a step that is captured or not."""
 
     def __init__(self, monkeypatch, captured, *, policy="float32", loss_scale=SCALE, fused=True, optimizer="AdamW",
-                 body=None, drop=0.0, **options):  # fmt: skip
+                 body=None, drop=0.0, model=None, **options):  # fmt: skip
         if not torch.cuda.is_available():
             pretend_reads_sync(monkeypatch)
         self.amp = ua.Amp("torch", policy, loss_scale=loss_scale, **options)
-        model = torch.nn.Sequential(mlp(), torch.nn.Dropout(drop)).to(self.amp.backend.device.native)
+        model = torch.nn.Sequential(mlp() if model is None else model(), torch.nn.Dropout(drop)).to(
+            self.amp.backend.device.native
+        )
         extra = {"momentum": 0.9} if optimizer == "SGD" else {}
         native = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05, fused=fused, **extra)
         self.model, self.optimizer = self.amp.prepare(model, native)

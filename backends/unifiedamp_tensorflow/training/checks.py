@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import tensorflow as tf
 
-from unifiedamp.backend import Policy, SessionSpec, StepResult, StepValues, errors
+from unifiedamp.backend import Float8Recipe, Policy, SessionSpec, StepResult, StepValues, errors
 
 from .._types import Tensor
 
@@ -18,7 +20,7 @@ def check_spec(spec: SessionSpec) -> None:
 
     Raises:
         ConfigError: an unknown key, or a value of the wrong type.
-        PolicyNotSupportedError: float8 without ``emulate``, or by the graph rewrite.
+        PolicyNotSupportedError: float8 without ``emulate``, by the graph rewrite, or by another recipe than tensorwise.
     """
     spec.check_options(OPTIONS, "tensorflow")
     for name in ("xla", "emulate"):
@@ -27,6 +29,7 @@ def check_spec(spec: SessionSpec) -> None:
     asked, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     emulate = asked or spec.policy.emulate
     check_emulation(spec.policy)
+    check_recipe(spec.policy)
     if asked and not float8:
         spec.warn(
             f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
@@ -41,6 +44,21 @@ def check_spec(spec: SessionSpec) -> None:
         raise errors.PolicyNotSupportedError(
             f"policy {str(spec.policy)!r} cannot run: {NO_FLOAT8}; nearest that does: 'mixed_bfloat16'; "
             "'mixed_float8;emulate=true' runs its numerics anywhere"
+        )
+
+
+def check_recipe(policy: Policy) -> None:
+    """Refuse a float8 recipe that is not emulated.
+
+    Raises:
+        PolicyNotSupportedError: with the one that is.
+    """
+    if policy.compute_dtype == "float8" and str(policy.float8) != "tensorwise":
+        defaults = {name: value for name, value in asdict(Float8Recipe()).items() if name != "scaling"}
+        nearest = policy.replace(recipe="tensorwise", emulate=True, **defaults)
+        raise errors.PolicyNotSupportedError(
+            f"policy {str(policy)!r}: on TensorFlow, float8 is emulated by recipe 'tensorwise' alone, with all "
+            f"products in float8; nearest that runs: {str(nearest)!r}"
         )
 
 

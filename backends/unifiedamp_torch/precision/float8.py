@@ -2,8 +2,8 @@
 
 Inputs and weights are float8 e4m3 (finite maximum 448). Gradients are e5m2 (57344) where a tensor has one scale, as in
 Micikevicius et al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), and e4m3 where scales are finer, as in
-torchao's rowwise recipe and DeepSeek-V3 (arXiv:2412.19437). With one scale per tensor, from its present largest magnitude
-("current" or "just in time" scaling in NVIDIA's Transformer Engine, torchao's tensorwise recipe)::
+torchao's rowwise recipe and DeepSeek-V3 (arXiv:2412.19437). With one scale per tensor, from its present largest
+magnitude ("current" or "just in time" scaling in NVIDIA's Transformer Engine, torchao's tensorwise recipe)::
 
     scale = float8_max / amax(|tensor|)
     float8 tensor = round_to_float8(float32(tensor) * scale)

@@ -79,9 +79,10 @@ def wrap(
     """
     modules: dict[str, Any] = modules_by_path(model)
     region, undo = Region(device_type, None), []
-    scales = state.scaling.add([prefix + path for path in paths]) if state.scaling is not None else {}
-    for path in paths:
-        module, known = modules[path], scales.get(prefix + path)
+    names = {path: prefix + (path or "(the model)") for path in paths}
+    scales = state.scaling.add(list(names.values())) if state.scaling is not None else {}
+    for path, name in names.items():
+        module, known = modules[path], scales.get(name)
         cached = None if state.weights is None else state.weights.add(module, how, known)
         undo.append(Float8Forward(module, region, emulate, how, known, cached).remove)
     return undo

@@ -65,7 +65,7 @@ def _native(
 def _by_blocks(a: Scaled, b: Scaled, dtype: torch.dtype) -> torch.Tensor:
     """Return the product by cuBLAS's kernel, which torch 2.10 and newer have for compute capability 9.0.
 
-    Inverse scales of 1 x 128 values are column-major; those of squares are transposed, with rows padded to four numbers.
+    Inverse scales of 1 x 128 values are column-major; those of squares are transposed, their rows padded to fours.
     """
     functional: Any = torch.nn.functional
     kinds = functional.ScalingType
