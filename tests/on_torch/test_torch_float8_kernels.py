@@ -68,7 +68,7 @@ def trained(policy, mode, monkeypatch, kernels=True):
     torch.manual_seed(0)
     amp = ua.Amp("torch", policy, compile=mode)
     model = torch.nn.Sequential(torch.nn.Linear(256, 384), torch.nn.GELU(), torch.nn.Linear(384, 128)).cuda()
-    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True))
     x, y = (torch.randn(100, size, device="cuda") for size in (256, 128))
 
     @amp.compile

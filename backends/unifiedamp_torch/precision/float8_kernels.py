@@ -68,6 +68,9 @@ def _tensor_kernel(
     loaded = _tile(tensor, rows, cols, m, n)
     low = _scaled(loaded, tl.load(scale)).to(values.dtype.element_ty)
     _store(values, low, rows, cols, m, n)
+    # The scale is read again, so that each store has its own cast: where float32 values are cast once for both, Triton
+    # 3.6 mixes up neighbours in the transposed copy.
+    low = _scaled(loaded, tl.load(scale, volatile=True)).to(values.dtype.element_ty)
     _store(transposed, tl.trans(low), cols, rows, n, m)
     if AMAX:
         tl.atomic_max(amax.to(tl.pointer_type(tl.int32)), tl.max(tl.max(_bits(loaded), 1), 0), sem="relaxed")
@@ -123,10 +126,11 @@ def _square_kernel(
     i, j = tl.program_id(0), tl.program_id(1)
     m, n = i * SIZE + tl.arange(0, SIZE), j * SIZE + tl.arange(0, SIZE)
     loaded = _tile(tensor, rows, cols, m, n)
-    scale = _power_of_two(tl.max(tl.max(_bits(loaded), 1), 0), LARGEST)
-    low = _scaled(loaded, scale).to(values.dtype.element_ty)
-    _store(values, low, rows, cols, m, n)
-    _store(transposed, tl.trans(low), cols, rows, n, m)
+    bits = _bits(loaded)
+    scale = _power_of_two(tl.max(tl.max(bits, 1), 0), LARGEST)
+    _store(values, _scaled(loaded, scale).to(values.dtype.element_ty), rows, cols, m, n)
+    across = _power_of_two(tl.max(tl.max(bits, 0), 0), LARGEST)  # the same; a cast for each store, as above
+    _store(transposed, tl.trans(_scaled(loaded, across).to(values.dtype.element_ty)), cols, rows, n, m)
     back = tl.div_rn(1.0, scale)
     tl.store(inverse + i * tl.num_programs(1) + j, back)
     tl.store(inverse_transposed + j * tl.num_programs(0) + i, back)

@@ -65,18 +65,16 @@ def _native(
 def _by_blocks(a: Scaled, b: Scaled, dtype: torch.dtype) -> torch.Tensor:
     """Return the product by cuBLAS's kernel, which torch 2.10 and newer have for compute capability 9.0.
 
-    Inverse scales of 1 x 128 values are column-major; those of squares are transposed, their rows padded to fours.
+    Inverse scales of 1 x 128 values are column-major. cuBLAS reads those of squares at a distance that is a multiple of
+    four numbers, which ``torch._scaled_mm`` takes only where their count is one; else each row gets its own.
     """
-    functional: Any = torch.nn.functional
-    kinds = functional.ScalingType
     left, right = a.inverse.t().contiguous().t(), b.inverse
-    if len(right) == len(b.values):
-        kind, right = kinds.BlockWise1x128, right.t().contiguous().t()
-    else:
-        kind, right = kinds.BlockWise128x128, functional.pad(right, (0, -right.shape[1] % 4)).t()
-    return functional.scaled_mm(  # type: ignore[no-any-return]  # older versions lack it
-        a.values, b.values.t(), left, kinds.BlockWise1x128, right, kind, output_dtype=dtype
-    )
+    rows, columns = right.shape
+    if rows != len(b.values) and columns % 4:
+        right = right.repeat_interleave(BLOCK, 0)
+        rows = len(right)
+    right = right.t().contiguous() if rows == len(b.values) else right.contiguous().t()
+    return torch._scaled_mm(a.values, b.values.t(), scale_a=left, scale_b=right, out_dtype=dtype)
 
 
 def _with_bias(out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
