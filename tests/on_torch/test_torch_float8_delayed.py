@@ -1,5 +1,6 @@
 """Delayed scaling on torch: what enters the histories and when, the scales that follow, and the session's state."""
 
+import itertools
 import json
 import math
 
@@ -23,8 +24,7 @@ class Run:
     def __init__(self, policy=POLICY, form="eager", lr=0.0, sizes=(SIZE, SIZE), **options):
         self.amp = session(policy, **options)
         torch.manual_seed(0)
-        pairs = zip(sizes, sizes[1:], strict=False)
-        layers = [torch.nn.Linear(*pair) for pair in pairs]
+        layers = [torch.nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
         model = torch.nn.Sequential(*layers)
         self.model, self.optimizer = self.amp.prepare(model, torch.optim.SGD(model.parameters(), lr=lr))
         self.step = self._train if form == "eager" else self.amp.compile(self._train)

@@ -27,12 +27,16 @@ def casts(monkeypatch):
     return made
 
 
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.05, fused=True)  # whose updates change no version
+
+
 class Run:
-    def __init__(self, recipe, windows=3, optimizer=torch.optim.SGD, **options):
+    def __init__(self, recipe, windows=3, **options):
         self.amp = session(f"mixed_float8;recipe={recipe};emulate=true", accumulate_steps=windows, **options)
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU(), torch.nn.Linear(SIZE, SIZE))
-        self.model, self.optimizer = self.amp.prepare(model, optimizer(model.parameters(), lr=0.05))
+        self.model, self.optimizer = self.amp.prepare(model, sgd(model.parameters()))
 
     def micro_batch(self, seed, call=None, step=True):
         x = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
@@ -109,6 +113,14 @@ def test_a_changed_weight_is_cast_anew(change):
     assert not torch.equal(after, before)
 
 
+def test_evaluation_casts_anew():
+    run = Run("tensorwise")
+    run.micro_batch(0)
+    before = run.evaluate()
+    run.model[0].weight.data.mul_(2)  # which _version does not tell of
+    assert not torch.equal(run.evaluate(), before)
+
+
 def test_averaged_weights_are_seen():
     run = Run("tensorwise")
     average = run.amp.ema(run.model, decay=0.5)
@@ -152,6 +164,8 @@ def test_captured_steps_train_as_uncaptured_ones(monkeypatch, recipe, windows):
     options = {"policy": f"mixed_float8;recipe={recipe};emulate=true", "accumulate_steps": windows, "model": wide}
     runs, given = both(monkeypatch, feed, **options)
     assert_same(runs, given)
+    if runs[1].stage is not None:
+        assert runs[1].stage.replays >= 9
     for history in zip(*[run.amp.backend.amax_history.read().values() for run in runs], strict=True):
         torch.testing.assert_close(*map(torch.from_numpy, history))
     torch.testing.assert_close(*map(evaluate, runs), rtol=1e-5, atol=1e-5)
