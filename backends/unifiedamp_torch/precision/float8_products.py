@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .float8_casts import BLOCKS, ROW, Scaled
+from .float8_casts import BLOCK, BLOCKS, ROW, Scaled
 
 
 def product(
