@@ -32,7 +32,9 @@ def product(
     """
     out_dtype = torch.bfloat16 if scaling in (ROW, BLOCKS) else dtype
     run = _emulated if emulate else _native
-    return run(a, b, scaling, out_dtype, bias, fast).to(dtype)
+    out = run(a, b, scaling, out_dtype, bias, fast)
+    # No cast that changes nothing: in torch 2.11, compiled, a custom function whose result is one has zero gradients.
+    return out if out_dtype is dtype else out.to(dtype)
 
 
 def _emulated(
