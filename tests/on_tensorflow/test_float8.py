@@ -26,6 +26,12 @@ def inputs(*shape):
     return x.astype(np.float32)
 
 
+@pytest.mark.parametrize("setting", ["recipe=delayed;amax_history=16", "recipe=rowwise", "wgrad=bfloat16"])
+def test_other_recipes_are_refused_with_the_nearest(setting):
+    with pytest.raises(ua.PolicyNotSupportedError, match=r"nearest that runs: 'mixed_float8;emulate=true'"):
+        ua.Amp("tensorflow", f"mixed_float8;{setting};emulate=true")
+
+
 def test_einsum_dense_layers():
     """A projection into four heads of eight is a product with 32 outputs."""
 
