@@ -41,7 +41,7 @@ def read_histories(raw: Any) -> dict[str, Any] | None:
         fits = array.ndim == 2 and array.shape[0] == ROWS and array.dtype == "float32"
         if not fits or not ((array >= 0) & (array < math.inf)).all():
             raise CheckpointError(
-                f"this state's amax_history[{name!r}] must be float32 numbers of shape (3, iterations), finite and none "
+                f"this state's amax_history[{name!r}] must be float32 numbers of shape (3, iterations), finite, not "
                 f"below 0, got {shortened(array.dtype)} of shape {array.shape}"
             )
     return found
