@@ -7,6 +7,9 @@ from loops import session
 
 import unifiedamp as ua
 from unifiedamp.conformance import float8 as kit
+from unifiedamp_torch.precision import float8_casts as casts
+from unifiedamp_torch.precision import float8_products
+from unifiedamp_torch.precision.float8_casts import E4M3, cast
 
 ROWS, INPUTS, OUTPUTS = 40, 256, 128
 FINE = ["rowwise", "rowwise_gw_hp", "block128"]
@@ -141,6 +144,34 @@ def test_zeros_give_zeros(arrays, recipe):
         np.testing.assert_array_equal(out, np.broadcast_to(bias, out.shape))
         assert not dx.any()
         assert not dw.any()
+
+
+def both_products(a, b, scaling):
+    """The product of two casts, native and emulated."""
+    return [float8_products.product(a, b, scaling, torch.float32, emulate) for emulate in (False, True)]
+
+
+def test_the_native_product_of_rows_is_the_emulated_one():
+    a, b = (cast(torch.randn(size, 64), E4M3, casts.ROW).rows for size in (48, 32))
+    torch.testing.assert_close(*both_products(a, b, casts.ROW), rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="before torch 2.10")
+@pytest.mark.parametrize("inputs", [128, 384, 512])
+@pytest.mark.parametrize("of_b", [casts.BLOCKS, casts.SQUARES])
+def test_scales_of_blocks_are_laid_out_as_torch_wants_them(monkeypatch, inputs, of_b):
+    """Torch's own checks of the GPU's product stand in for it."""
+
+    def checked(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype):
+        monkeypatch.setattr(torch._meta_registrations, "device_hint", lambda _: "cuda")
+        check = torch._meta_registrations._check_scaled_mm_sizes_v2
+        return check(a, b, [scale_a], [kind_a], [scale_b], [kind_b], out_dtype=output_dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", checked)
+    a = cast(torch.randn(256, inputs), E4M3, casts.BLOCKS).rows
+    b = cast(torch.randn(384, inputs), E4M3, of_b).rows
+    native, emulated_ = both_products(a, b, casts.BLOCKS)
+    assert native.shape == emulated_.shape == (256, 384)
 
 
 def test_sizes_that_a_recipe_refuses():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,10 +38,11 @@ def read_histories(raw: Any) -> dict[str, Any] | None:
         raise CheckpointError(f"this state's 'amax_history' must be a mapping, got {type(raw).__name__}")
     found = {str(name): from_text(text, f"amax_history[{name!r}]") for name, text in raw.items()}
     for name, array in found.items():
-        if array.ndim != 2 or array.shape[0] != ROWS or array.dtype != "float32" or not (array >= 0).all():
+        fits = array.ndim == 2 and array.shape[0] == ROWS and array.dtype == "float32"
+        if not fits or not ((array >= 0) & (array < math.inf)).all():
             raise CheckpointError(
-                f"this state's amax_history[{name!r}] must be float32 numbers of shape (3, iterations), none below 0, "
-                f"got {shortened(array.dtype)} of shape {array.shape}"
+                f"this state's amax_history[{name!r}] must be float32 numbers of shape (3, iterations), finite, not "
+                f"below 0, got {shortened(array.dtype)} of shape {array.shape}"
             )
     return found
 

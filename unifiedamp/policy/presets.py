@@ -33,7 +33,7 @@ AMBIGUOUS = {
     "16bit": "mixed_float16", "mixed_precision": "mixed_float16", "mixed_half": "mixed_float16",
     "8": "mixed_float8", "8bit": "mixed_float8", "float8": "mixed_float8", "8-mixed": "mixed_float8",
     # Lightning's keep the parameters in bfloat16 or float16, and scale by the history of maxima.
-    "transformer-engine": "mixed_float8", "transformer-engine-float16": "mixed_float8",
+    "transformer-engine": "mixed_float8;recipe=delayed", "transformer-engine-float16": "mixed_float8;recipe=delayed",
     "32": "float32", "full": "float32", "float": "float32",
 }  # fmt: skip
 """Names that mean different things in different libraries → the likely meaning."""

@@ -126,16 +126,12 @@ class DelayedScaling:
         self._length, self._margin, self._device = length, margin, device
         self._models: list[Histories] = []
         self._skipped: torch.Tensor | None = None
+        self._begun = False
         self.version = 0
-
-    @property
-    def layers(self) -> dict[str, LayerScales]:
-        """Name → scales, of the layers of all models."""
-        return {name: layer for model in self._models for name, layer in model.layers.items()}
 
     def calibrates(self) -> bool:
         """Return whether this iteration is the first one, in which no layer has a history."""
-        return bool(self._models) and not any(layer.ready for layer in self.layers.values())
+        return bool(self._models) and not self._begun
 
     def add(self, names: Sequence[str]) -> dict[str, LayerScales]:
         """Return name → scales of the layers of one model."""
@@ -157,10 +153,10 @@ class DelayedScaling:
         skipped, self._skipped = self._skipped, None
         for model in self._models:
             model.end(skipped)
-        for layer in self.layers.values():
-            if layer.seen and not layer.ready:
-                layer.ready = True
-                self.version += 1
+            for layer in model.layers.values():
+                if layer.seen and not layer.ready:
+                    layer.ready = self._begun = True
+                    self.version += 1
 
     def discard(self) -> None:
         """Forget the magnitudes of an iteration that is discarded."""
@@ -183,12 +179,14 @@ class DelayedScaling:
     @torch.no_grad()
     def write(self, histories: Mapping[str, Any]) -> None:
         """Set the histories, of which the newest iterations are kept; layers that are left out start anew."""
+        self._begun = False
         for model in self._models:
             rows = torch.zeros(len(model.layers), len(OPERANDS), self._length)
             for at, (name, layer) in enumerate(model.layers.items()):
                 kept = torch.from_numpy(histories[name])[:, : self._length] if name in histories else torch.zeros(3, 0)
                 rows[at, :, : kept.shape[1]] = kept
                 layer.seen = layer.ready = bool(kept.any())
+                self._begun |= layer.ready
             model.history.copy_(rows.reshape(-1, self._length))
             model.scales.fill_(1.0)
             model.set_scales()
