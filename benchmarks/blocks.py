@@ -1,4 +1,4 @@
-"""The model and data of the float8 benchmark: transformer blocks over tokens of a Markov chain."""
+"""The models and data of the float8 benchmark: transformer blocks over tokens of a Markov chain."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Sizes:
     length: int = 2048
     batch: int = 4
     tokens: int = 512
+    model: str = "gpt"
 
 
+LLAMA = Sizes(length=8192, batch=1, model="llama")
+"""Blocks with the shapes of Llama-3-8B."""
 SMOKE = Sizes(width=64, heads=4, blocks=2, length=32, batch=4, tokens=32)
 
 
@@ -46,6 +49,42 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+class LlamaBlock(nn.Module):
+    """RMSNorm, attention with a quarter of the key and value heads, and a gated feed-forward network of 3.5 times the
+    width, without biases.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        few, hidden = width // 4, width * 7 // 2
+
+        def linear(inputs: int, outputs: int) -> nn.Linear:
+            return nn.Linear(inputs, outputs, bias=False)
+
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.proj = (
+            linear(width, width),
+            linear(width, few),
+            linear(width, few),
+            linear(width, width),
+        )
+        self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) → the same shape."""
+        size = x.shape[-1] // self.heads
+        low = self.norm1(x)
+        q, k, v = (part(low).unflatten(-1, (-1, size)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.proj(seen.transpose(1, 2).flatten(2))
+        low = self.norm2(x)
+        return x + self.down(F.silu(self.gate(low)) * self.up(low))
+
+
+BLOCKS = {"gpt": Block, "llama": LlamaBlock}
+
+
 class Stack(nn.Module):
     """Embedding, blocks and head; returns logits of the next token."""
 
@@ -53,7 +92,7 @@ class Stack(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(sizes.tokens, sizes.width)
         self.place = nn.Embedding(sizes.length, sizes.width)
-        self.blocks = nn.Sequential(*[Block(sizes.width, sizes.heads) for _ in range(sizes.blocks)])
+        self.blocks = nn.Sequential(*[BLOCKS[sizes.model](sizes.width, sizes.heads) for _ in range(sizes.blocks)])
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.tokens)
         for module in self.modules():

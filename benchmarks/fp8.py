@@ -1,13 +1,16 @@
-"""Step time and loss of mixed_float8 compared with mixed_bfloat16 on a stack of transformer blocks.
+"""Step time and loss of mixed_float8's recipes compared with mixed_bfloat16 on a stack of transformer blocks.
 
-`python benchmarks/fp8.py --loss-steps 500` needs torch and a GPU with float8; it prints a table and writes
-`benchmarks/results/fp8-torch.json`. `--smoke --out FOLDER` runs small sizes with float8 emulated, on any machine.
+`python benchmarks/fp8.py --model llama` needs torch and a GPU with float8; it prints a table and writes
+`benchmarks/results/fp8-torch.json`. `--loss-steps 5000` trains each before, on new batches. `--smoke --out FOLDER` runs
+small sizes with float8 emulated, on any machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blocks import SMOKE, Chain, Sizes, Stack, loss_fn
+from blocks import BLOCKS, LLAMA, SMOKE, Chain, Sizes, Stack, loss_fn
 from native.torch_amp import gpu
 from record import RESULTS, hardware, show, write
 from timing import Comparison, Loop, compare
@@ -23,18 +26,16 @@ from timing import Comparison, Loop, compare
 import unifiedamp as ua
 
 POLICIES = ("mixed_float8", "mixed_bfloat16")
+RECIPES = ("tensorwise", "delayed", "rowwise_gw_hp", "rowwise", "block128")
 LAST = 20
 """Losses are compared as the mean over the last ``LAST`` steps."""
 
 
 def session(policy: str, emulate: bool) -> ua.Amp:
     """Return a session; the head stays in bfloat16, as is usual."""
-    if policy != "mixed_float8":
+    if not policy.startswith("mixed_float8"):
         return ua.Amp("torch", policy)
-    options = {"torch": {"emulate": True}} if emulate else None
-    return ua.Amp(
-        "torch", ua.Policy.parse(policy).replace(layer_overrides={"head": "bfloat16"}), backend_options=options
-    )
+    return ua.Amp("torch", ua.Policy.parse(policy).replace(layer_overrides={"head": "bfloat16"}, emulate=emulate))
 
 
 def trained(policy: str, form: str, options: Any) -> tuple[ua.Amp, Callable[[Any, Any], Any]]:
@@ -66,9 +67,16 @@ def final_loss(run: tuple[ua.Amp, Callable[[Any, Any], Any]], options: Any) -> f
 
 def batches(amp: ua.Amp, options: Any) -> Iterator[tuple[Any, Any]]:
     """Yield a new batch for each step (a model this large memorizes batches); the same ones in each run."""
-    chain = Chain(options.sizes)
-    made = [[amp.to_native(part) for part in chain.batch()] for _ in range(options.loss_steps)]
-    yield from ((tokens, targets) for tokens, targets in made)
+    for batch in drawn(options.sizes, options.loss_steps):
+        tokens, targets = (amp.to_native(part) for part in batch)
+        yield tokens, targets
+
+
+@functools.cache
+def drawn(sizes: Sizes, count: int) -> list[Any]:
+    """Return so many batches; drawing them takes longer than training does."""
+    chain = Chain(sizes)
+    return [chain.batch() for _ in range(count)]
 
 
 def loop(run: tuple[ua.Amp, Callable[[Any, Any], Any]], options: Any) -> Loop:
@@ -92,20 +100,29 @@ def forget() -> None:
         torch.cuda.empty_cache()
 
 
-def measure(form: str, options: Any) -> Comparison:
-    """Measure one row: first the losses, if requested, one after the other; then the alternating step times."""
-    runs = [trained(policy, form, options) for policy in POLICIES]
-    loss = "not measured"
-    if options.loss_steps:
-        low, high = (final_loss(run, options) for run in runs)
-        loss = f"{low:.4f} / {high:.4f} = {low / high:.4f}"
+def measure(recipe: str, form: str, options: Any, of_bfloat16: dict[str, float]) -> Comparison:
+    """Measure one row: first the losses, if requested, one after the other; then the alternating step times.
+
+    Args:
+        recipe: of float8.
+        form: mode of ``amp.compile``.
+        options: of the command.
+        of_bfloat16: form → mixed_bfloat16's loss, trained for the first recipe.
+    """
+    runs = [trained(f"mixed_float8;recipe={recipe}", form, options), trained("mixed_bfloat16", form, options)]
     sizes = options.sizes
     labels = {
-        "blocks × width": f"{sizes.blocks} × {sizes.width}",
+        "recipe": recipe,
+        "blocks × width": f"{sizes.blocks} × {sizes.width}, {sizes.model}",
         "batch × length": f"{sizes.batch} × {sizes.length}",
         "amp.compile": form,
-        f"loss after {options.loss_steps} steps": loss,
     }
+    if options.loss_steps:
+        low = final_loss(runs[0], options)
+        if form not in of_bfloat16:
+            of_bfloat16[form] = final_loss(runs[1], options)
+        high = of_bfloat16[form]
+        labels[f"loss after {options.loss_steps} steps"] = f"{low:.4f} / {high:.4f} = {low / high:.4f}"
     row = compare(labels, *(loop(run, options) for run in runs), options.pairs)
     runs.clear()
     forget()
@@ -118,15 +135,18 @@ def parse() -> Any:
     parser.add_argument("--smoke", action="store_true", help="small sizes, float8 emulated")
     parser.add_argument("--pairs", type=int, help="pairs of turns (default: 30; with --smoke 2)")
     parser.add_argument("--forms", nargs="+", choices=("off", "default", "max"), help="modes of amp.compile")
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="(default: all)")
+    parser.add_argument("--model", choices=tuple(BLOCKS), default="gpt", help="the blocks (default: %(default)s)")
     parser.add_argument("--loss-steps", type=int, default=0, help="steps of the loss comparison (default: none)")
     parser.add_argument("--lr", type=float, help="AdamW's learning rate (default: 1e-4; with --smoke 3e-3)")
     for name, value in vars(Sizes()).items():
-        parser.add_argument(f"--{name}", type=int, help=f"(default: {value})")
+        if name != "model":
+            parser.add_argument(f"--{name}", type=int, help=f"(default: {value})")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file (default: %(default)s)")
     options = parser.parse_args()
     if options.smoke and options.out == RESULTS:
         parser.error("--smoke measures nothing useful: pass --out")
-    base = vars(SMOKE if options.smoke else Sizes())
+    base = vars(SMOKE if options.smoke else LLAMA if options.model == "llama" else Sizes())
     options.sizes = Sizes(**{name: getattr(options, name) or value for name, value in base.items()})
     options.pairs = options.pairs or (2 if options.smoke else 30)
     options.lr = options.lr or (3e-3 if options.smoke else 1e-4)
@@ -142,8 +162,9 @@ def main() -> None:
     path = options.out / "fp8-torch.json"
     how = "emulated, not to be compared" if options.smoke else (gpu() or {}).get("name", "cpu")
     rows: list[Comparison] = []
-    for form in options.forms:
-        rows.append(measure(form, options))
+    of_bfloat16: dict[str, float] = {}
+    for recipe, form in itertools.product(options.recipes, options.forms):
+        rows.append(measure(recipe, form, options, of_bfloat16))
         write(path, f"torch: step time, mixed_float8 over mixed_bfloat16 ({how})", POLICIES, before, rows)
     show(json.loads(path.read_text(encoding="utf-8")))
     print(f"the least loss there is: {math.log(4):.4f}")
