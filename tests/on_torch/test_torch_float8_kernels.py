@@ -1,11 +1,9 @@
 """Casts to float8 by Triton kernels: the numbers of plain operations, and what overflowed; on a GPU that has float8."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 import unifiedamp as ua
-
 from unifiedamp_torch.device.selection import has_float8_kernels
 from unifiedamp_torch.precision.float8_casts import BLOCKS, E4M3, E5M2, ROW, SQUARES, TENSOR, cast
 
@@ -26,7 +24,8 @@ def made(shape, dtype, seed=0):
 def assert_same(one, other):
     assert (one is None) == (other is None)
     if one is not None:
-        assert one.values.is_contiguous() and one.inverse.shape == other.inverse.shape
+        assert one.values.is_contiguous()
+        assert one.inverse.shape == other.inverse.shape
         torch.testing.assert_close(one.values.view(torch.uint8), other.values.view(torch.uint8), rtol=0, atol=0)
         torch.testing.assert_close(one.inverse, other.inverse, rtol=0, atol=0)
 
