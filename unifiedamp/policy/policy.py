@@ -80,8 +80,9 @@ class Policy:
         recipe: how float8 operands are scaled: "tensorwise", "delayed", "rowwise", "rowwise_gw_hp" or "block128", or
             what torchao and Transformer Engine call them; see :mod:`unifiedamp.policy.float8`. "rowwise_gw_hp" is kept
             as "rowwise" with ``wgrad="bfloat16"``.
-        fprop, dgrad, wgrad: what a float8 layer's forward product, its gradient of the inputs and its gradient of the
-            weights run in: "float8" or "bfloat16". A ``wgrad`` of None is the recipe's own.
+        fprop: what a float8 layer's forward product runs in: "float8" or "bfloat16".
+        dgrad: the same, of its gradient of the inputs.
+        wgrad: the same, of its gradient of the weights; None for the recipe's own.
         amax_history: of recipe "delayed", the optimizer steps whose largest magnitudes set the scales, 1 to 9999.
         margin: of recipe "delayed", powers of two left free below float8's maximum, 0 to 9.
 
