@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..recording.difference import Difference, Divergence, difference
+from ..recording.difference import difference
+from ..recording.divergence import Difference, Divergence
 from ..recording.reading import read_recording
 from .errors import NOT_ALL_WELL
 from .show import console, print_json, say, table
