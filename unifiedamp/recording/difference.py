@@ -56,7 +56,8 @@ def _comparison(a: Recording, b: Recording, paired: Pairing, ulp: float | None) 
     # Optimizers with an epsilon divide by the size of gradients.
     known = {row["layer"] for each in (a, b) for row in each.steps[0]["activations"]}
     adaptive = any(row["layer"] not in known for each in headers for row in each["epsilons"])
-    return Comparison(paired, lowest([*compute, *params]), lowest(params), ulp, same, adaptive)
+    ranks = int(a.header.get("ranks", 1)), int(b.header.get("ranks", 1))
+    return Comparison(paired, lowest([*compute, *params]), lowest(params), ulp, same, adaptive, ranks)
 
 
 def _compared(
@@ -70,11 +71,11 @@ def _compared(
     for which, steps in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
         ran = {str(step.get("ran", "eager")) for step in steps}
         yield from (RAN[each].format(which) for each in sorted(ran) if each in RAN)
-    counts = [each.header.get("ranks", 1) for each in (a, b)]
+    counts = about.ranks
     if counts[0] != counts[1]:
         yield (
             f"{counts[0]} and {counts[1]} ranks: layers by norms and sums over the whole batch, gradients by the mean "
-            "of the ranks' own"
+            "of the ranks' own; where a rank did not answer, weights and summed gradients alone"
         )
     if about.pairing.part == "ordered":
         yield (

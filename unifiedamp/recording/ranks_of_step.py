@@ -15,16 +15,20 @@ class RanksOfStep:
 
     Args:
         a, b: its records.
+        counts: how many ranks each run has.
 
     Attributes:
         differ: the runs have different numbers of ranks, and the records of all of them.
+        incomplete: the runs have different numbers of ranks, and some did not answer: what layers computed is not
+            known for the whole batch.
     """
 
-    def __init__(self, a: dict[str, Any], b: dict[str, Any]) -> None:
+    def __init__(self, a: dict[str, Any], b: dict[str, Any], counts: tuple[int, int]) -> None:
         self._steps = a, b
         self._merged: tuple[dict[str, Any], ...] = tuple(_complete(each) for each in (a, b))
-        self._counts = [len(each.get("local", ())) for each in self._merged]
-        self.differ = self._counts[0] != self._counts[1]
+        told = all(merged or count == 1 for merged, count in zip(self._merged, counts, strict=True))
+        self.differ = counts[0] != counts[1] and told
+        self.incomplete = counts[0] != counts[1] and not told
 
     def whole(self) -> tuple[Rows, Rows]:
         """Return what is known of the layers' inputs and outputs for the whole batch of each run."""
@@ -34,18 +38,18 @@ class RanksOfStep:
     def others(self) -> Iterator[tuple[str, Rows, Rows]]:
         """Yield the rows of layers of each rank but the first, of runs with one number of ranks."""
         one, other = (each.get("layers", {}) for each in self._merged)
-        ranks = [] if self.differ else sorted(one, key=int)[1:]
+        ranks = [] if self.differ or self.incomplete else sorted(one, key=int)[1:]
         yield from ((rank, one[rank], other[rank]) for rank in ranks if rank in other)
 
     def local(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
         """Yield gradients before the sum over ranks: of each rank, or the mean of all; and of which."""
-        if not any(self._counts):
+        if not any(self._merged) or self.incomplete:
             return
         if self.differ:
             one, other = (_means(step, merged) for step, merged in zip(self._steps, self._merged, strict=True))
             yield "in the mean of the ranks' own gradients", one, other
             return
-        one, other = (each["local"] for each in self._merged)
+        one, other = (each.get("local", {}) for each in self._merged)
         yield from ((f"on rank {rank}", one[rank], other[rank]) for rank in sorted(one, key=int) if rank in other)
 
     def losses(self) -> list[float]:

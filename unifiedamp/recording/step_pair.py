@@ -16,6 +16,9 @@ from .same_model import Pairing
 
 AMPLIFIED = 4.0
 """How many times farther apart a tensor may be than those that it is computed from."""
+TURNED = 2.0
+"""Rounding of relative size d turns the sign of a part of about d of the values: it switches so many gradients on or
+off at the kinks of ReLU and maxima, and Adam's first updates. Those are as much as this times sqrt(d) apart."""
 SMALL = 0.25
 """Gradients are compared relative to this part of the largest gradient of their layer at least: a bias before a batch
 norm has a gradient of rounding errors alone."""
@@ -34,6 +37,7 @@ class Comparison:
         ulp: distance from which tensors differ; None: the usual one of each dtype.
         same_dtype: both runs have one compute dtype and one framework, so that each layer computes in the same one.
         adaptive: an optimizer divides gradients by their size, so that rounding turns signs of updates.
+        ranks: how many ranks each run has.
         drifts: weight → the largest distance that its gradients had so far.
     """
 
@@ -43,6 +47,7 @@ class Comparison:
     ulp: float | None
     same_dtype: bool
     adaptive: bool
+    ranks: tuple[int, int]
     drifts: dict[str, float] = field(default_factory=dict)
 
 
@@ -60,7 +65,7 @@ class StepPair:
         about: Comparison,
     ) -> None:  # fmt: skip
         self._a, self._b, self._before, self._about = a, b, before, about
-        self._part, self._ranks = about.pairing.part, RanksOfStep(a, b)
+        self._part, self._ranks = about.pairing.part, RanksOfStep(a, b, about.ranks)
         self._seen = 0.0
         """The largest distance that was found so far in this step, and is rounding."""
         self._apart: dict[str, float] = {}
@@ -115,6 +120,8 @@ class StepPair:
 
     def _layers(self) -> Iterator[Divergence]:
         rows, others = self._a["compare"]["layers"], self._b["compare"]["layers"]
+        if self._ranks.incomplete:
+            return
         if self._ranks.differ:
             yield from self._layers_of_ranks(*self._ranks.whole())
             return
@@ -130,13 +137,12 @@ class StepPair:
             yield from self._layer(rows[i], others[j], computed, self._part)
             computed |= rows[i]["place"] == "output"
         for rank, own, theirs in self._ranks.others():
-            for i, j in pair_rows(own, theirs, True):
-                yield from self._layer(own[i], theirs[j], True, "batch", f"on rank {rank}")
+            yield from self._layers_of_ranks(own, theirs, f"on rank {rank}")
 
-    def _layers_of_ranks(self, rows: list[Any], others: list[Any]) -> Iterator[Divergence]:
+    def _layers_of_ranks(self, rows: list[Any], others: list[Any], note: str = "") -> Iterator[Divergence]:
         computed = False
         for i, j in pair_rows(rows, others, True):
-            yield from self._layer(rows[i], others[j], computed, "batch")
+            yield from self._layer(rows[i], others[j], computed, "batch", note)
             computed |= rows[i]["place"] == "output"
 
     def _ran_alone(self, rows: list[Any], others: list[Any]) -> Iterator[Divergence]:
@@ -168,6 +174,8 @@ class StepPair:
         self._seen = max(self._seen, distance.relative)
 
     def _loss(self) -> Iterator[Divergence]:
+        if self._ranks.incomplete:
+            return
         values = self._ranks.losses()
         distance = relative(*values)
         limit = max(self._limit(self._about.dtype), AMPLIFIED * self._seen)
@@ -192,12 +200,13 @@ class StepPair:
         known = {a: b for a, b in pairs if a in ours and b in theirs}
         order = run_order(list(known), layers_in_order(self._a["compare"]))
         floors = _floors(ours), _floors(theirs)
+        turned = TURNED * math.sqrt(self._seen)
         for name in reversed(order):
             one, other = ours[name], theirs[known[name]]
             floor = SMALL * max(floors[0][layer_of(name)], floors[1][layer_of(known[name])])
             distance = measure(one, other, self._part, floor)
             dtype = lowest([str(one["dtype"]), str(other["dtype"]), self._about.dtype])
-            limit = max(self._limit(dtype), AMPLIFIED * self._seen)
+            limit = max(self._limit(dtype), AMPLIFIED * self._seen, turned)
             if distance.relative > limit:
                 yield self._found(stage, name, measure(one, other, self._part), dtype, limit, note, other=known[name])
             self._seen = max(self._seen, distance.relative)
@@ -223,7 +232,7 @@ class StepPair:
                 continue  # torch keeps the unbiased variance of a batch norm, others the biased one
             apart = max(drifts.get(name, self._seen), whole)
             limit = max(self._limit("float32"), AMPLIFIED * apart)
-            turned = max(limit, math.sqrt(apart)) if self._about.adaptive else limit
+            turned = max(limit, TURNED * math.sqrt(apart)) if self._about.adaptive else limit
             distance = measure(one, other, self._part)
             larger = max(numbers(each, self._part)[0] for each in (one, other))
             rounding = 4 * EPS[self._about.params] * max(numbers(each, self._part)[0] for each in befores[name])

@@ -19,7 +19,7 @@ from .step_recorder import StepRecorder
 
 
 def _check_one_context(model: Block) -> None:
-    contexts = max((len(param.list_ctx()) for _, param in named_parameters(model)), default=1)
+    contexts = max((len(param.list_data()) for _, param in named_parameters(model)), default=1)
     if contexts > 1:
         raise errors.UnsupportedError(
             f"amp.record(compare=True): the model is on {contexts} contexts, whose blocks see parts of a batch; record "
@@ -73,9 +73,9 @@ class MXNetRecorder(Recorder):
         reader = MXNetWeights(self._optimizers.masters_of)
         found: dict[str, Any] = {}
         for index, model in enumerate(self._models):
-            _check_one_context(model)
             prefix = f"model{index}." if index else ""
             found |= {prefix + name: array for name, array in reader.read(model).items()}
+            _check_one_context(model)
         return found
 
     def epsilons(self) -> list[recording.Epsilon]:
