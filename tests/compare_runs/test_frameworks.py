@@ -33,7 +33,9 @@ def where(found, backend):
     if first is None:
         return None
     names = NAMES[backend]
-    layer = next((place for place, name in enumerate(names) if first.name in (name, f"{name}.{tail(first.name)}")), None)
+    layer = next(
+        (place for place, name in enumerate(names) if first.name in (name, f"{name}.{tail(first.name)}")), None
+    )
     return first.step, first.part, first.name if layer is None else layer
 
 

@@ -152,7 +152,9 @@ def test_sketches_are_those_of_float64(shape):
     array = rng.normal(size=shape).astype(np.float32)
     drawn = sketch(torch.from_numpy(np.asarray(array)))
     expected = sketch_of(np.asarray(array))
-    np.testing.assert_allclose(drawn.numbers.numpy(), [expected.norm, *expected.values, *expected.ordered], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        drawn.numbers.numpy(), [expected.norm, *expected.values, *expected.ordered], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_sketch_estimates_distances():

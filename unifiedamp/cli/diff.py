@@ -26,7 +26,7 @@ CAUSES = {
 
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A recording made with amp.record(..., compare=True).")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same model; the framework, form, number of ranks and policy may differ.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same model.")],
     ulp: Annotated[
         float | None,
         typer.Option(

@@ -42,7 +42,9 @@ def role_of(name: str) -> str:
     own = name.rpartition(".")[2]
     if own in ROLES:
         return ROLES[own]
-    return next((role for part, role in (("bias", "bias"), ("kernel", "weight"), ("weight", "weight")) if part in own), own)
+    return next(
+        (role for part, role in (("bias", "bias"), ("kernel", "weight"), ("weight", "weight")) if part in own), own
+    )
 
 
 def size_of(sketched: Mapping[str, Any]) -> int:
@@ -58,7 +60,7 @@ def layers_in_order(compared: Mapping[str, Any]) -> list[str]:
 
 def weights_in_order(compared: Mapping[str, Any]) -> list[str]:
     """Return the names of weights in the order in which their layers ran; of one layer, in that of ``ORDER``."""
-    names = sorted(compared["before"], key=lambda name: (ORDER.index(role) if (role := role_of(name)) in ORDER else 9))
+    names = sorted(compared["before"], key=lambda name: ORDER.index(role) if (role := role_of(name)) in ORDER else 9)
     first: dict[str, int] = {}
     for place, name in enumerate(compared["before"]):
         first.setdefault(layer_of(name), place)

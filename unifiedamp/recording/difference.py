@@ -44,14 +44,12 @@ def difference(a: Recording, b: Recording, ulp: float | None = None) -> Differen
         if found is not None:
             break
     compared = list(_compared(a, b, pairs, about))
-    return Difference(list(_settings(a.header, b.header, paired)), len(pairs), compared, found)
+    return Difference(list(_settings(a.header, b.header)), len(pairs), compared, found)
 
 
 def _comparison(a: Recording, b: Recording, paired: Pairing, ulp: float | None) -> Comparison:
     headers = a.header, b.header
-    compute, params = (
-        [str(each.get(key, "float32")) for each in headers] for key in ("compute_dtype", "param_dtype")
-    )
+    compute, params = ([str(each.get(key, "float32")) for each in headers] for key in ("compute_dtype", "param_dtype"))
     same = len(set(compute)) == len(set(params)) == len({each["backend"] for each in headers}) == 1
     # Optimizers with an epsilon divide by the size of gradients.
     known = {row["layer"] for each in (a, b) for row in each.steps[0]["activations"]}
@@ -79,8 +77,8 @@ def _compared(
         )
     if about.pairing.part == "ordered":
         yield (
-            f"{a.header['backend']} and {b.header['backend']}: layers matched by order, kind and size; tensors by their "
-            "values in ascending order, so that layouts do not count"
+            f"{a.header['backend']} and {b.header['backend']}: layers matched by order, kind and size; tensors by "
+            "their values in ascending order, so that layouts do not count"
         )
     elif not about.pairing.names:
         yield "layers have other names in both runs: matched by order, kind and size"
@@ -88,10 +86,11 @@ def _compared(
         yield f"without partner, and left out: {', '.join(about.pairing.left_out[:10])}"
     for which, each in (("first", a), ("second", b)):
         if each.damaged:
-            yield f"{each.damaged} lines of the {which} recording could not be read, and are left out"
+            lines = "1 line" if each.damaged == 1 else f"{each.damaged} lines"
+            yield f"left out of the {which} recording: {lines} that could not be read"
 
 
-def _settings(a: Mapping[str, Any], b: Mapping[str, Any], paired: Pairing) -> Iterator[tuple[str, str, str]]:
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield what differs in environment and settings; native calls are not compared between frameworks."""
     for name in (
         "backend", "framework_version", "device", "policy", "loss_scale", "accumulate_steps", "every", "ranks",

@@ -46,8 +46,8 @@ def pairing(a: Recording, b: Recording) -> Pairing:
     pairs = pair_weights(one, other)
     alone = list(_without_partner(one, other, pairs))
     matched = {layer_of(name) for pair in pairs for name in pair}
-    rows = [each["layers"] for each in (one, other)]
-    if same and (alone or len(pair_rows(*rows, names=False)) < max(map(len, rows))):
+    rows, others = one["layers"], other["layers"]
+    if same and (alone or len(pair_rows(rows, others, names=False)) < max(len(rows), len(others))):
         raise ConfigError(f"the recordings are of different models: {problem}")
     for name, which in alone:
         if layer_of(name) not in matched:
@@ -115,7 +115,9 @@ def _parts(compared: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def _differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     """Yield why layers, weights and gradients are not the same by name."""
     for (what, ours), others in zip(_parts(one).items(), _parts(other).values(), strict=True):
-        yield from (f"the first one alone has the {what} `{name or 'the model'}`" for name in ours if name not in others)
+        yield from (
+            f"the first one alone has the {what} `{name or 'the model'}`" for name in ours if name not in others
+        )
         yield from (
             f"the second one alone has the {what} `{name or 'the model'}`" for name in others if name not in ours
         )

@@ -180,7 +180,9 @@ class StepPair:
         distance = relative(*values)
         limit = max(self._limit(self._about.dtype), AMPLIFIED * self._seen)
         if distance > limit:
-            note = f"{values[0]:g} and {values[1]:g}, of outputs that were alike: other labels, or another loss function"
+            note = (
+                f"{values[0]:g} and {values[1]:g}, of outputs that were alike: other labels, or another loss function"
+            )
             yield self._found("forward", "the loss", Distance(distance, None, distance), self._about.dtype, limit, note)
 
     # -- backward --------------------------------------------------------------------------------------------------
@@ -276,5 +278,3 @@ def _change(before: Mapping[str, Any], name: str, now: Sketched) -> list[float]:
         numbers(each, "sketch") for each in (before["before"][name], before["update"][name], now)
     )
     return [value - start - moved for value, start, moved in zip(values, first, update, strict=True)]
-
-

@@ -173,9 +173,7 @@ class StepRecorder:
         counts = [np.stack([next(parts), next(parts)]).astype(np.int64) for _ in self._counts]
         local = self._of_contexts(activations, counts)
         gradients = self._gradients(counts)
-        return recording.RecordedStep(
-            self._scale, loss, gradients, activations, local, sketches=self._all_sketches()
-        )
+        return recording.RecordedStep(self._scale, loss, gradients, activations, local, sketches=self._all_sketches())
 
     def _all_sketches(self) -> recording.StepSketches | None:
         if not self._compare:

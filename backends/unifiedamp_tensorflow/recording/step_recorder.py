@@ -225,7 +225,9 @@ class StepRecorder:
         loss = sum(losses) if losses else None
         sketches = recording.StepSketches(drawn, of_gradients) if self._compare else None
         scale = scalars.get("scale", 1.0)
-        return recording.RecordedStep(scale, loss, gradients, activations, local, sketches=sketches, weights=self._before)
+        return recording.RecordedStep(
+            scale, loss, gradients, activations, local, sketches=sketches, weights=self._before
+        )
 
 
 def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:

@@ -55,4 +55,5 @@ def _folded(flat: torch.Tensor) -> torch.Tensor:
     table = torch.nn.functional.pad(flat, (0, rows * COLUMNS - flat.numel())).reshape(rows, COLUMNS)
     row_signs = 1.0 - 2.0 * signs(torch.arange(COLUMNS, COLUMNS + rows, device=flat.device))
     column_signs = 1.0 - 2.0 * signs(torch.arange(COLUMNS, device=flat.device))
-    return ((table * row_signs[:, None]).sum(0) * column_signs).reshape(-1, WIDTH).sum(0)
+    folded: torch.Tensor = (table * row_signs[:, None]).sum(0) * column_signs
+    return folded.reshape(-1, WIDTH).sum(0)

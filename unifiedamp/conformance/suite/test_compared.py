@@ -92,7 +92,9 @@ PLANTED = {
 
 def where(found):
     first = found.first
-    return None if first is None else (first.step, first.part, first.name if " " in first.name else layer_or_name(first))
+    return (
+        None if first is None else (first.step, first.part, first.name if " " in first.name else layer_or_name(first))
+    )
 
 
 def layer_or_name(first):
