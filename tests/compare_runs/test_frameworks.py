@@ -11,7 +11,7 @@ from unifiedamp.config import plugins
 from unifiedamp.recording.difference import difference
 
 HERE = [name for name in PARTS if plugins.is_installed(name)]
-PAIRS = list(itertools.permutations(HERE, 2)) or [(name, name) for name in HERE]
+PAIRS = list(itertools.permutations(HERE, 2))
 NAMES = {
     "torch": ["conv", "norm", "hidden", "head"], "tensorflow": ["stem", "stem_norm", "fc", "logits"],
     "mxnet": ["0", "1", "4", "5"],

@@ -84,6 +84,7 @@ def mxnet_parts(weights: Any, rate: float, epsilon: float, dropout: float) -> An
         nn.Dense(3, in_units=16),
     )  # fmt: skip
     model.initialize()
+    model(from_numpy(np.zeros((1, 2, 6, 6), np.float32), mx.cpu()))  # MXNet 2 makes a convolution's weights only now
     layers = {"conv": 0, "norm": 1, "hidden": 4, "head": 6 if dropout else 5}
     for name, value in weights.items():
         layer, _, own = name.partition(".")
