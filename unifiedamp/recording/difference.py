@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import ConfigError
+from .alignment import pair_rows
 from .distance import limit_of, lowest
 from .divergence import Difference
 from .reading import Recording
@@ -64,8 +65,10 @@ def _compared(
     """Yield what was compared, and how, where that is not each tensor of both runs by its elements."""
     limit = limit_of(about.dtype, about.ulp)
     if not about.same_dtype:
-        yield f"tensors differ that are farther apart than {limit:.2g}, the limit for {about.dtype}, or than 4 times " \
-              "those that they are computed from"  # fmt: skip
+        yield (
+            f"tensors differ where they are farther apart than {limit:.2g}, the limit for {about.dtype}, and than 4 "
+            "times what they are computed from"
+        )
     for which, steps in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
         ran = {str(step.get("ran", "eager")) for step in steps}
         yield from (RAN[each].format(which) for each in sorted(ran) if each in RAN)
@@ -76,8 +79,11 @@ def _compared(
             "of the ranks' own; where a rank did not answer, weights and summed gradients alone"
         )
     if about.pairing.part == "ordered":
+        rows, others = (each["compare"]["layers"] for each in pairs[0])
+        matched, of_all = len(pair_rows(rows, others, names=False)), len(rows)
         yield (
-            f"{a.header['backend']} and {b.header['backend']}: layers matched by order, kind and size; tensors by "
+            f"{a.header['backend']} and {b.header['backend']}: {matched} of {of_all} inputs and "
+            "outputs of the first one's layers matched by order, kind and size; tensors by "
             "their values in ascending order, so that layouts do not count"
         )
     elif not about.pairing.names:
