@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import unifiedamp as ua
@@ -59,9 +61,40 @@ def test_what_cannot_be_compared_is_refused(command, runs, other, reason):
     assert reason in " ".join(done.err.split())
 
 
-def test_a_file_that_is_no_recording_is_refused(command, runs, tmp_path):
-    other = tmp_path / "notes.txt"
-    other.write_text("nothing\n")
-    done = command("diff", runs["one"], other)
+def with_step(path, change):
+    """Change the file's second step."""
+    lines = path.read_text().splitlines()
+    step = json.loads(lines[2])
+    change(step["compare"])
+    path.write_text("\n".join([*lines[:2], json.dumps(step), *lines[3:]]) + "\n")
+
+
+DAMAGED = {
+    "no recording": (lambda path: path.write_text("nothing\n"), "is no recording"),
+    "bytes": (lambda path: path.write_bytes(bytes(range(256)) * 9), "is no recording"),
+    "not there": (lambda path: path.unlink(), "No such file"),
+    "a short sketch": (lambda path: with_step(path, lambda it: it["layers"][0]["sketch"].pop()), "layers.0.sketch"),
+    "no updates": (lambda path: with_step(path, lambda it: it.pop("update")), "compare.update: Field required"),
+    "text": (lambda path: with_step(path, lambda it: it["layers"][0].update(norm="large")), "layers.0.norm"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_refused(command, runs, name):
+    damage, said = DAMAGED[name]
+    damage(runs["again"])
+    done = command("diff", runs["one"], runs["again"])
     assert done.code == 2
-    assert "notes.txt" in " ".join(done.err.split())
+    assert said in " ".join(done.err.split())
+    assert "again.jsonl" in "".join(done.err.split())
+    assert "Traceback" not in done.err
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(command, runs):
+    text = runs["again"].read_text()
+    runs["again"].write_text(text[: len(text) - 500])
+    done = command("diff", runs["one"], runs["again"])
+    assert done.code == 0
+    said = " ".join(done.out.split())
+    assert "left out of the second recording: 1 line that could not be read" in said
+    assert "alike in 1 recorded steps" in said

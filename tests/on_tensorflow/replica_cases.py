@@ -11,6 +11,7 @@ import sys
 import warnings
 
 import numpy as np
+import pytest
 import replica_fit_cases
 import replica_reduction_cases
 import replica_xla_cases
@@ -200,6 +201,8 @@ def case_recording(form):
         return loss
 
     run = spread(step, amp, form)
+    with pytest.raises(ua.UnsupportedError, match="replicas of a tf.distribute"):
+        amp.record(records.append, every=1, compare=True)
     with amp.record(records.append, every=1):
         for first, second in RECORDED:
             run(rows_of(first, second))

@@ -113,12 +113,16 @@ class Recorder:
     compares: bool = False
     """Whether :meth:`begin` takes ``compare``, and :meth:`weights` returns weights."""
 
+    runs_uncompiled: bool = False
+    """Whether recorded steps of a compiled loop run as plain Python."""
+
     @required
     def begin(self, activations: bool, compare: bool = False) -> None:
         """Record the steps from here to :meth:`end`; nothing may be left that costs time afterwards.
 
         Args:
-            compare: also a sketch of each activation and gradient; never passed where ``compares`` is false.
+            compare: also a sketch of each activation and gradient (``unifiedamp.backend.sketch``), and the function of
+                each activation; never passed where ``compares`` is false.
             activations: also the largest absolute value of each layer's output, and of each input that no layer
                 computed, in execution order. Inference regions do not count.
         """
@@ -143,7 +147,10 @@ class Recorder:
         return []
 
     def weights(self) -> Mapping[str, Any]:
-        """Return the name of each weight of the prepared models → its true values as a float32 numpy array."""
+        """Return the name of each weight of the prepared models → its true values as a float32 numpy array.
+
+        Copies: a later step does not change them. Names of trained weights are those of :meth:`note_gradients`.
+        """
         return {}
 
     def messages(self) -> RankMessages | None:

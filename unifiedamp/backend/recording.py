@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from .sketch import Sketch
 
@@ -55,6 +55,8 @@ class Activation:
         place: "output"; "input" for a tensor that came out of no layer (the batch, or an operation between layers).
         dtype: its dtype's name.
         largest: inf or nan where it held such a value.
+        function: name of the activation function that the layer applies last ("relu", as Keras's ``Dense`` may); empty
+            for none. Only ``compare`` needs it.
     """
 
     layer: str
@@ -62,6 +64,7 @@ class Activation:
     place: str
     dtype: str
     largest: float
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class RecordedStep:
         local: of several ranks, replicas or contexts, what each of this process computed; empty for one alone.
         sharded: ``gradients`` are of this rank's shards, and counts of all ranks add up.
         sketches: of its tensors, where they were asked for.
+        weights: the same as ``Recorder.weights``, when a step began whose gradients are noted while tracing; core asks
+            for those of other steps itself.
     """
 
     scale: float = 1.0
@@ -115,6 +120,7 @@ class RecordedStep:
     local: Sequence[LocalStep] = ()
     sharded: bool = False
     sketches: StepSketches | None = None
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RankMessages(Protocol):

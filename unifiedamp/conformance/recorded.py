@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..recording.advice import findings
-from ..recording.reading import Recording, join_ranks
+from ..recording.reading import Recording, collect, join_ranks
 from ..session import Amp
 from .driver import compiled, session
 from .harness import Array
@@ -35,6 +36,10 @@ class Kept:
     def of(self, kind: str) -> list[Any]:
         """Return the records of a kind."""
         return [record for record in self.records if record["kind"] == kind]
+
+    def recording(self) -> Recording:
+        """Return what is read back of them."""
+        return collect(json.dumps(record) for record in self.records)
 
     def found(self, kind: str) -> dict[str, str]:
         """Return what the report says of a kind, by name."""

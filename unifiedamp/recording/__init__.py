@@ -2,9 +2,11 @@
 
 ``amp.record(...)`` starts it. Backends return ``unifiedamp.backend.recording``; here are ``counts`` (what counts mean),
 ``recorder`` (when to record), ``nonfinite_origin`` (where inf or nan came from), ``sinks`` (where records go),
-``reading``, ``advice``, ``pictures`` and ``page`` (the report).
+``alerts`` (rules on them), ``reading``, ``advice``, ``pictures`` and ``page`` (the report), and ``difference`` (of two
+runs).
 """
 
+from .alerts import Alert, Alerts, Fired
 from .sinks import JsonLines, TensorBoard
 
-__all__ = ["JsonLines", "TensorBoard"]
+__all__ = ["Alert", "Alerts", "Fired", "JsonLines", "TensorBoard"]

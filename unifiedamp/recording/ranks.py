@@ -14,7 +14,7 @@ from ..errors import AmpWarning
 from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient
 from .sinks import Record, number
-from .sketched import to_json
+from .sketched import rank_layers_to_json, to_json
 
 LAST_WAIT = 10.0
 """Seconds for which the first rank waits, at the end of a recording, for the last messages of the others."""
@@ -57,7 +57,6 @@ def merge(step: int, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[int
     answered = sorted(summaries, key=lambda each: int(each["rank"]))
     there = {each["rank"] for each in answered}
     told = any(each["non_finite"] for each in answered)  # else an inf of a forward pass is usual, as that of a mask
-    local = {str(each["rank"]): each["local"] for each in answered if "local" in each}
     bad = [each for each in answered if told and (each["place"] is not None or each["gradients"])]
     return {
         "kind": "ranks",
@@ -69,8 +68,15 @@ def merge(step: int, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[int
             {key: each[key] for key in ("rank", "loss", "first_activation", "first_gradient", "gradients")}
             for each in bad
         ],
-        **({"local": local} if local else {}),
+        **_compared(answered),
     }
+
+
+def _compared(answered: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what ``unifiedamp diff`` compares, by rank; nothing where no sketches were recorded."""
+    told = [each for each in answered if "local" in each]
+    parts = {name: {str(each["rank"]): each[name] for each in told} for name in ("local", "layers", "loss")}
+    return {"local": parts["local"], "layers": parts["layers"], "losses": parts["loss"]} if told else {}
 
 
 def _first(answered: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any] | None:
@@ -138,6 +144,7 @@ class MergedRanks:
         own = summarize(seen.local[0], reduced, order, seen.loss)
         if seen.sketches is not None:
             own["local"] = {name: to_json(each) for name, each in seen.sketches.local.items()}
+            own["layers"] = rank_layers_to_json(seen.activations, seen.sketches)
         counts = distributions if seen.sharded else None
         if not self.first:
             self._messages.post(step, json.dumps({"summary": own, "counts": counts}, separators=(",", ":")))

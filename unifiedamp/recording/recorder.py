@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..backend import Backend, NonFiniteReport
@@ -16,7 +16,7 @@ from .counts import Distribution, all_finite
 from .nonfinite_origin import first_activation, first_gradient, run_order
 from .ranks import MergedRanks
 from .sinks import Record, Sink, close_all, number
-from .sketched import step_to_json, weights_to_json
+from .sketched import step_to_json
 
 
 class Recorder:
@@ -33,6 +33,7 @@ class Recorder:
         header: the first record.
         ranks: merges what several ranks record.
         compare: also record sketches of tensors and weights.
+        ran: returns how a recorded step ran: "eager", "compiled" or "uncompiled".
 
     Attributes:
         step: the number of the last step that ended.
@@ -42,12 +43,12 @@ class Recorder:
 
     def __init__(
         self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
-        activations: bool, scaling: bool, header: Record, ranks: MergedRanks, compare: bool,
+        activations: bool, scaling: bool, header: Record, ranks: MergedRanks, compare: bool, ran: Callable[[], str],
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling, self._ranks = activations, scaling, ranks
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
-        self._compare = compare
+        self._compare, self._ran = compare, ran
         self._before = self._weights() if self.armed else {}
         self._reason, self._record_next = "first", False
         self._owners: dict[str, int] = {}
@@ -118,8 +119,11 @@ class Recorder:
         if self.armed:
             names = self._backend.recorder.note_gradients(optimizer)
             self._owners.update(dict.fromkeys(names, index))
-            if self._compare:  # the loop may have written to parameters since the last step
+            if self._compare and not self._tracing():  # the loop may have written to parameters since the last step
                 self._before |= {name: each for name, each in self._weights().items() if name in names}
+
+    def _tracing(self) -> bool:
+        return bool(self._backend.compiler) and self._backend.compiler.tracing()
 
     def after_optimizer(self, outcome: StepResult | None) -> None:
         """An optimizer had its step; ``outcome`` is None where a trace was replayed."""
@@ -187,8 +191,8 @@ class Recorder:
         self._before = self._weights()
 
     def _weights(self) -> dict[str, Any]:
-        """Return sketches of the weights, where runs are to be compared."""
-        return weights_to_json(self._backend.recorder.weights()) if self._compare else {}
+        """Return the weights as arrays, where runs are to be compared."""
+        return dict(self._backend.recorder.weights()) if self._compare else {}
 
     def _record(self) -> None:
         self.armed = False
@@ -222,9 +226,11 @@ class Recorder:
         self._order = run_order(list(seen.gradients), sorted(last, key=last.__getitem__))
 
     def _step_record(self, seen: RecordedStep, state: Any, bad: list[str], skipped: int) -> dict[str, Any]:
-        sketches = {}
+        sketches: dict[str, Any] = {}
         if seen.sketches is not None:
-            sketches["compare"] = step_to_json(seen.activations, seen.sketches, self._before, self._weights())
+            before = {**self._before, **seen.weights}
+            sketches["compare"] = step_to_json(seen.activations, seen.sketches, before, self._weights())
+            sketches["ran"] = self._ran()
         return {
             "kind": "step",
             **sketches,

@@ -1,62 +1,143 @@
-"""Refusing to compare recordings that are not of one model."""
+"""Which tensors of two recordings belong together; refusing recordings that are not of one model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from .alignment import Pairs, pair_rows, pair_weights, weights_in_order
+from .nonfinite_origin import layer_of
 from .reading import Recording
 
+WRAPPERS = ("DistributedDataParallel", "DataParallel")
+"""Modules around a model, under whose names its own begin with ``module.``."""
 
-def check_same_model(a: Recording, b: Recording) -> None:
-    """Refuse two recordings whose steps cannot be compared.
+
+@dataclass(frozen=True)
+class Pairing:
+    """What is compared of two recordings, and how.
+
+    Attributes:
+        names: layers have the same names in both; else they are matched by order, kind and size.
+        part: of sketches: "sketch", or "ordered" where layouts may differ.
+        weights: names in the first one and in the second one.
+        left_out: what has no partner.
+    """
+
+    names: bool
+    part: str
+    weights: Pairs
+    left_out: list[str]
+
+
+def pairing(a: Recording, b: Recording) -> Pairing:
+    """Return what is compared.
 
     Raises:
-        ConfigError: no sketches, two frameworks, or two models, naming the first layer or parameter that one alone has.
+        ConfigError: no sketches, or two models, naming the first layer or parameter that one alone has.
     """
-    for which, recording in (("first", a), ("second", b)):
-        if not any("compare" in step for step in recording.steps):
+    one, other = (_first(which, recording)["compare"] for which, recording in (("first", a), ("second", b)))
+    problem = next(_differing_names(one, other), None)
+    same = a.header["backend"] == b.header["backend"]
+    if problem is None:
+        return Pairing(same, "sketch" if same else "ordered", [(name, name) for name in one["before"]], [])
+    pairs = pair_weights(one, other)
+    alone = list(_without_partner(one, other, pairs))
+    matched = {layer_of(name) for pair in pairs for name in pair}
+    rows, others = one["layers"], other["layers"]
+    if same and (alone or len(pair_rows(rows, others, names=False)) < max(len(rows), len(others))):
+        raise ConfigError(f"the recordings are of different models: {problem}")
+    for name, which in alone:
+        if layer_of(name) not in matched:
             raise ConfigError(
-                f"the {which} recording has nothing to compare: make it with amp.record(..., compare=True)"
+                f"the recordings are of different models: the {which} one alone has the layer "
+                f"`{layer_of(name) or 'the model'}` ({_shown(name, one if which == 'first' else other)})"
             )
-    backends = [recording.header["backend"] for recording in (a, b)]
-    if backends[0] != backends[1]:
-        raise ConfigError(
-            f"the recordings are of {backends[0]} and {backends[1]}, whose tensors have other names and layouts; "
-            "unifiedamp diff compares two runs of one framework (unifiedamp parity compares frameworks)"
-        )
-    one, other = (_parts(_first(recording)) for recording in (a, b))
-    for what in one:
-        _check_part(what, one[what], other[what])
+    return Pairing(False, "sketch" if same else "ordered", pairs, [f"`{name}`" for name, _ in alone])
 
 
-def _first(recording: Recording) -> dict[str, Any]:
-    return next(step for step in recording.steps if "compare" in step)
+def unwrapped(recording: Recording) -> Recording:
+    """Return a recording without the names of modules that only wrap a model."""
+    rows = [row for step in recording.steps for row in step.get("compare", {}).get("layers", ())]
+    if not any(row["layer"] == "" and row["kind"] in WRAPPERS for row in rows):
+        return recording
+    steps = [_unwrapped_step(step) for step in recording.steps]
+    return Recording(recording.headers, steps, recording.skips, recording.numbers, recording.ranks, recording.damaged)
 
 
-def _parts(step: dict[str, Any]) -> dict[str, dict[str, str]]:
+def _unwrapped_step(step: dict[str, Any]) -> dict[str, Any]:
+    found = dict(step)
+    if "compare" in step:
+        named = {key: _plain(each) for key, each in step["compare"].items() if key != "layers"}
+        found["compare"] = {**named, "layers": _inner(step["compare"]["layers"])}
+    ranks = dict(step.get("ranks") or {})
+    if "local" in ranks:
+        ranks["local"] = {rank: _plain(each) for rank, each in ranks["local"].items()}
+        ranks["layers"] = {rank: _inner(each) for rank, each in ranks["layers"].items()}
+        found["ranks"] = ranks
+    return found
+
+
+def _plain(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("module."): each for name, each in named.items()}
+
+
+def _inner(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kinds = {row["layer"]: row["kind"] for row in rows}
+    return [
+        {**row, "layer": row["layer"].removeprefix("module").removeprefix("."),
+         "kind": row["kind"] if row["layer"] else kinds.get("module", row["kind"])}
+        for row in rows
+        if row["layer"] or row["place"] == "input"
+    ]  # fmt: skip
+
+
+def _first(which: str, recording: Recording) -> dict[str, Any]:
+    for step in recording.steps:
+        if "compare" in step:
+            return step
+    raise ConfigError(
+        f"the {which} recording has no sketches to compare: record it with amp.record('run.jsonl', every=1, "
+        "compare=True), or another every="
+    )
+
+
+def _parts(compared: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return what is compared: a kind of thing → name → what must be equal of it."""
-    compared = step["compare"]
-    layers = {row["layer"]: row["kind"] for row in compared["layers"]}
+    layers = {row["layer"]: "" for row in compared["layers"]}
     weights = {name: str(tuple(each["shape"])) for name, each in compared["before"].items()}
     gradients = {name: str(tuple(each["shape"])) for name, each in compared["gradients"].items()}
     return {"layer": layers, "weight": weights, "gradient": gradients}
 
 
-def _check_part(what: str, one: dict[str, str], other: dict[str, str]) -> None:
-    for name, which in _alone(one, other):
-        raise ConfigError(
-            f"the recordings are of different models: the {which} one alone has the {what} `{name or 'the model'}`"
+def _differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why layers, weights and gradients are not the same by name."""
+    for (what, ours), others in zip(_parts(one).items(), _parts(other).values(), strict=True):
+        yield from (
+            f"the first one alone has the {what} `{name or 'the model'}`" for name in ours if name not in others
         )
-    for name in one:
-        if one[name] != other[name]:
-            raise ConfigError(
-                f"the recordings are of different models: the {what} `{name or 'the model'}` is {one[name]} in the "
-                f"first one and {other[name]} in the second one"
-            )
+        yield from (
+            f"the second one alone has the {what} `{name or 'the model'}`" for name in others if name not in ours
+        )
+        for name in ours:
+            if ours[name] != others[name]:
+                yield (
+                    f"the {what} `{name or 'the model'}` is {ours[name]} in the first one and {others[name]} in the "
+                    "second one"
+                )
 
 
-def _alone(one: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str]]:
-    yield from ((name, "first") for name in one if name not in other)
-    yield from ((name, "second") for name in other if name not in one)
+def _without_partner(one: Mapping[str, Any], other: Mapping[str, Any], pairs: Pairs) -> Iterator[tuple[str, str]]:
+    """Yield weights that one model alone has, in the order in which layers ran, and which model."""
+    for which, compared, have in (("first", one, {a for a, _ in pairs}), ("second", other, {b for _, b in pairs})):
+        yield from ((name, which) for name in weights_in_order(compared) if name not in have)
+
+
+def _shown(name: str, compared: Mapping[str, Any]) -> str:
+    own = [each for each in compared["before"] if layer_of(each) == layer_of(name)]
+    kinds = {row["layer"]: row["kind"] for row in compared["layers"]}
+    shapes = ", ".join(f"{each.rpartition('.')[2]} {tuple(compared['before'][each]['shape'])}" for each in own)
+    kind = kinds.get(layer_of(name), "")
+    return f"{kind}: {shapes}" if kind else shapes

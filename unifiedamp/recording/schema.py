@@ -69,33 +69,49 @@ class Activation(TypedDict):
     largest: Magnitude
 
 
+Numbers32 = Annotated[list[Number], Field(min_length=WIDTH, max_length=WIDTH)]
+
+
 class Sketched(TypedDict):
     """A sketch of one tensor, see ``unifiedamp.backend.sketch``."""
 
     shape: Annotated[list[Count], Field(max_length=64)]
     dtype: Name
     norm: Magnitude
-    sketch: Annotated[list[Number], Field(min_length=WIDTH, max_length=WIDTH)]
+    sketch: Numbers32
+    ordered: NotRequired[Numbers32]
 
 
-class SketchedLayer(Sketched):
-    """A sketch of what went into a layer or came out of it."""
+class LayerOfRank(TypedDict):
+    """What adds up over ranks of what went into a layer or came out of it."""
 
     layer: Name
     kind: Name
     place: Literal["output", "input"]
+    function: NotRequired[Name]
+    shape: Annotated[list[Count], Field(max_length=64)]
+    dtype: Name
+    norm: Magnitude
+    batch: Numbers32
+
+
+class SketchedLayer(LayerOfRank):
+    """A sketch of what went into a layer or came out of it."""
+
+    sketch: Numbers32
+    ordered: Numbers32
 
 
 Sketches = Annotated[dict[Name, Sketched], Field(max_length=LAYERS)]
 
 
 class Compared(TypedDict):
-    """What ``unifiedamp diff`` compares of a step: layers in execution order, gradients, weights before and after."""
+    """What ``unifiedamp diff`` compares of a step: layers in execution order, gradients, weights and their updates."""
 
     layers: Annotated[list[SketchedLayer], Field(max_length=LAYERS)]
     gradients: Sketches
     before: Sketches
-    after: Sketches
+    update: Sketches
 
 
 class FirstActivation(TypedDict):
@@ -138,6 +154,8 @@ class Header(TypedDict):
     device: Name
     policy: Text
     every: Positive | None
+    compute_dtype: NotRequired[Name]
+    param_dtype: NotRequired[Name]
     epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
     compare: NotRequired[Flag]
     ranks: NotRequired[Positive]
@@ -160,6 +178,7 @@ class Step(TypedDict):
     activations: Annotated[list[Activation], Field(max_length=LAYERS)]
     non_finite: NonFinite | None
     compare: NotRequired[Compared]
+    ran: NotRequired[Literal["eager", "compiled", "uncompiled"]]
 
 
 class FirstOfRanks(TypedDict):
@@ -191,6 +210,10 @@ class RankStep(TypedDict):
     bad: Annotated[list[BadRank], Field(max_length=RANKS)]
     gradients: NotRequired[Annotated[dict[Name, Gradient], Field(max_length=LAYERS)]]
     local: NotRequired[Annotated[dict[Name, Sketches], Field(max_length=RANKS)]]
+    layers: NotRequired[
+        Annotated[dict[Name, Annotated[list[LayerOfRank], Field(max_length=LAYERS)]], Field(max_length=RANKS)]
+    ]
+    losses: NotRequired[Annotated[dict[Name, Number | None], Field(max_length=RANKS)]]
 
 
 class Skip(TypedDict):

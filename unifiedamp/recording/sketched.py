@@ -10,41 +10,61 @@ from ..backend.recording import Activation, StepSketches
 from ..backend.sketch import Sketch, sketch_of
 from .sinks import number
 
-
-def to_json(sketch: Sketch, digits: int = 9) -> dict[str, Any]:
-    """Return a sketch as plain JSON values; ``digits`` are by default those of a float32."""
-    norm, *values = (_rounded(value, digits) for value in (sketch.norm, *sketch.values))
-    return {"shape": list(sketch.shape), "dtype": sketch.dtype, "norm": norm, "sketch": values}
+Weights = Mapping[str, Any]
+"""Name → float32 or complex64 numpy array."""
 
 
-def weights_to_json(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sketches of numpy arrays by name; of what is complex, real and imaginary parts."""
-    return {name: to_json(sketch_of(_real(array)), digits=17) for name, array in weights.items()}
+def to_json(sketch: Sketch) -> dict[str, Any]:
+    """Return a sketch as plain JSON values, with the digits of a float32."""
+    found: dict[str, Any] = {"shape": list(sketch.shape), "dtype": sketch.dtype, "norm": _rounded(sketch.norm)}
+    parts = {"sketch": sketch.values, "ordered": sketch.ordered, "batch": sketch.batch}
+    return found | {name: [_rounded(value) for value in part] for name, part in parts.items() if part}
+
+
+def layers_to_json(activations: Sequence[Activation], sketches: StepSketches) -> list[dict[str, Any]]:
+    """Return the sketches of what went into layers and came out of them."""
+    rows = zip(activations, sketches.activations, strict=True)
+    return [
+        {"layer": seen.layer, "kind": seen.kind, "place": seen.place, "function": seen.function, **to_json(one)}
+        for seen, one in rows
+    ]
+
+
+def rank_layers_to_json(activations: Sequence[Activation], sketches: StepSketches) -> list[dict[str, Any]]:
+    """Return what adds up over ranks of them: norms, and sketches of sums over the batch."""
+    rows = layers_to_json(activations, sketches)
+    return [{name: value for name, value in row.items() if name not in ("sketch", "ordered")} for row in rows]
 
 
 def step_to_json(
-    activations: Sequence[Activation], sketches: StepSketches, before: Mapping[str, Any], after: Mapping[str, Any]
+    activations: Sequence[Activation], sketches: StepSketches, before: Weights, after: Weights
 ) -> dict[str, Any]:
     """Return what a step's record holds under ``"compare"``.
 
     Args:
         activations: of the step.
         sketches: of its tensors.
-        before: sketches of the weights when it began, as JSON.
+        before: the weights when it began.
         after: when it had ended.
     """
-    rows = zip(activations, sketches.activations, strict=True)
     return {
-        "layers": [{"layer": seen.layer, "kind": seen.kind, "place": seen.place, **to_json(one)} for seen, one in rows],
+        "layers": layers_to_json(activations, sketches),
         "gradients": {name: to_json(each) for name, each in sketches.gradients.items()},
-        "before": before,
-        "after": after,
+        "before": {name: to_json(sketch_of(_real(array))) for name, array in before.items()},
+        "update": {name: to_json(_update(before[name], array)) for name, array in after.items() if name in before},
     }
 
 
-def _rounded(value: float, digits: int) -> Any:
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else number(value)
+def _update(before: Any, after: Any) -> Sketch:
+    if before.shape != after.shape:  # the loop replaced the parameter
+        return sketch_of(_real(after))
+    return sketch_of(_real(after).astype("float64") - _real(before))
+
+
+def _rounded(value: float) -> Any:
+    return float(f"{value:.9g}") if math.isfinite(value) else number(value)
 
 
 def _real(array: Any) -> Any:
+    """Return a real array; of a complex one, real and imaginary parts."""
     return array.view(array.real.dtype) if array.dtype.kind == "c" else array

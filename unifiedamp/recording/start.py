@@ -50,8 +50,9 @@ def start_recording(
     try:
         sinks = [open_sink(target) for target in targets if ranks.first]
         recorder = Recorder(
-            backend, loop.monitor, sinks, every, first, activations, loop.scaling, header, ranks, compare
-        )
+            backend, loop.monitor, sinks, every, first, activations, loop.scaling, header, ranks, compare,
+            lambda: _ran(backend, loop),
+        )  # fmt: skip
     except BaseException:
         if every is not None:
             backend.recorder.end()
@@ -87,6 +88,13 @@ def _check_compare(backend: Backend, every: int | None, activations: bool) -> No
         )
 
 
+def _ran(backend: Backend, loop: StepLoop) -> str:
+    """Return how a recorded step ran: "eager", "compiled", or "uncompiled" of a compiled loop."""
+    if not loop.compiled:
+        return "eager"
+    return "uncompiled" if backend.recorder.runs_uncompiled else "compiled"
+
+
 def _environment() -> dict[str, str]:
     """Return what else of the machine may make two runs differ."""
     return {
@@ -117,6 +125,7 @@ def _header(backend: Backend, accumulate_steps: int, every: int | None, first_st
         "device": backend.capabilities().device,
         "policy": str(policy),
         "compute_dtype": policy.compute_dtype,
+        "param_dtype": policy.param_dtype,
         "loss_scale": str(backend.spec.loss_scale),
         "scale": backend.training.read_state().scale,
         "accumulate_steps": accumulate_steps,

@@ -66,6 +66,7 @@ class CompiledSteps:
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
         measure, step = self._loop.measure, fn
+        self._loop.compiled = True
         if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
             step = measure.traced(fn)
         compiled: Any = self._backend.compiler.compile(step, self._loop.order, mode)

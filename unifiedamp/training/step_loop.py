@@ -99,6 +99,7 @@ class StepLoop:
         )
         self._reduction = _deferred(backend) if self._accumulates else None
         self.scaling = loss_scale.enabled
+        self.compiled = False
         self.monitor = ScaleMonitor(backend, loss_scale)
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None

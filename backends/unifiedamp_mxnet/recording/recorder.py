@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from unifiedamp.backend import Policy, Recorder, recording
+from unifiedamp.backend import Policy, Recorder, errors, recording
 
 from .._types import Block, Trainer
 from ..device.numpy_semantics import in_numpy_semantics
+from ..layer_paths import named_parameters
 from ..models.epsilons import epsilons
+from ..models.weights import MXNetWeights
+from ..mxnet_api import NUMPY_API
 from ..training.prepared_optimizers import PreparedOptimizers
 from ..training.scaler import SessionScaler
 from .step_recorder import StepRecorder
+
+
+def _check_one_context(model: Block) -> None:
+    contexts = max((len(param.list_data()) for _, param in named_parameters(model)), default=1)
+    if contexts > 1:
+        raise errors.UnsupportedError(
+            f"amp.record(compare=True): the model is on {contexts} contexts, whose blocks see parts of a batch; record "
+            "a run on one context"
+        )
 
 
 class MXNetRecorder(Recorder):
@@ -24,6 +37,9 @@ class MXNetRecorder(Recorder):
         optimizers: the session's Trainers.
     """
 
+    compares = True
+    runs_uncompiled = NUMPY_API
+
     def __init__(
         self, policy: Policy, scaler: SessionScaler, models: Sequence[Block], optimizers: PreparedOptimizers
     ) -> None:
@@ -31,7 +47,7 @@ class MXNetRecorder(Recorder):
         self._step: StepRecorder | None = None
 
     def begin(self, activations: bool, compare: bool = False) -> None:
-        self._step = StepRecorder(self._models, activations)
+        self._step = StepRecorder(self._models, activations, compare)
 
     @in_numpy_semantics
     def note_gradients(self, optimizer: Trainer) -> Sequence[str]:
@@ -46,6 +62,21 @@ class MXNetRecorder(Recorder):
             return recording.RecordedStep()
         step.stop()
         return step.read()
+
+    @in_numpy_semantics
+    def weights(self) -> Mapping[str, Any]:
+        """See the role.
+
+        Raises:
+            UnsupportedError: the models are on several contexts.
+        """
+        reader = MXNetWeights(self._optimizers.masters_of)
+        found: dict[str, Any] = {}
+        for index, model in enumerate(self._models):
+            prefix = f"model{index}." if index else ""
+            found |= {prefix + name: array for name, array in reader.read(model).items()}
+            _check_one_context(model)
+        return found
 
     def epsilons(self) -> list[recording.Epsilon]:
         trainers = [prepared.trainer for prepared in self._optimizers]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unifiedamp.backend import recording
+from unifiedamp.backend.sketch import Sketch
 
 from .._types import Array, Block, HostArray, Undo
 from ..device.arrays import is_array
@@ -23,6 +24,7 @@ from ..precision import recorded_graphs
 from ..training.gradients import GradientBuffer
 from ..training.multi_tensor import by_context, dense
 from .reductions import Counted, HostBuffer, count, largest, read
+from .sketches import last_function, sketch
 
 _WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -44,12 +46,17 @@ class StepRecorder:
     Args:
         models: the prepared models.
         activations: put hooks on their blocks.
+        compare: sketch activations and gradients.
 
     Attributes:
         traced: what hooks are called with while a graph is traced; None at other times.
     """
 
-    def __init__(self, models: Sequence[Block], activations: bool) -> None:
+    def __init__(self, models: Sequence[Block], activations: bool, compare: bool = False) -> None:
+        self._compare = compare
+        self._sketches: dict[int, Sketch] = {}
+        self._gradient_sketches: dict[str, Sketch] = {}
+        self._functions: dict[str, str] = {}
         self._activations: list[LayerRecord] = []
         self._counts: list[tuple[str, Counted, Counted]] = []
         self._places: list[str] = []
@@ -73,6 +80,7 @@ class StepRecorder:
     def _hook(self, path: str, block: Block) -> None:
         kind = type(block).__name__
         self._blocks.add(id(block))
+        self._functions[path] = last_function(block)
 
         def before(_: Block, args: object) -> None:
             self._on_hook(path, kind, "input", args)
@@ -133,6 +141,8 @@ class StepRecorder:
                 counts = iter(count(group, scale))
                 self._counts += [(names[id(grad)], next(counts), next(counts)) for grad in group]
                 self._places += [str(context_of(grad)) for grad in group]
+            if self._compare:
+                self._gradient_sketches |= {name: sketch(grad, scale) for name, grad in found}
         self._losses += buffer.losses
         self._scale = scale
         return list(dict.fromkeys(names.values()))
@@ -144,6 +154,8 @@ class StepRecorder:
             for record in self._activations[self._reduced :]:
                 if id(record.array) not in self._largest:
                     self._largest[id(record.array)] = largest(record.array, buffer)
+                    if self._compare:
+                        self._sketches[id(record.array)] = sketch(record.array, batch=True)
         self._reduced = len(self._activations)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -153,14 +165,21 @@ class StepRecorder:
         self._reduce()
         values = read([self._largest[id(record.array)] for record in self._activations])
         activations = [
-            recording.Activation(*record[:4], float(value[0]))
+            recording.Activation(*record[:4], float(value[0]), self._functions.get(record.layer, ""))
             for record, value in zip(self._activations, values, strict=True)
         ]
         loss = float(self._losses[-1].asnumpy().reshape(())) if self._losses else None
         parts = iter(read([part for _, *parts in self._counts for part in parts]))
         counts = [np.stack([next(parts), next(parts)]).astype(np.int64) for _ in self._counts]
         local = self._of_contexts(activations, counts)
-        return recording.RecordedStep(self._scale, loss, self._gradients(counts), activations, local)
+        gradients = self._gradients(counts)
+        return recording.RecordedStep(self._scale, loss, gradients, activations, local, sketches=self._all_sketches())
+
+    def _all_sketches(self) -> recording.StepSketches | None:
+        if not self._compare:
+            return None
+        drawn = [self._sketches[id(record.array)] for record in self._activations]
+        return recording.StepSketches(drawn, self._gradient_sketches)
 
     def _gradients(self, counts: Sequence[HostArray]) -> dict[str, recording.GradientCounts]:
         sums: dict[str, HostArray] = {}

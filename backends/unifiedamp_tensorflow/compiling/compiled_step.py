@@ -98,6 +98,8 @@ class CompiledStep:
             return replicas.together(self._over_replicas, args, kwargs)
         start, traced, recorder = self._start(), self._traces.count, self._context.recorder.current
         function = self._functions.get(start) or self._new_function(start)
+        if recorder is not None:
+            recorder.begin_trace()
         try:
             if self._around is None:
                 output = function(*args, **kwargs)

@@ -31,11 +31,15 @@ class TensorFlowWeights(Weights):
         self._master_of = master_of
 
     def read(self, model: Model) -> dict[str, Any]:
-        true = {name: self._true(variable) for name, variable in _floating(model).items()}
+        return self.read_models([model])
+
+    def read_models(self, models: Sequence[Model]) -> dict[str, Any]:
+        """Return the weights of several models, by the names that gradients of a session have."""
+        true = {name: self._true(variable) for name, variable in _floating(models).items()}
         return {name: read_variable(variable, wide_dtype(variable)) for name, variable in true.items()}
 
     def write(self, model: Model, weights: Mapping[str, Any]) -> None:
-        for name, variable in _floating(model).items():
+        for name, variable in _floating([model]).items():
             variable.assign(tf.cast(weights[name], variable.dtype))
             master = self._master_of(variable)
             if master is not None:
@@ -55,8 +59,8 @@ class TensorFlowWeights(Weights):
         return variable if master is None else master
 
 
-def _floating(model: Model) -> Named:
-    named = layers.parameters([model], layers.own_weights)
+def _floating(models: Sequence[Model]) -> Named:
+    named = layers.parameters(models, layers.own_weights)
     return {
         name: variable for name, variable in named.items() if variable.dtype.is_floating or variable.dtype.is_complex
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import tensorflow as tf
+
 from .._types import Layer, Model, Named, Variable
 from ..internals import children, descendants, native
 
@@ -29,6 +31,14 @@ def own_weights(layer: Layer) -> list[Variable]:
     """Return all variables that belong to ``layer`` itself, as ``tf.Variable``."""
     inner = {id(native(v)) for child in descendants(layer) for v in child.weights}
     return [v for v in map(native, layer.weights) if id(v) not in inner]
+
+
+def last_function(layer: Layer) -> str:
+    """Return the name of the activation function that a layer applies last; empty for none."""
+    known = isinstance(layer, (tf.keras.layers.Dense, tf.keras.layers.Activation)) or hasattr(layer, "kernel_size")
+    function = getattr(layer, "activation", None) if known else None
+    name = str(getattr(function, "__name__", ""))
+    return "" if name == "linear" else name
 
 
 def parameters(models: Iterable[Model], own: Callable[[Layer], list[Variable]] = own_trainable) -> Named:

@@ -73,6 +73,8 @@ class SingleSteps:
         """Run one step; return its logs."""
         current = self._recorder.current
         key = None if current is None else current.key
+        if current is not None:
+            current.begin_trace()
         with patches.attributes(self._model, **SINGLE_STEPS), self._step_of(current):
             function = self._functions.get(key) or self._new_function(key)
             outputs = function(*args)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from unifiedamp.backend import Recorder, recording
+from unifiedamp.backend import Recorder, errors, recording
 
 from .._types import Optimizer
 from ..device.numerics import multiplied
 from ..distributed.distributed import TensorFlowDistributed
 from ..models.epsilons import epsilons
+from ..models.weights import TensorFlowWeights
 from ..training.prepared_objects import PreparedObjects
 from ..training.prepared_optimizer import PreparedOptimizer
 from ..training.scaler import DeviceScaler
@@ -28,6 +30,7 @@ class TensorFlowRecorder(Recorder):
         current: what records now; None outside recorded steps.
     """
 
+    compares = True
     means = "recorded steps of compiled loops run a separate trace"
 
     def __init__(
@@ -38,7 +41,8 @@ class TensorFlowRecorder(Recorder):
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         """Record from here on; of several replicas, the largest values of any and the gradients of all together."""
-        self.current = StepRecorder(self._prepared.models, activations, self._distributed.replica)
+        replica = self._distributed.replica
+        self.current = StepRecorder(self._prepared.models, activations, replica, compare, self.weights)
 
     def note_gradients(self, optimizer: Optimizer) -> Sequence[str]:
         assert self.current is not None
@@ -63,6 +67,19 @@ class TensorFlowRecorder(Recorder):
             return recording.RecordedStep()
         current.stop()
         return current.read()
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return the weights by layer path and variable name.
+
+        Raises:
+            UnsupportedError: the models are on several replicas.
+        """
+        if self._distributed.replicas.count > 1:
+            raise errors.UnsupportedError(
+                f"amp.record(compare=True): the model is on {self._distributed.replicas.count} replicas of a "
+                "tf.distribute strategy, whose layers see parts of a batch; record a run on one device"
+            )
+        return TensorFlowWeights(self._prepared.master_of).read_models(self._prepared.models)
 
     def epsilons(self) -> list[recording.Epsilon]:
         optimizers = [prepared.inner for prepared in self._prepared.optimizers]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from unifiedamp.backend import recording
+from unifiedamp.backend.sketch import Sketch
 
 from .. import patches
 from .._types import Gradient, Graph, Layer, Model, Tensor
@@ -25,6 +26,7 @@ from ..precision import layers
 from ..precision.autocast import thread
 from ..precision.tapes import current_home
 from .buckets import count_both, count_now
+from .sketches import TraceSketches, whole_values
 
 RECORDER = "_unifiedamp_recorder"
 
@@ -38,6 +40,7 @@ class LayerRecord(NamedTuple):
     dtype: str
     which: int
     replica: int
+    function: str = ""
 
 
 class TraceRecord:
@@ -50,6 +53,7 @@ class TraceRecord:
         largest: per tensor seen, its largest absolute value and whether all were finite, as two float32 numbers.
         counts: per gradient, int32 of shape (2, buckets): scaled and true.
         scalars: "scale", and for each replica "loss" and its index.
+        layers, gradients: sketches of what ``largest`` and ``counts`` are of, where runs are to be compared.
     """
 
     def __init__(self, home: Graph | None) -> None:
@@ -59,6 +63,7 @@ class TraceRecord:
         self.largest: list[Tensor] = []
         self.counts: list[Tensor] = []
         self.scalars: dict[str, Any] = {}
+        self.layers, self.gradients = TraceSketches("layers", batch=True), TraceSketches("gradients", batch=False)
         self.known: dict[int, tuple[Callable[[], Any], int]] = {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -68,12 +73,14 @@ class TraceRecord:
             found["largest"] = tf.stack(self.largest)
         if self.counts:
             found["counts"] = tf.stack(self.counts)
-        return found
+        return {**found, **self.layers.tensors(), **self.gradients.tensors()}
 
     def release_tensors(self) -> dict[str, Tensor]:
         """Return :meth:`tensors`, and drop them here with their graph."""
         found = self.tensors()
         self.home, self.largest, self.counts, self.scalars = None, [], [], dict.fromkeys(self.scalars)
+        self.layers.release()
+        self.gradients.release()
         self.known.clear()
         return found
 
@@ -85,15 +92,22 @@ class StepRecorder:
         models: the prepared models.
         activations: record at their layers, until :meth:`stop`.
         replica: returns the index of the calling replica.
+        compare: sketch activations and gradients; of one replica alone.
+        weights: reads the weights, to compare what they were when a traced step began.
 
     Attributes:
         key: traces of a compiled step with the same key record the same.
         fitting: a step of ``fit`` runs, which has no autocast region.
     """
 
-    def __init__(self, models: Sequence[Model], activations: bool, replica: Callable[[], int]) -> None:
-        self._replica = replica
-        self.key = "activations" if activations else "gradients"
+    def __init__(
+        self, models: Sequence[Model], activations: bool, replica: Callable[[], int], compare: bool = False,
+        weights: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:  # fmt: skip
+        self._replica, self._compare, self._weights = replica, compare, weights
+        self._before: Mapping[str, Any] = {}
+        self.key = "compare" if compare else "activations" if activations else "gradients"
+        self._functions: dict[str, str] = {}
         self.fitting = False
         self._record = TraceRecord(None)
         self._taken: list[tuple[TraceRecord, Mapping[str, Tensor]]] = []
@@ -106,6 +120,7 @@ class StepRecorder:
         if RECORDER in vars(layer):
             return
         self._layers.append((layer, type(layer)))
+        self._functions[path] = layers.last_function(layer)
         vars(layer)[RECORDER] = (self, path)
         patches.set_class(layer, _recording_class(type(layer)))
 
@@ -134,6 +149,11 @@ class StepRecorder:
         finally:
             self._record = outside
 
+    def begin_trace(self) -> None:
+        """A traced step is about to run: the loop may have written to its weights."""
+        if self._compare:
+            self._before = self._weights()
+
     def take(self, recorded: Mapping[int, Any], records: Sequence[TraceRecord]) -> None:
         """Take what a run of a trace returned."""
         ((number, tensors),) = recorded.items()
@@ -152,11 +172,14 @@ class StepRecorder:
                 which = len(record.largest)
                 record.known[id(tensor)] = (_reference(tensor), which)
                 record.largest.append(_largest(tensor))
+                if self._compare:
+                    record.layers.add(tensor, tensor.dtype.name)
             elif place == "input":
                 continue
             else:
                 which = known[1]
-            record.activations.append(LayerRecord(layer, kind, place, tensor.dtype.name, which, self._replica()))
+            about = (layer, kind, place, tensor.dtype.name, which, self._replica())
+            record.activations.append(LayerRecord(*about, self._functions.get(layer, "")))
 
     def here(self) -> bool:
         """Whether what is computed now can be recorded: eager, or in the trace that is being recorded."""
@@ -170,6 +193,8 @@ class StepRecorder:
         for name, gradient in gradients.items():
             record.names.append((name, replica))
             record.counts.append(both(tf.cast(real_values(gradient), tf.float32), inverse))
+            if self._compare:
+                record.gradients.add(whole_values(gradient), gradient.dtype.name)
         if scale is not None:
             record.scalars["scale"] = scale
         if loss is not None:
@@ -183,15 +208,26 @@ class StepRecorder:
         gradients: dict[str, recording.GradientCounts] = {}
         scalars: dict[str, float] = {}
         local: list[recording.LocalStep] = []
+        drawn: list[Sketch] = []
+        of_gradients: dict[str, Sketch] = {}
         for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
             values = {name: tensor.numpy() for name, tensor in tensors.items()}
             activations += _activations(record, values.get("largest", ()))
             gradients |= _gradients(record, values.get("counts", ()))
             local += _of_replicas(record, values.get("largest", ()), values.get("counts", ()))
             scalars |= {name: float(values[name]) for name in record.scalars}
+            if self._compare:
+                of_layers = record.layers.read(values)
+                drawn += [of_layers[seen.which] for seen in record.activations]
+                found = record.gradients.read(values, scalars.get("scale", 1.0))
+                of_gradients |= {name: one for (name, _), one in zip(record.names, found, strict=True)}
         losses = [value for name, value in scalars.items() if name != "scale"]
         loss = sum(losses) if losses else None
-        return recording.RecordedStep(scalars.get("scale", 1.0), loss, gradients, activations, local)
+        sketches = recording.StepSketches(drawn, of_gradients) if self._compare else None
+        scale = scalars.get("scale", 1.0)
+        return recording.RecordedStep(
+            scale, loss, gradients, activations, local, sketches=sketches, weights=self._before
+        )
 
 
 def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:
@@ -200,7 +236,7 @@ def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.
     found: dict[tuple[object, ...], recording.Activation] = {}
     for seen in record.activations:
         value, finite = largest[seen.which]
-        row = recording.Activation(*seen[:4], float(value) if finite else math.inf)
+        row = recording.Activation(*seen[:4], float(value) if finite else math.inf, seen.function)
         place = (*seen[:4], calls[*seen[:4], seen.replica])
         calls[*seen[:4], seen.replica] += 1
         if place not in found or row.largest > found[place].largest:

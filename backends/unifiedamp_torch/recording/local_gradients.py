@@ -47,7 +47,7 @@ class LocalGradients:
                 before = self._largest.get(name)
                 self._largest[name] = found if before is None else torch.maximum(before, found)  # keeps nan
             if self._compare:
-                self._add(name, sketch(gradient))
+                self._add(name, sketch(gradient, ordered=False))
 
         return look
 

@@ -28,7 +28,7 @@ class TorchRecorder(Recorder):
 
     means = "forward hooks; on recorded steps, what is compiled runs uncompiled"
 
-    compares = True
+    compares = runs_uncompiled = True
     UNTRACED = ("begin", "note_gradients", "end")
     """Methods that run uncompiled inside compiled steps."""
 

@@ -108,7 +108,7 @@ class StepRecorder:
             elif place == "input":
                 continue
             dtype = str(tensor.dtype).removeprefix("torch.")
-            drawn = sketch(tensor) if self._compare else None
+            drawn = sketch(tensor, batch=True) if self._compare else None
             self._activations.append(LayerRecord(layer, kind, place, dtype, known, drawn))
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unifiedamp.backend import recording
+from unifiedamp.backend import Recorder, recording
+from unifiedamp.backend.sketch import Sketch
 
 from .registry import RecorderFault, fault
 
@@ -108,8 +109,8 @@ class EpsilonsOfOptimizersLost(RecorderFault):
 class ActivationsAlwaysRecorded(RecorderFault):
     """Activations are recorded though gradients alone were asked for."""
 
-    def begin(self, activations: bool) -> None:
-        self.inner.begin(True)
+    def begin(self, activations: bool, compare: bool = False) -> None:
+        begin(self.inner, compare)
 
 
 @fault("test_nothing_is_left_behind", "test_training_is_the_same_with_a_recorder", needs="recording")
@@ -118,5 +119,50 @@ class RecordingNotEnded(RecorderFault):
 
     def end(self) -> recording.RecordedStep:
         found = self.inner.end()
-        self.inner.begin(True)
+        begin(self.inner, compare=False)
         return found
+
+
+@fault("test_sketches_are_those_of_float64", needs="recording")
+class SketchesOfScaledGradients(_Changed):
+    """Sketches are of gradients that still carry the loss scale."""
+
+    def _other(self, seen: recording.RecordedStep) -> recording.RecordedStep:
+        if seen.sketches is None:
+            return seen
+        found = {name: _times(each, seen.scale) for name, each in seen.sketches.gradients.items()}
+        return replace(seen, sketches=replace(seen.sketches, gradients=found))
+
+
+@fault("test_runs_of_two_frameworks", "test_sketches_are_those_of_float64", needs="recording")
+class OrderedSketchesInMemoryOrder(_Changed):
+    """Sketches of ordered elements are of the elements as they lie in memory."""
+
+    def _other(self, seen: recording.RecordedStep) -> recording.RecordedStep:
+        if seen.sketches is None:
+            return seen
+        layers = [replace(each, ordered=each.values) for each in seen.sketches.activations]
+        return replace(seen, sketches=replace(seen.sketches, activations=layers))
+
+
+@fault("test_the_planted_divergence_is_named", needs="recording")
+class WeightsOfTheFirstStep(RecorderFault):
+    """Weights are always those of the first time they were asked for."""
+
+    def weights(self) -> Mapping[str, Any]:
+        if "_first" not in vars(self):
+            self._first = self.inner.weights()
+        return self._first
+
+
+def begin(recorder: Recorder, compare: bool) -> None:
+    """Begin with activations, asking no backend for ``compare`` that does not know it."""
+    if compare:
+        recorder.begin(True, compare=True)
+    else:
+        recorder.begin(True)
+
+
+def _times(sketch: Sketch, factor: float) -> Sketch:
+    values, ordered = ([factor * value for value in part] for part in (sketch.values, sketch.ordered))
+    return replace(sketch, norm=factor * sketch.norm, values=values, ordered=ordered)

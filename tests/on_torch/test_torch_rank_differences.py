@@ -1,0 +1,91 @@
+"""``unifiedamp diff`` over one process and two ranks, and over two runs of two ranks."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from loops import session
+from ranks import checked, run_ranks
+
+from unifiedamp.recording.difference import difference
+from unifiedamp.recording.reading import read_recording
+
+nn = torch.nn
+BATCHES = [np.random.default_rng(seed).normal(size=(8, 6)).astype(np.float32) for seed in range(3)]
+
+
+def run(path, rank=None, case="plain"):
+    """Train three steps on the whole batch, or on every second row of it."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    if case == "output" and rank == 1:
+        inner[2].register_forward_hook(lambda _module, _args, output: output * 1.1)
+    if case == "gradient" and rank == 1:
+        inner[2].weight.register_hook(lambda gradient: gradient * 1.5)
+    model = inner if rank is None else nn.parallel.DistributedDataParallel(inner)
+    amp = session(loss_scale=8.0)
+    rate = 0.2 if case == "rate" else 0.1
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
+    with contextlib.closing(amp), amp.record(path, every=1, compare=True):
+        for number, batch in enumerate(BATCHES, 1):
+            x = torch.from_numpy(batch if rank is None else batch[rank::2])
+            if case == "data" and number == 2:
+                x = x + 0.1 * (rank == 1)
+            alone = case == "reduction" and number == 2
+            with model.no_sync() if alone else contextlib.nullcontext():
+                amp.backward(lambda x=x: model(x).square().mean(), optimizer)
+            amp.step(optimizer)
+
+
+PLANTED = {
+    "plain": None,
+    "rate": (1, "update", "0.weight", ""),
+    "data": (2, "data", "", "on rank 1"),
+    "output": (1, "forward", "2", "on rank 1"),
+    "gradient": (1, "backward", "2.weight", "on rank 1"),
+    "reduction": (2, "reduction", "2.bias", ""),
+}
+
+
+def all_cases(rank, folder):
+    for case in PLANTED:
+        run(f"{folder}/{case}.jsonl", rank, case)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    checked(run_ranks(all_cases, str(folder)))
+    run(folder / "alone.jsonl")
+    return {name: read_recording(folder / f"{name}.jsonl") for name in (*PLANTED, "alone")}
+
+
+def where(found):
+    first = found.first
+    return None if first is None else (first.step, first.part, first.name)
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_two_ranks_and_two_ranks(recordings, case):
+    found = difference(recordings["plain"], recordings[case])
+    assert where(found) == (PLANTED[case] and PLANTED[case][:3])
+    if found.first is not None:
+        assert PLANTED[case][3] in found.first.note
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_one_process_and_two_ranks(recordings, case):
+    """Layers by norms and sums over the batch, which every second row does not change."""
+    found = difference(recordings["alone"], recordings[case])
+    assert where(found) == (PLANTED[case] and PLANTED[case][:3])
+    assert found.compared[0].startswith("1 and 2 ranks")
+
+
+def test_without_the_answer_of_a_rank_weights_and_sums_are_compared(recordings):
+    for name, expected in (("plain", None), ("rate", "update"), ("gradient", "backward")):
+        lost = recordings[name]
+        steps = [{**step, "ranks": {**step["ranks"], "missing": [1]}} for step in lost.steps]
+        found = difference(recordings["alone"], dataclasses.replace(lost, steps=steps))
+        assert (found.first and found.first.part) == expected
