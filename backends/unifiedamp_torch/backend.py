@@ -28,6 +28,7 @@ from .options import TorchOptions
 from .precision import custom_functions, emulation, float8_layers
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
+from .recording.forecaster import TorchForecaster
 from .recording.recorder import TorchRecorder
 from .training.ema import TorchAveraging
 from .training.host_loops import HostLoops
@@ -72,8 +73,9 @@ class TorchBackend(Backend):
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
-        untraced = [(self.training, self.training.UNTRACED), (self.recorder, self.recorder.UNTRACED)]
-        self.compiler = TorchCompiler(spec, native, steps, switches, self.recorder.status, untraced)
+        self.forecaster = TorchForecaster(native, steps)
+        untraced = [(role, role.UNTRACED) for role in (self.training, self.recorder, self.forecaster)]
+        self.compiler = TorchCompiler(spec, native, steps, switches, self._recording, untraced)
 
         self.weights = TorchWeights(steps.prepared.masters)
         self.averaging = TorchAveraging(steps.averages)
@@ -83,6 +85,11 @@ class TorchBackend(Backend):
         self.profiler = profiler_for(native)
         self.distributed = distributed_here(spec, steps.ranks)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
+
+    def _recording(self) -> tuple[bool, bool]:
+        """Return whether something looks at this step, and whether it looks at layers."""
+        step, activations = self.recorder.status()
+        return step or self.forecaster.counting, activations or self.forecaster.counting
 
     def _check_region(self, policy: Policy) -> None:
         check_region(self.spec.policy, policy)

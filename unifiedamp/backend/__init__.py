@@ -18,7 +18,7 @@ from ..loss_scale import LossScale, ScaleState, float32
 from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Policy
 from ..policy.layer_globs import match_layers
-from . import recording, result, rounding
+from . import forecast, recording, result, rounding
 from .backend import Backend
 from .capabilities import (
     ARRAY_DTYPES,
@@ -33,6 +33,7 @@ from .capabilities import (
     Support,
 )
 from .ema import ema_weight
+from .forecast import Forecaster, ProductCounts, TensorCounts
 from .launch import Launch, Ranks, read_launch
 from .optional_roles import (
     Averaging,
@@ -82,6 +83,7 @@ __all__ = [
     "Distributed",
     "EnvironmentDefaults",
     "FloatFormat",
+    "Forecaster",
     "Launch",
     "LayerShapes",
     "LossScale",
@@ -92,6 +94,7 @@ __all__ = [
     "Precision",
     "Prefetcher",
     "Processor",
+    "ProductCounts",
     "Profiler",
     "Ranks",
     "Recorder",
@@ -106,6 +109,7 @@ __all__ = [
     "Support",
     "Switch",
     "Switches",
+    "TensorCounts",
     "Training",
     "Tuner",
     "Tuning",
@@ -121,6 +125,7 @@ __all__ = [
     "ema_weight",
     "errors",
     "float32",
+    "forecast",
     "hookimpl",
     "item_rows",
     "match_layers",

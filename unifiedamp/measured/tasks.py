@@ -42,7 +42,7 @@ class Recording:
             return
         every, sink = self._run.request.every, _OfCountedProcess(self._run)
         try:
-            self._recorder = start_recording(self._backend, self._loop, None, [sink], every, True, compare=False)
+            self._recorder = start_recording(self._backend, self._loop, [sink], every, True, compare=False)
         except AmpError as error:
             self._run.fail(error)
 

@@ -1,0 +1,132 @@
+"""What is added up over the steps of a forecast: counts, and what each float8 recipe would have lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backend.forecast import NON_FINITE, OPERANDS, PLACES, ProductCounts, TensorCounts
+from ..formats import FLOAT_FORMATS, LARGEST_SCALE, FloatFormat
+from .losses import Rounding, rounding
+
+RECIPES = ("tensorwise", "delayed")
+"""How the scale of a float8 tensor is found: from its present largest value, or from those of the steps before."""
+HISTORY = 1024
+"""Steps whose largest values the recipe "delayed" looks at; the default of Transformer Engine."""
+FLOAT8 = {
+    "weight": FLOAT_FORMATS["float8_e4m3fn"],
+    "input": FLOAT_FORMATS["float8_e4m3fn"],
+    "gradient": FLOAT_FORMATS["float8_e5m2"],
+}
+"""Operand → its float8 format."""
+_SUMS = ("values", "flushed", "subnormal", "overflow", "error")
+
+
+@dataclass
+class TensorTotals:
+    """One tensor over all steps.
+
+    Attributes:
+        counts: as in ``TensorCounts``, added up.
+        largest: the largest finite absolute value.
+        non_finite: steps in which it held inf or nan; nothing else is counted of them, as such a step is not applied.
+        float8: recipe → sums as in ``Rounding``; empty for what float8 products do not take.
+    """
+
+    counts: Any = field(default_factory=lambda: np.zeros(PLACES, np.int64))
+    largest: float = 0.0
+    non_finite: int = 0
+    float8: dict[str, list[float]] = field(default_factory=dict)
+    _history: list[float] = field(default_factory=list)
+
+    def add(self, seen: TensorCounts, format: FloatFormat | None) -> None:
+        """Add a step; ``format`` is the float8 format of an operand."""
+        counts = np.asarray(seen.counts, np.int64)
+        if not math.isfinite(seen.largest) or counts[NON_FINITE:].any():
+            self.non_finite += 1
+            return
+        self.counts = self.counts + counts
+        self.largest = max(self.largest, seen.largest)
+        if format is not None and seen.largest > 0:
+            before = max(self._history[-HISTORY:], default=seen.largest)
+            self._history.append(seen.largest)
+            scales = [min(format.max / amax, LARGEST_SCALE) for amax in (seen.largest, before)]
+            sums = _sums(rounding(counts, seen.largest, format, scales, saturate=True))
+            for recipe, found in zip(RECIPES, sums, strict=True):
+                old = self.float8.get(recipe, [0.0] * len(_SUMS))
+                self.float8[recipe] = [a + b for a, b in zip(old, found, strict=True)]
+
+    def rounding(self, format: FloatFormat, scale: Any = 1.0) -> Rounding:
+        """Return what rounding all values times ``scale`` to a format does."""
+        return rounding(self.counts, self.largest, format, scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        places = np.flatnonzero(self.counts)
+        counts = {str(place): int(self.counts[place]) for place in places}
+        return {"counts": counts, "largest": self.largest, "non_finite": self.non_finite, "float8": self.float8}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> TensorTotals:
+        """Read what :meth:`to_json` returned."""
+        found = cls(largest=saved["largest"], non_finite=saved["non_finite"], float8=dict(saved["float8"]))
+        for place, count in saved["counts"].items():
+            found.counts[int(place)] = count
+        return found
+
+
+@dataclass
+class LayerTotals:
+    """One layer over all steps.
+
+    Attributes:
+        layer, kind, float8: as in ``ProductCounts``.
+        work: multiplications of all forward passes.
+        tensors: name → totals.
+    """
+
+    layer: str
+    kind: str
+    float8: str
+    work: int = 0
+    tensors: dict[str, TensorTotals] = field(default_factory=dict)
+
+    def add(self, seen: ProductCounts) -> None:
+        """Add a step."""
+        self.work += seen.work
+        for name, counts in seen.tensors.items():
+            format = FLOAT8[name] if name in OPERANDS else None
+            self.tensors.setdefault(name, TensorTotals()).add(counts, format)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        tensors = {name: each.to_json() for name, each in self.tensors.items()}
+        return {"layer": self.layer, "kind": self.kind, "float8": self.float8, "work": self.work, "tensors": tensors}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> LayerTotals:
+        """Read what :meth:`to_json` returned."""
+        tensors = {name: TensorTotals.from_json(each) for name, each in saved["tensors"].items()}
+        return cls(saved["layer"], saved["kind"], saved["float8"], saved["work"], tensors)
+
+
+class Totals:
+    """All layers, by path, in the order in which they ran first."""
+
+    def __init__(self, layers: Sequence[LayerTotals] = ()) -> None:
+        self.layers = {each.layer: each for each in layers}
+
+    def add(self, seen: Sequence[ProductCounts]) -> None:
+        """Add a step."""
+        for one in seen:
+            self.layers.setdefault(one.layer, LayerTotals(one.layer, one.kind, one.float8)).add(one)
+
+
+def _sums(found: Rounding) -> list[list[float]]:
+    """Return the sums of each scale."""
+    each = zip(found.flushed, found.subnormal, found.overflow, found.error, strict=True)
+    return [[found.values, *map(float, sums)] for sums in each]
