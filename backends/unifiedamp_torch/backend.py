@@ -46,6 +46,8 @@ class TorchBackend(Backend):
     device: TorchDevice
     training: TorchTraining
     compiler: TorchCompiler
+    recorder: TorchRecorder
+    forecaster: TorchForecaster
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)

@@ -57,6 +57,11 @@ class Forecast:
         found = {key: value for key, value in about.items() if key != "runs"}
         return cls(found, max_error, scale, layers, policies, _notes(about, layers, policies))
 
+    @classmethod
+    def of_counted(cls, counted: Mapping[str, Any], max_error: float, formats: Sequence[str] = FORMATS) -> Forecast:
+        """Return the same from what ``ForecastRun.counted`` returned."""
+        return cls.of(counted["about"], [LayerTotals.from_json(each) for each in counted["layers"]], max_error, formats)
+
     @property
     def policy(self) -> Policy:
         """The cheapest of ``policies``, by the bytes of the numbers that are multiplied; float32 where none is."""
@@ -72,7 +77,7 @@ class Forecast:
     def cell(self, layer: LayerForecast, column: str) -> str:
         """Return what a format does to a layer: why it hurts, or else the largest error."""
         if column.startswith("float8") and layer.float8:
-            return f"not in float8: {layer.float8}"
+            return f"not in float8: {layer.float8}" if column == "float8" else "-"
         return layer.why_hurt(column, self.max_error) or f"{layer.worst(column).error:.1e}"
 
     def summary(self) -> list[str]:

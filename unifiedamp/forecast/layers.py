@@ -74,8 +74,8 @@ class LayerForecast:
             return f"{name}: {_percent(worst.overflow)} overflow"
         if worst.error <= max_error:
             return ""
-        what = max(("flushed to zero", worst.flushed), ("saturated", worst.overflow), key=lambda one: one[1])
-        return f"{name}: {_percent(what[1])} {what[0]}" if what[1] > max_error / 2 else f"{name}: error {worst.error:.2g}"
+        share, what = max((worst.flushed, "flushed to zero"), (worst.overflow, "saturated"))
+        return f"{name}: {_percent(share)} {what}" if share > max_error / 2 else f"{name}: error {worst.error:.2g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -11,9 +11,9 @@ For one value the squared relative error is ``((round(v) - v) / v)**2``. Its mea
     (P(y) - P(x)) / (y - x) / (x * y),   P(v) = n d**3 / 12 + ((v - n d)**3 + (d / 2)**3) / 3,   n = round(v / d)
 
 where ``P`` is the integral of the squared distance to the nearest multiple of ``d``, and ``1 / (x * y)`` the mean of
-``1 / v**2``. A power of two inside the interval parts it, as does the largest number. Up to ``min_subnormal / 2`` a value becomes
-zero, with an error of 1. Beyond the largest number it becomes that number (a saturating conversion) or is lost, with an
-error of 1. The interval of the largest value ends there.
+``1 / v**2``. A power of two inside the interval parts it, as does the largest number. Up to ``min_subnormal / 2`` a
+value becomes zero, with an error of 1. Beyond the largest number it becomes that number (a saturating conversion) or is
+lost, with an error of 1. The interval of the largest value ends there.
 """
 
 from __future__ import annotations

@@ -60,6 +60,11 @@ class ForecastRun:
             self.stopped = True
             self._backend.forecaster.end()
 
+    def counted(self) -> dict[str, Any]:
+        """Return what was counted as plain JSON values: "about" and "layers"."""
+        layers = [each.to_json() for each in self.totals.layers.values()]
+        return {"about": {**self._about, "steps": self.step}, "layers": layers}
+
     def result(self) -> Forecast:
         """Return the forecast from the steps counted so far.
 

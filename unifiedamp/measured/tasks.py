@@ -65,6 +65,9 @@ class Recording:
         if self._recorder is not None:
             self._recorder.stop()
 
+    def flush(self) -> None:
+        """Do nothing: each record was written."""
+
     def _join(self, *_targets: Any, **_options: Any) -> Any:
         """Stand in for ``amp.record`` in the script: what it would record, the command does."""
         return _Joined(self._recorder)
@@ -147,3 +150,5 @@ class Explaining:
 
     def end(self) -> None:
         """Unreachable: the script ended before."""
+
+    flush = end

@@ -9,8 +9,8 @@ from ..errors import StepOrderError
 
 REFUSED = (
     "scope", "prepare", "compile", "load_state_dict", "observe", "record", "forecast", "to_native", "prefetch",
-    "master_weights", "load_master_weights", "convert_model", "autocast", "inference", "scale_loss", "backward", "unscale",
-    "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "skip_if", "ema",
+    "master_weights", "load_master_weights", "convert_model", "autocast", "inference", "scale_loss", "backward",
+    "unscale", "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "skip_if", "ema",
 )  # fmt: skip
 """The methods of ``Amp`` that a closed session refuses."""
 

@@ -92,16 +92,16 @@ class TorchForecaster(Forecaster):
             if not isinstance(output, torch.Tensor):
                 return
             if output.requires_grad:  # also where a layer is recomputed, whose first pass may have had no gradient
-                output.register_hook(functools.partial(self._gradient, layer))
+                listen: Any = output.register_hook
+                listen(functools.partial(self._gradient, layer))
             if in_training(module):
                 self._forward(layer, module, next(tensors([args, kwargs])), output)
 
         self._remove.append(module.register_forward_hook(after, with_kwargs=True).remove)
         weight = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor) and weight.requires_grad and weight.is_leaf:
-            hook: Any = functools.partial(self._weight_gradient, layer)
-            handle: Any = weight.register_hook(hook)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self._remove.append(handle.remove)
+            listen: Any = weight.register_hook  # torch leaves it untyped
+            self._remove.append(listen(functools.partial(self._weight_gradient, layer)).remove)
 
     def _forward(self, layer: LayerCounts, module: nn.Module, x: torch.Tensor, out: torch.Tensor) -> None:
         self._layers.setdefault(layer.path, layer)
