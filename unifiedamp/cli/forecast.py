@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,7 +75,7 @@ def forecast(
         counted = count_script(options, named, lambda at: status.update(f"step {at} of {steps}{left(at)}"))
     if counted.interrupted is not None:
         raise counted.interrupted
-    found = json_text.loads(counted.content) if counted.content else {"layers": [], "about": {"steps": 0}}
+    found: dict[str, Any] = json_text.loads(counted.content or b'{"layers": [], "about": {"steps": 0}}')
     _check(found["about"]["steps"], len(found["layers"]), counted.reason)
     _show(Forecast.of_counted(found, max_error, wanted), counted, html, json)
     if counted.failed:
@@ -93,7 +93,7 @@ def _check(steps: int, layers: int, reason: str) -> None:
 
 
 def _show(found: Forecast, counted: Recorded, html: Path | None, json: bool) -> None:
-    from ..forecast.forecast import HEADS
+    from ..forecast.layers import HEADS
     from ..forecast.page import page
 
     if html is not None:

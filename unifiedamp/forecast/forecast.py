@@ -12,11 +12,8 @@ from ..notebook import table_html
 from ..output.files import write_whole
 from ..policy import Policy
 from .choice import FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
-from .layers import COLUMNS, LayerForecast, layer_forecast
+from .layers import COLUMNS, HEADS, LayerForecast, layer_forecast
 from .totals import LayerTotals
-
-HEADS = ("layer", "kind", *COLUMNS, "float16 loss scale")
-"""Columns of the table."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ SCALES = tuple(2.0**power for power in range(25))
 """Loss scales that are looked at: those from 1 to the largest that ``DynamicLossScale`` grows to."""
 COLUMNS = ("float16", "bfloat16", "float8", "float8 delayed")
 """Formats of the table: float8 with tensorwise scales, and with delayed ones."""
+HEADS = ("layer", "kind", *COLUMNS, "float16 loss scale")
+"""Columns of the table, with those before and behind the formats."""
 GRADIENTS = ("gradient", "weight_gradient")
 
 

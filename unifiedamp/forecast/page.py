@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from ..formats import FLOAT_FORMATS
 from ..output.charts.axes import linear
@@ -11,15 +12,46 @@ from ..output.charts.curves import Area, Curve, curves
 from ..output.charts.drawing import Drawing
 from ..output.charts.styles import styles
 from ..output.pages import drawn_or_why, render
-from .forecast import HEADS, Forecast
-from .layers import LayerForecast
+from ..policy import Policy
+from .choice import PolicyForecast
+from .layers import HEADS, LayerForecast
 
 TENSOR_HEADS = ("layer", "tensor", "format", "flushed", "subnormal", "overflow", "error")
 SHOWN = 12
 """Layers whose exponents are drawn: hurt ones first."""
 
 
-def page(forecast: Forecast) -> str:
+class Shown(Protocol):
+    """A ``Forecast``."""
+
+    @property
+    def max_error(self) -> float:
+        """See ``Forecast``; so are the others."""
+
+    @property
+    def layers(self) -> Sequence[LayerForecast]:
+        """The layers."""
+
+    @property
+    def policies(self) -> Mapping[str, PolicyForecast]:
+        """The policies."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The notes."""
+
+    @property
+    def policy(self) -> Policy:
+        """The cheapest policy."""
+
+    def title(self) -> str:
+        """Return the title."""
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of the table."""
+
+
+def page(forecast: Shown) -> str:
     """Return the forecast as HTML; its plots are inside it."""
     drawings, why = drawn_or_why(lambda: [exponents(each) for each in _shown(forecast)])
     return render(
@@ -39,7 +71,7 @@ def page(forecast: Forecast) -> str:
     )
 
 
-def _row(forecast: Forecast, layer: LayerForecast, cells: list[str]) -> dict[str, Any]:
+def _row(forecast: Shown, layer: LayerForecast, cells: list[str]) -> dict[str, Any]:
     hurt = [name in layer.losses and bool(layer.why_hurt(name, forecast.max_error)) for name in HEADS]
     return {
         "state": "",
@@ -47,7 +79,7 @@ def _row(forecast: Forecast, layer: LayerForecast, cells: list[str]) -> dict[str
     }
 
 
-def _tensors(forecast: Forecast) -> list[dict[str, Any]]:
+def _tensors(forecast: Shown) -> list[dict[str, Any]]:
     rows = []
     for layer in forecast.layers:
         for format, losses in layer.losses.items():
@@ -61,7 +93,7 @@ def _tensors(forecast: Forecast) -> list[dict[str, Any]]:
     return rows
 
 
-def _shown(forecast: Forecast) -> list[LayerForecast]:
+def _shown(forecast: Shown) -> list[LayerForecast]:
     hurt = {layer for one in forecast.policies.values() for layer in one.hurt}
     return sorted(forecast.layers, key=lambda each: each.layer not in hurt)[:SHOWN]
 

@@ -186,7 +186,8 @@ class Job:
         self._batches = endless(self._run.workload)
         with self._run.amp.forecast(steps=steps) as counted:
             self._advance(steps * self._run.window)
-        return counted.counted()
+        found: dict[str, Any] = counted.counted()
+        return found
 
     def _layers(self) -> list[str]:
         backend = self._run.amp.backend

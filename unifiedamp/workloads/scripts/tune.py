@@ -96,7 +96,7 @@ class ScriptTrials:
 
     def count(self, steps: int) -> Mapping[str, Any]:
         """Run the script for some steps in float32 and count values; see ``Trials``."""
-        counted = count_script(replace(self._options, steps=steps), BASELINE, lambda at: None)
+        counted = count_script(replace(self._options, steps=steps), BASELINE, lambda _: None)
         if counted.interrupted is not None:
             raise counted.interrupted
         found: Mapping[str, Any] = json.loads(counted.content or b'{"layers": []}')
