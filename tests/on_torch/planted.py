@@ -1,4 +1,4 @@
-"""Small classifiers in which some layers are planted to suffer from a number format, and trials of them for ``tune``."""
+"""Small classifiers with layers that suffer from a number format, and trials of them for ``tune``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Planted(torch.nn.Module):
         self.parts, self.faint, self.spiked = parts, faint, spiked
         for part in range(parts):
             layer = torch.nn.Linear(WIDTH, CLASSES)
-            torch.nn.init.zeros_(layer.weight)
+            for param in layer.parameters():
+                torch.nn.init.zeros_(param)
             setattr(self, f"l{part}", layer)
 
     def forward(self, x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,8 +124,7 @@ class Forecast:
 
 
 def _scale(layer: LayerForecast) -> str:
-    needed = "none" if layer.scale_needed is None else f"{layer.scale_needed:g}"
-    return f"{needed} to {layer.scale_limit:g}"
+    return " to ".join(f"2**{math.log2(one):g}" if one else "none" for one in (layer.scale_needed, layer.scale_limit))
 
 
 def _notes(

@@ -161,4 +161,4 @@ def exponents(totals: TensorTotals) -> dict[int, float]:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else f"{share:.1g}"
+    return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Backend
 from ..backend.result import StepResult
 from ..config import plugins
-from ..errors import AmpWarning, StepOrderError
+from ..errors import StepOrderError
 
 if TYPE_CHECKING:  # they import numpy
     from .forecast import Forecast
@@ -49,10 +48,6 @@ class ForecastRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.stop()
-        if error is None and self.step < self.steps:
-            warnings.warn(
-                f"amp.forecast: the run had {self.step} of the {self.steps} steps asked for", AmpWarning, stacklevel=2
-            )
 
     def stop(self) -> None:
         """Stop counting. Idempotent."""
