@@ -73,7 +73,7 @@ def trained(policy, make, loss_scale=None):
         with amp.scale_loss(loss, optimizer) as scaled:
             scaled.backward()
         amp.step(optimizer)
-        return float(loss)
+        return float(loss.detach())
 
     return amp, step
 

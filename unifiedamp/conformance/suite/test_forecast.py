@@ -31,7 +31,7 @@ def tensors_of(weights, x):
     return kept
 
 
-def test_every_value_is_counted(harness, form):
+def test_every_value_of_a_product_is_counted(harness, form):
     """Weights, inputs, outputs and gradients of two steps; rounding may move a value over the edge of its interval."""
     weights = layers(4, 16, 2)
     amp, model, _, feed = mlp_run(harness, form, weights, loss_scale=8.0)
@@ -53,9 +53,9 @@ def test_every_value_is_counted(harness, form):
     assert found["layer0"].tensors["weight"].largest == pytest.approx(np.abs(first[0]).max(), rel=0.1)
 
 
-def test_counts_of_one_step(harness, form):
+def test_counts_of_one_forecast_step(harness):
     weights = layers(4, 16, 2)
-    amp, _, _, feed = mlp_run(harness, form, weights, loss_scale=8.0)
+    amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale=8.0)
     with amp.forecast(steps=1) as run:
         feed(batch())
     for place, tensors in enumerate(tensors_of(weights, batch())):
@@ -81,9 +81,9 @@ def test_training_is_the_same_with_a_forecast(harness, form):
         np.testing.assert_allclose(others[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_is_left_behind(harness, form):
+def test_nothing_is_left_by_a_forecast(harness):
     before = settled_state(harness)
-    amp, model, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale=1.0)
+    amp, model, _, feed = mlp_run(harness, "eager", layers(4, 4, 4), loss_scale=1.0)
     feed(batch())
     with amp.record(Kept()):
         feed(batch())
@@ -99,7 +99,7 @@ def test_nothing_is_left_behind(harness, form):
     assert harness.global_state() == before
 
 
-def test_evaluation_and_dropped_steps_do_not_count(harness):
+def test_evaluation_and_dropped_steps_are_not_forecast(harness):
     amp, model, optimizer, feed = mlp_run(harness, "eager", layers(4, 4, 4), loss_scale=1.0)
     with amp.forecast(steps=1) as run:
         with amp.inference(model):
@@ -123,7 +123,7 @@ def test_fewer_steps_are_said_and_none_refused(harness):
     assert ua.Policy.parse(str(found.policy)) == found.policy
 
 
-def test_mistakes_are_told(harness):
+def test_mistakes_in_forecasts_are_told(harness):
     run = probe_run(harness, loss_scale=1.0)
     amp = run.amp
     wrong = ({"steps": 0}, {"steps": 1.5}, {"max_error": 0}, {"max_error": 2}, {"formats": ["float7"]}, {"formats": ""})
