@@ -27,6 +27,8 @@ TOP = 2.0**24
 """The scale that the search starts from: the largest that ``DynamicLossScale`` grows to."""
 FORECAST_STEPS = 20
 """Steps in float32 whose values are counted, at most, where a policy does not train as well."""
+FORECAST = ("float16", "float8")
+"""Formats for which that is done; bfloat16 has float32's exponents, so that a forecast names nothing."""
 WORTH_IT = 1.05
 """How many times faster than float32 a policy must be to be chosen."""
 
@@ -204,6 +206,9 @@ class Prober:
 
     def _named(self, policy: str) -> list[str]:
         """Return the layers that the forecast says the policy's format would hurt."""
+        format = Policy.parse(policy).compute_dtype
+        if format not in FORECAST:
+            return []
         if not self._asked:
             self._asked = True
             self._tries.expect(1)
@@ -211,7 +216,6 @@ class Prober:
             with suppress(AmpError):  # a search of all layers needs none
                 self._forecast = _forecast_of(self._trials.count(min(FORECAST_STEPS, self._goal.steps)))
         policies = self._forecast.policies if self._forecast is not None else {}
-        format = Policy.parse(policy).compute_dtype
         return [*policies[format].hurt] if format in policies else []
 
     def _good(self, trial: Trial, found: Finding, layers: list[str], baseline: float) -> bool:
