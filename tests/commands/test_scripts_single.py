@@ -78,7 +78,7 @@ def test_record_keeps_what_there_is_when_the_script_fails(command):
 
 
 def test_forecast_names_what_formats_lose(command):
-    """The gradient of the last layer's weight is tiny: its input is, as the activation before it multiplies by 1e-14."""
+    """The input of the last layer is tiny, and so is the gradient of the first: between them is a factor of 1e-14."""
     faint = """
 class Faint(torch.nn.ReLU):
     def forward(self, x):

@@ -73,6 +73,7 @@ class TorchForecaster(Forecaster):
         self.counting = False
         self._layers: dict[str, LayerCounts] = {}
         self._remove: list[Callable[[], None]] = []
+        self._watched: set[tuple[str, int]] = set()
 
     def begin(self) -> None:
         self.end()
@@ -97,11 +98,17 @@ class TorchForecaster(Forecaster):
             if in_training(module):
                 self._forward(layer, module, next(tensors([args, kwargs])), output)
 
+        def before(module: nn.Module, _: Any) -> None:
+            self._watch_weight(layer, module.weight)
+
+        self._remove.append(module.register_forward_pre_hook(before).remove)
         self._remove.append(module.register_forward_hook(after, with_kwargs=True).remove)
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.requires_grad and weight.is_leaf:
-            listen: Any = weight.register_hook  # torch leaves it untyped
-            self._remove.append(listen(functools.partial(self._weight_gradient, layer)).remove)
+
+    def _watch_weight(self, layer: LayerCounts, weight: Any) -> None:
+        """Hook the weight that a layer has while it runs: ``fully_shard`` gives it another one then."""
+        if weight.requires_grad and weight.is_leaf and (layer.path, id(weight)) not in self._watched:
+            self._watched.add((layer.path, id(weight)))
+            self._remove.append(weight.register_hook(functools.partial(self._weight_gradient, layer)).remove)
 
     def _forward(self, layer: LayerCounts, module: nn.Module, x: torch.Tensor, out: torch.Tensor) -> None:
         self._layers.setdefault(layer.path, layer)
@@ -127,6 +134,7 @@ class TorchForecaster(Forecaster):
     def end(self) -> list[ProductCounts]:
         while self._remove:
             self._remove.pop()()
+        self._watched.clear()
         self.counting, layers = False, list(self._layers.values())
         self._layers = {}
         rows = [each for layer in layers for each in layer.tensors.values()]
