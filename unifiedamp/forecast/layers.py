@@ -98,7 +98,7 @@ class ScaledGradients:
         self.errors = [0.0] * len(SCALES)
         for each in found:
             rounded = each.rounding(format, SCALES)
-            shares = [float(error) / max(rounded.values, 1.0) for error in rounded.error]
+            shares = [float(error) / max(float(rounded.values), 1.0) for error in rounded.error]
             self.errors = [max(a, b) for a, b in zip(self.errors, shares, strict=True)]
         largest = max((each.largest for each in found), default=0.0)
         clean = [scale for scale in SCALES if largest * scale <= format.max]
@@ -138,7 +138,7 @@ def layer_forecast(totals: LayerTotals, loss_scale: float, max_error: float) -> 
 
 def _loss(totals: LayerTotals, name: str, format: str, scale: float) -> TensorLoss:
     found = totals.tensors[name].rounding(FLOAT_FORMATS[format], scale)
-    return _shares(name, found.values, found.flushed, found.subnormal, found.overflow, found.error)
+    return _shares(name, float(found.values), found.flushed, found.subnormal, found.overflow, found.error)
 
 
 def _float8(name: str, sums: list[float] | None) -> TensorLoss:

@@ -36,37 +36,38 @@ _NARROWEST = 1e-6
 
 @dataclass(frozen=True)
 class Rounding:
-    """Sums over values; each attribute has the shape of the scales.
+    """Sums over values; each attribute has the shape of the scales, or of the tensors where these are more.
 
     Attributes:
-        values: finite values that are not zero; a plain number.
+        values: finite values that are not zero; of the shape of the tensors.
         flushed: that become zero.
         subnormal: that become no zero, and are below the smallest normal number.
         overflow: beyond the largest number.
         error: the sum of squared relative errors.
     """
 
-    values: float
+    values: Any
     flushed: Any
     subnormal: Any
     overflow: Any
     error: Any
 
 
-def rounding(counts: Any, largest: float, format: FloatFormat, scale: Any = 1.0, saturate: bool = False) -> Rounding:
+def rounding(counts: Any, largest: Any, format: FloatFormat, scale: Any = 1.0, saturate: bool = False) -> Rounding:
     """Return what rounding values times ``scale`` to ``format`` does to them.
 
     Args:
-        counts: of ``PLACES`` places; zeros, inf and nan are left out.
-        largest: the largest finite absolute value.
+        counts: shape (…, ``PLACES``), for one tensor or several; zeros, inf and nan are left out.
+        largest: shape (…): the largest finite absolute value of each.
         format: one of ``FLOAT_FORMATS``.
-        scale: positive, a number or an array of numbers.
+        scale: positive; its shape is broadcast with that of the tensors.
         saturate: values beyond the largest number become that number.
     """
     counts = np.asarray(counts)
-    places = np.flatnonzero(counts[1:NON_FINITE]) + 1
-    held = counts[places].astype(np.float64)
-    low, high = _STARTS[places], np.minimum(_STARTS[places + 1], largest)
+    there = counts[..., 1:NON_FINITE].reshape(-1, NON_FINITE - 1).any(0)
+    places = np.flatnonzero(there) + 1
+    held = counts[..., places].astype(np.float64)
+    low, high = _STARTS[places], np.minimum(_STARTS[places + 1], np.asarray(largest)[..., None])
     scales = np.asarray(scale, np.float64)[..., None]
     x = low * scales
     y = np.maximum(high, low * (1 + _NARROWEST)) * scales
@@ -80,7 +81,7 @@ def rounding(counts: Any, largest: float, format: FloatFormat, scale: Any = 1.0,
     errors += _integral(np.maximum(start, power), y, edge, format)
     error = flushed + held * errors / (y - x)
     error += held * _saturated(x, y, edge, format.max) if saturate else over
-    return Rounding(float(held.sum()), *(each.sum(-1) for each in (flushed, subnormal, over, error)))
+    return Rounding(held.sum(-1), *(each.sum(-1) for each in (flushed, subnormal, over, error)))
 
 
 def _overflow_edge(format: FloatFormat) -> float:

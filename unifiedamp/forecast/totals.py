@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend.forecast import NON_FINITE, OPERANDS, PLACES, ProductCounts, TensorCounts
+from ..backend.forecast import NON_FINITE, PLACES, ProductCounts, TensorCounts
 from ..formats import FLOAT_FORMATS, LARGEST_SCALE, FloatFormat
 from .losses import Rounding, rounding
 
@@ -43,22 +43,26 @@ class TensorTotals:
     float8: dict[str, list[float]] = field(default_factory=dict)
     _history: list[float] = field(default_factory=list)
 
-    def add(self, seen: TensorCounts, format: FloatFormat | None) -> None:
-        """Add a step; ``format`` is the float8 format of an operand."""
-        counts = np.asarray(seen.counts, np.int64)
-        if not math.isfinite(seen.largest) or counts[NON_FINITE:].any():
+    def add(self, seen: TensorCounts) -> bool:
+        """Add a step's counts; return whether it is one that counts for float8."""
+        if not math.isfinite(seen.largest) or np.any(seen.counts[NON_FINITE:]):
             self.non_finite += 1
-            return
-        self.counts = self.counts + counts
+            return False
+        self.counts += seen.counts
         self.largest = max(self.largest, seen.largest)
-        if format is not None and seen.largest > 0:
-            before = max(self._history[-HISTORY:], default=seen.largest)
-            self._history.append(seen.largest)
-            scales = [min(format.max / amax, LARGEST_SCALE) for amax in (seen.largest, before)]
-            sums = _sums(rounding(counts, seen.largest, format, scales, saturate=True))
-            for recipe, found in zip(RECIPES, sums, strict=True):
-                old = self.float8.get(recipe, [0.0] * len(_SUMS))
-                self.float8[recipe] = [a + b for a, b in zip(old, found, strict=True)]
+        return seen.largest > 0
+
+    def scales(self, amax: float, format: FloatFormat) -> list[float]:
+        """Return the scale of each recipe in a step with this largest value, which then belongs to the past."""
+        before = max(self._history[-HISTORY:], default=amax)
+        self._history.append(amax)
+        return [min(format.max / each, LARGEST_SCALE) for each in (amax, before)]
+
+    def add_float8(self, sums: Sequence[Sequence[float]]) -> None:
+        """Add a step's sums for each recipe."""
+        for recipe, found in zip(RECIPES, sums, strict=True):
+            old = self.float8.get(recipe, [0.0] * len(_SUMS))
+            self.float8[recipe] = [a + b for a, b in zip(old, found, strict=True)]
 
     def rounding(self, format: FloatFormat, scale: Any = 1.0) -> Rounding:
         """Return what rounding all values times ``scale`` to a format does."""
@@ -95,13 +99,6 @@ class LayerTotals:
     work: int = 0
     tensors: dict[str, TensorTotals] = field(default_factory=dict)
 
-    def add(self, seen: ProductCounts) -> None:
-        """Add a step."""
-        self.work += seen.work
-        for name, counts in seen.tensors.items():
-            format = FLOAT8[name] if name in OPERANDS else None
-            self.tensors.setdefault(name, TensorTotals()).add(counts, format)
-
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         tensors = {name: each.to_json() for name, each in self.tensors.items()}
@@ -122,11 +119,24 @@ class Totals:
 
     def add(self, seen: Sequence[ProductCounts]) -> None:
         """Add a step."""
+        operands: dict[str, list[tuple[TensorTotals, TensorCounts]]] = {}
         for one in seen:
-            self.layers.setdefault(one.layer, LayerTotals(one.layer, one.kind, one.float8)).add(one)
+            layer = self.layers.setdefault(one.layer, LayerTotals(one.layer, one.kind, one.float8))
+            layer.work += one.work
+            for name, counts in one.tensors.items():
+                totals = layer.tensors.setdefault(name, TensorTotals())
+                if totals.add(counts) and name in FLOAT8:
+                    operands.setdefault(FLOAT8[name].name, []).append((totals, counts))
+        for format, rows in operands.items():
+            _add_float8(rows, FLOAT_FORMATS[format])
 
 
-def _sums(found: Rounding) -> list[list[float]]:
-    """Return the sums of each scale."""
-    each = zip(found.flushed, found.subnormal, found.overflow, found.error, strict=True)
-    return [[found.values, *map(float, sums)] for sums in each]
+def _add_float8(rows: Sequence[tuple[TensorTotals, TensorCounts]], format: FloatFormat) -> None:
+    """Add what a step loses in float8 to the totals of many tensors at once."""
+    scales = np.array([totals.scales(seen.largest, format) for totals, seen in rows])
+    counts, largest = np.stack([seen.counts for _, seen in rows]), np.array([seen.largest for _, seen in rows])
+    found = rounding(counts, largest, format, scales.T, saturate=True)
+    values = np.broadcast_to(found.values, found.error.shape)
+    sums = np.stack([values, found.flushed, found.subnormal, found.overflow, found.error], -1)
+    for place, (totals, _) in enumerate(rows):
+        totals.add_float8(sums[:, place].tolist())

@@ -28,7 +28,7 @@ class DeviceCounts:
 
     def add(self, tensor: torch.Tensor, inverse: torch.Tensor | None) -> None:
         """Add a tensor's values, times ``inverse`` if it is given; waits for nothing."""
-        with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        with torch.no_grad():
             values = flat(dense(tensor.detach()))
             if inverse is not None:
                 values = values.float() * inverse.to(values.device)

@@ -25,7 +25,7 @@ FIRST = 10
 """Steps at the beginning, none of which a good initial scale skips."""
 TOP = 2.0**24
 """The scale that the search starts from: the largest that ``DynamicLossScale`` grows to."""
-FORECAST_STEPS = 20
+FORECAST_STEPS = 10
 """Steps in float32 whose values are counted, at most, where a policy does not train as well."""
 FORECAST = ("float16", "float8")
 """Formats for which that is done; bfloat16 has float32's exponents, so that a forecast names nothing."""
