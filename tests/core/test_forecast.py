@@ -163,6 +163,12 @@ def test_a_page_shows_layers_policies_and_plots(tmp_path):
     assert "<script" not in page
 
 
+def test_float8_needs_a_layer_that_runs_in_it():
+    found = forecast(layer("conv", float8="only linear layers are", gradient=spread(1e-4, 1), **WELL))
+    assert found.policies["float8"].reason == "no layer would run in float8"
+    assert str(found.policy) == "mixed_bfloat16"
+
+
 def test_a_model_of_one_layer_cannot_be_overridden():
     found = forecast(layer("", gradient=spread(1e-15, 1), **WELL), formats=["float16"])
     assert "cannot name" in found.policies["float16"].reason

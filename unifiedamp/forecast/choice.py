@@ -77,8 +77,16 @@ def policy_for(format: str, layers: Sequence[LayerForecast], loss_scale: float, 
         policy = policy.replace(loss_scale=DynamicLossScale(initial_scale=loss_scale))
     work = sum(each.work for each in layers)
     cost = sum(each.work * _BYTES[chosen[each.layer]] for each in layers) / max(1, work)
-    reason = "the model itself is one layer, which layer_overrides cannot name" if "" in moved else ""
-    return PolicyForecast(format, policy, hurt, cost, reason)
+    return PolicyForecast(format, policy, hurt, cost, _why_none(format, layers, moved))
+
+
+def _why_none(format: str, layers: Sequence[LayerForecast], moved: Mapping[str, str]) -> str:
+    """Return why a format has no policy; empty where it has."""
+    if "" in moved:
+        return "the model itself is one layer, which layer_overrides cannot name"
+    if format == "float8" and all(each.float8 for each in layers):
+        return "no layer would run in float8"
+    return ""
 
 
 def _layer_format(format: str, layer: LayerForecast, max_error: float) -> str:
