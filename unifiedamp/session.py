@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, overload
@@ -16,6 +16,7 @@ from .config.reduction import checked_reduce_dtype
 from .config.resolve import region_policy, resolve
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
+from .forecast.run import ForecastRun
 from .loss_scale import LossScale
 from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, Dtype, LossScaleName, NumpyArray, TuningName
@@ -96,7 +97,6 @@ class Amp:
         self.averages = Averages(self.backend, self._loop.interruptions)
         self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
         self.models: list[Any] = []
-        self._recorder: Recorder | None = None
         warn_unsupported(self.backend, self.tuning)
 
     @classmethod
@@ -316,8 +316,22 @@ class Amp:
         ``activations``: layers' outputs too (compiled loops may run uncompiled); ``compare``: for ``unifiedamp diff``.
         Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, recording already) and ``ConfigError``.
         """
-        self._recorder = start_recording(self.backend, self._loop, self._recorder, targets, every, activations, compare)
-        return self._recorder
+        return start_recording(self.backend, self._loop, targets, every, activations, compare)
+
+    def forecast(
+        self, steps: int = 50, *, max_error: float = 0.1, formats: Sequence[str] = ("bfloat16", "float16", "float8")
+    ) -> ForecastRun:
+        """Count the values of each matrix product in the next steps, and forecast what other formats would lose.
+
+        The steps train as they would, uncompiled as recorded ones are, under a policy of float32 or bfloat16. The
+        returned context counts until ``done``; its ``result()`` is a ``Forecast``: a table of layers and formats, and
+        for each of ``formats`` the policy that keeps each tensor's mean squared relative error within ``max_error``.
+        Raises ``UnsupportedError``, ``PolicyError`` (a session in float16 or float8), ``StepOrderError`` (nothing
+        prepared, recording already) and ``ConfigError``.
+        """
+        from .forecast.start import start_forecast
+
+        return start_forecast(self.backend, self._loop, steps, max_error, formats)
 
     def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:
         """Return a batch as a native tensor on the session's device.
@@ -345,6 +359,6 @@ class Amp:
     def close(self) -> None:
         """Undo what the session attached to native objects; end a recording. Idempotent. Other calls are then refused
         (``StepOrderError``), but ``to_numpy``, ``explain``, state and counts."""
-        close_session(self, self._compiled, self._recorder)
+        close_session(self, self._compiled, self._loop.listener)
 
     __repr__, _repr_html_ = session_text, session_html

@@ -29,6 +29,7 @@ from .precision import custom_functions, emulation, float8_layers
 from .precision.float8_history import TorchAmaxHistory
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
+from .recording.forecaster import TorchForecaster
 from .recording.recorder import TorchRecorder
 from .training.ema import TorchAveraging
 from .training.host_loops import HostLoops
@@ -46,6 +47,8 @@ class TorchBackend(Backend):
     device: TorchDevice
     training: TorchTraining
     compiler: TorchCompiler
+    recorder: TorchRecorder
+    forecaster: TorchForecaster
 
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
@@ -75,8 +78,9 @@ class TorchBackend(Backend):
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
         self.recorder = TorchRecorder(native, spec.policy, steps)
-        untraced = [(self.training, self.training.UNTRACED), (self.recorder, self.recorder.UNTRACED)]
-        self.compiler = TorchCompiler(spec, native, steps, switches, self.recorder.status, untraced)
+        self.forecaster = TorchForecaster(native, steps)
+        untraced = [(role, role.UNTRACED) for role in (self.training, self.recorder, self.forecaster)]
+        self.compiler = TorchCompiler(spec, native, steps, switches, self._recording, untraced)
 
         self.weights = TorchWeights(steps.prepared.masters)
         self.averaging = TorchAveraging(steps.averages)
@@ -87,6 +91,11 @@ class TorchBackend(Backend):
         self.profiler = profiler_for(native)
         self.distributed = distributed_here(spec, steps.ranks)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
+
+    def _recording(self) -> tuple[bool, bool]:
+        """Return whether something looks at this step, and whether it looks at layers."""
+        step, activations = self.recorder.status()
+        return step or self.forecaster.counting, activations or self.forecaster.counting
 
     def _check_region(self, policy: Policy) -> None:
         check_region(self.spec.policy, policy)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ("compare", "tune", "record", "explain")
+COMMANDS = ("compare", "tune", "record", "forecast", "explain")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -38,7 +38,7 @@ def test_a_workload_and_a_script(command, name):
     assert "not both" in done.err
 
 
-@pytest.mark.parametrize("name", ["compare", "tune", "explain", "record"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_neither(command, name):
     done = command(name)
     assert done.code == 2

@@ -77,6 +77,38 @@ def test_record_keeps_what_there_is_when_the_script_fails(command):
     assert len(read_recording(Path("recording.jsonl")).steps) == 15
 
 
+def test_forecast_names_what_formats_lose(command):
+    """The input of the last layer is tiny, and so is the gradient of the first: between them is a factor of 1e-14."""
+    faint = """
+class Faint(torch.nn.ReLU):
+    def forward(self, x):
+        return super().forward(x) * 1e-14
+
+
+model[1] = Faint()
+"""
+    write_script("train.py", *loop_of("torch", "'mixed_bfloat16'", faint, steps=6))
+    done = command("forecast", "--steps", 8, "--html", "page.html", "--json", *RUN)
+    assert done.code == 0, done.err
+    assert "after 6 steps: it ended before the steps asked for" in done.err
+    assert done.json["steps"] == 6
+    assert done.json["policies"]["float16"]["policy"] == "mixed_float16;layers=0:float32,2:float32"
+    assert done.json["policies"]["float16"]["hurt"]["2"] == "input: 100% flushed to zero"
+    assert done.json["chosen"] == "mixed_float8"
+    assert "<html" in Path("page.html").read_text()
+
+
+def test_forecast_refuses_float16_and_what_cannot_forecast(command):
+    write_script("train.py", *loop_of("torch", "'mixed_float16'"))
+    done = command("forecast", *RUN)
+    assert done.code == 2
+    assert "run it under 'float32' or 'mixed_bfloat16': unifiedamp forecast --policy float32" in done.err
+    write_script("train.py", TOY, "amp, model, optimizer = made('float32')", ENDLESS)
+    done = command("forecast", *RUN)
+    assert done.code == 2
+    assert "backend 'toy' cannot: not implemented by this backend" in done.err
+
+
 def test_explain_shows_the_plan_and_ends_before_the_first_step(command, backend):
     write_script("train.py", *loop_of(backend, "'float32'"))
     done = command("explain", "--json", *RUN)

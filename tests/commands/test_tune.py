@@ -32,6 +32,8 @@ def test_it_finds_policy_scale_and_layers(command, fake):
     evidence = done.json["policies"]
     assert list(evidence) == ["float32", "mixed_bfloat16", done.json["chosen"]]
     assert evidence[done.json["chosen"]]["float32_layers"] == ["b", "d"]
+    assert evidence[done.json["chosen"]]["forecast_layers"] == ["b", "c", "d"], "where the search begins"
+    assert evidence["mixed_bfloat16"]["forecast_layers"] == []
     assert evidence[done.json["chosen"]]["ratio"] == pytest.approx(3.0)
     assert evidence["mixed_bfloat16"]["ratio"] == pytest.approx(2.0)
     assert table["evidence"]["policies"].keys() == evidence.keys()

@@ -9,9 +9,10 @@ import unifiedamp as ua
 
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
-    "convert_model", "discard_step", "ema", "explain", "from_config", "gradients", "inference", "load_master_weights",
-    "load_state_dict", "loss_scale", "master_weights", "mp_policy", "observe", "prefetch", "prepare", "record",
-    "scale_loss", "scope", "skip_if", "skipped_steps", "state_dict", "step", "to_native", "to_numpy", "unscale",
+    "convert_model", "discard_step", "ema", "explain", "forecast", "from_config", "gradients", "inference",
+    "load_master_weights", "load_state_dict", "loss_scale", "master_weights", "mp_policy", "observe", "prefetch",
+    "prepare", "record", "scale_loss", "scope", "skip_if", "skipped_steps", "state_dict", "step", "to_native",
+    "to_numpy", "unscale",
 }  # fmt: skip
 
 

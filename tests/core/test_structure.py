@@ -18,8 +18,8 @@ BACKENDS = {"unifiedamp_torch": "Torch", "unifiedamp_tensorflow": "TensorFlow", 
 LAYERS = (
     {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"formats"}, {"policy"}, {"backend"},
     {"output", "machine"},
-    {"config", "training", "recording", "checkpoint", "explain", "custom_functions"}, {"measured"}, {"session"},
-    {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"}, {"__main__"},
+    {"config", "training", "recording", "forecast", "checkpoint", "explain", "custom_functions"}, {"measured"},
+    {"session"}, {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"}, {"__main__"},
 )  # fmt: skip
 """First-level parts of core, lower layers first: a part imports none of a higher layer."""
 

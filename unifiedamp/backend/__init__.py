@@ -19,7 +19,7 @@ from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Float8Recipe, Policy
 from ..policy import PRODUCTS as FLOAT8_PRODUCTS
 from ..policy.layer_globs import match_layers
-from . import recording, result, rounding
+from . import forecast, recording, result, rounding
 from .amax_history import AmaxHistory
 from .backend import Backend
 from .capabilities import (
@@ -35,6 +35,7 @@ from .capabilities import (
     Support,
 )
 from .ema import ema_weight
+from .forecast import Forecaster, ProductCounts, TensorCounts
 from .launch import Launch, Ranks, read_launch
 from .optional_roles import (
     Averaging,
@@ -87,6 +88,7 @@ __all__ = [
     "EnvironmentDefaults",
     "Float8Recipe",
     "FloatFormat",
+    "Forecaster",
     "Launch",
     "LayerShapes",
     "LossScale",
@@ -97,6 +99,7 @@ __all__ = [
     "Precision",
     "Prefetcher",
     "Processor",
+    "ProductCounts",
     "Profiler",
     "Ranks",
     "Recorder",
@@ -111,6 +114,7 @@ __all__ = [
     "Support",
     "Switch",
     "Switches",
+    "TensorCounts",
     "Training",
     "Tuner",
     "Tuning",
@@ -126,6 +130,7 @@ __all__ = [
     "ema_weight",
     "errors",
     "float32",
+    "forecast",
     "hookimpl",
     "item_rows",
     "match_layers",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ..errors import UnsupportedError
 from .amax_history import AmaxHistory
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
+from .forecast import Forecaster
 from .launch import Launch, Ranks
 from .optional_roles import (
     ROLE_FEATURES,
@@ -52,6 +53,7 @@ class Backend:
     training: Training = Training()
     compiler: Compiler | Unsupported = Unsupported()
     recorder: Recorder | Unsupported = Unsupported()
+    forecaster: Forecaster | Unsupported = Unsupported()
     weights: Weights | Unsupported = Unsupported()
     averaging: Averaging | Unsupported = Unsupported()
     weight_updates: WeightUpdates | Unsupported = Unsupported()

@@ -84,6 +84,7 @@ FEATURES = {
     "reduce_dtype": "the dtype in which gradients are summed between ranks or replicas (Amp(reduce_dtype=...))",
     "no_device_wait": "a step that never waits for the device",
     "recording": "amp.record: each layer's statistics, on recorded steps",
+    "forecast": "amp.forecast: what other number formats would lose in each layer, from steps in float32 or bfloat16",
     "shape_advice": "the sizes of a model's matrix products, by layer",
     "kernel_profile": "which kernels the device ran, and how long",
 }

@@ -19,6 +19,7 @@ from .roles import Model, Optimizer
 ROLE_FEATURES = {
     "compiler": "compile",
     "recorder": "recording",
+    "forecaster": "forecast",
     "weights": "float32_weights",
     "averaging": "ema",
     "weight_updates": "weight_updates",

@@ -13,6 +13,7 @@ from .diff import diff
 from .doctor import doctor
 from .errors import OneLineGroup, reports_errors
 from .explain import explain
+from .forecast import forecast
 from .init import init
 from .listing import list_names
 from .migrate import migrate
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "record": record,
     "report": report,
     "diff": diff,
+    "forecast": forecast,
     "doctor": doctor,
     "list": list_names,
     "explain": explain,

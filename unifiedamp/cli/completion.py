@@ -76,6 +76,7 @@ COMPLETED = {
     "backends": several(names.backends),
     "policy": one(names.policies),
     "policies": several(names.policies),
+    "formats": several(lambda: {name: f"mixed_{name}" for name in ("bfloat16", "float16", "float8")}),
     "compile": several(names.KINDS["compile-modes"][1]),
     "loss_scale": one(names.KINDS["loss-scales"][1]),
     "kinds": one(lambda: {kind: about for kind, (about, _) in names.KINDS.items()}),

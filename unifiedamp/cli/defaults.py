@@ -28,6 +28,8 @@ DEFAULTS = {
     "compare.steps": "no limit; of a script 100, or more where they are fast",
     "explain.config": "required without '--'",
     "explain.policy": "the configuration's or the script's, or float32",
+    "forecast.formats": "bfloat16,float16,float8",
+    "forecast.policy": "the script's own",
     "init.backend": "the only one that is installed",
     "parity.out": "runs/parity-NAME",
     "parity.policies": "float32",

@@ -15,7 +15,7 @@ from ..backend.launch import read_launch
 from ..config.values import parse_setting
 from ..errors import ConfigError
 
-COMMANDS = ("compare", "tune", "record", "explain")
+COMMANDS = ("compare", "tune", "record", "forecast", "explain")
 """Those that run a script."""
 CLUSTERS = ("TF_CONFIG", "launch.py")
 """What describes a cluster to every program on a host, and starts none."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
-FILE, LOG, RECORDING = "run.json", "log.jsonl", "recording.jsonl"
-"""Names in the folder: the request, what the session notes, and the recording."""
+FILE, LOG, RECORDING, FORECAST = "run.json", "log.jsonl", "recording.jsonl", "forecast.json"
+"""Names in the folder: the request, what the session notes, the recording, and what a forecast counted."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class RunRequest:
     """What a measured run does.
 
     Attributes:
-        do: "steps" (note them), "record" (each layer), or "explain" (the plan, and end before the first step).
+        do: "steps" (note them), "record" (each layer), "forecast" (count each layer's values), or "explain" (the plan,
+            and end before the first step).
         turns: the numbers of the steps that end a turn, ascending; the last one ends the run.
         overrides: settings that win over the script's.
         waits: wait for permission before each turn after the first, a file ``turn-N`` that says where it ends;

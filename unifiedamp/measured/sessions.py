@@ -12,12 +12,15 @@ from ..errors import AmpError
 from ..training.step_loop import StepLoop
 from . import overrides
 from .describe import describe
+from .forecasting import Forecasting
 from .request import RunRequest
 from .run import MeasuredRun, join
 from .steps import StepMeasure, Task
 from .tasks import Explaining, Recording
 
-TASKS: dict[str, Callable[[Any, StepLoop, MeasuredRun], Task]] = {"record": Recording, "explain": Explaining}
+TASKS: dict[str, Callable[[Any, StepLoop, MeasuredRun], Task]] = {
+    "record": Recording, "forecast": Forecasting, "explain": Explaining,
+}  # fmt: skip
 """What a request does → what does it."""
 
 Settings = tuple[Any, Any, Any, Mapping[str, Any] | None, bool]

@@ -39,6 +39,9 @@ class Task(Protocol):
     def end(self) -> None:
         """The last step was made."""
 
+    def flush(self) -> None:
+        """The script ended before."""
+
 
 class StepMeasure:
     """Notes the losses and the ends of a session's steps.
@@ -155,6 +158,8 @@ class StepMeasure:
 
     def flush(self) -> None:
         """Note what was not noted yet: the script has ended within a turn."""
+        if self._task is not None:
+            self._task.flush()
         if self.count > self._from:
             self._write(None, 0)
 

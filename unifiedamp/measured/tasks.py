@@ -42,7 +42,7 @@ class Recording:
             return
         every, sink = self._run.request.every, _OfCountedProcess(self._run)
         try:
-            self._recorder = start_recording(self._backend, self._loop, None, [sink], every, True, compare=False)
+            self._recorder = start_recording(self._backend, self._loop, [sink], every, True, compare=False)
         except AmpError as error:
             self._run.fail(error)
 
@@ -64,6 +64,9 @@ class Recording:
         """End the recording."""
         if self._recorder is not None:
             self._recorder.stop()
+
+    def flush(self) -> None:
+        """Do nothing: each record was written."""
 
     def _join(self, *_targets: Any, **_options: Any) -> Any:
         """Stand in for ``amp.record`` in the script: what it would record, the command does."""
@@ -147,3 +150,5 @@ class Explaining:
 
     def end(self) -> None:
         """Unreachable: the script ended before."""
+
+    flush = end

@@ -17,10 +17,12 @@ LABEL = 60
 NARROW = {
     "comparison": "screen and (max-width: 78rem), print and (max-width: 45rem)",
     "recording": "screen and (max-width: 44rem), print and (max-width: 30rem)",
+    "forecast": "screen and (max-width: 60rem), print and (max-width: 45rem)",
 }
 """Template → where its tables are shown as one record per row."""
 DENSE = "@media screen { th, td { padding: .35rem clamp(.2rem, .35vw, .5rem); } }\n"
-OWN = {"comparison": f"@page {{ size: landscape; margin: 12mm; }}\n{DENSE}", "recording": "@page { margin: 14mm; }\n"}
+OWN = {"comparison": f"@page {{ size: landscape; margin: 12mm; }}\n{DENSE}", "recording": "@page { margin: 14mm; }\n",
+       "forecast": "@page { size: landscape; margin: 12mm; }\n"}  # fmt: skip
 """Template → what only its style sheet says: a comparison has many columns."""
 
 

@@ -21,21 +21,19 @@ from .sinks import Record, open_sink
 
 
 def start_recording(
-    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int | None,
-    activations: bool, compare: bool,
+    backend: Backend, loop: StepLoop, targets: Sequence[Any], every: int | None, activations: bool, compare: bool,
 ) -> Recorder:  # fmt: skip
     """Return a recorder that has begun to record; see ``Amp.record``.
 
     Args:
         backend: the session's.
         loop: its steps, which the recorder then follows.
-        present: the recorder that was started before, stopped or not.
         targets: where records go.
         every: steps from one recorded step to the next; None records no steps.
         activations: also record the outputs of layers.
         compare: also record what ``unifiedamp diff`` compares.
     """
-    _check(backend, loop, present, targets, every)
+    _check(backend, loop, targets, every)
     if compare:
         _check_compare(backend, every, activations)
     state = backend.training.read_state()
@@ -61,9 +59,7 @@ def start_recording(
     return recorder
 
 
-def _check(
-    backend: Backend, loop: StepLoop, present: Recorder | None, targets: Sequence[Any], every: int | None
-) -> None:
+def _check(backend: Backend, loop: StepLoop, targets: Sequence[Any], every: int | None) -> None:
     support = backend.capabilities().feature("recording")
     if every is not None and not support:
         raise UnsupportedError(f"amp.record: backend {backend.name!r} cannot record: {support.reason}")
@@ -71,8 +67,8 @@ def _check(
         raise ConfigError(f"amp.record: every must be a whole number of at least 1 or None, got {every!r}")
     if not targets:
         raise ConfigError("amp.record: where to? Give a path ('run.jsonl'), a sink or a function")
-    if present is not None and not present.stopped:
-        raise StepOrderError("amp.record: this session records already; stop() that recorder first")
+    if loop.listener is not None and not loop.listener.stopped:
+        raise StepOrderError("amp.record: this session records already; stop() that recorder or forecast first")
     if not loop.order.slots:
         raise StepOrderError("amp.record: prepare a model and an optimizer first; there is nothing to record yet")
 

@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Protocol
 from ..errors import StepOrderError
 
 REFUSED = (
-    "scope", "prepare", "compile", "load_state_dict", "observe", "record", "to_native", "prefetch", "master_weights",
-    "load_master_weights", "convert_model", "autocast", "inference", "scale_loss", "backward", "unscale",
-    "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "skip_if", "ema",
+    "scope", "prepare", "compile", "load_state_dict", "observe", "record", "forecast", "to_native", "prefetch",
+    "master_weights", "load_master_weights", "convert_model", "autocast", "inference", "scale_loss", "backward",
+    "unscale", "clip_grad_norm", "clip_grad_value", "gradients", "step", "discard_step", "skip_if", "ema",
 )  # fmt: skip
 """The methods of ``Amp`` that a closed session refuses."""
 
@@ -21,11 +21,11 @@ class Closable(Protocol):
     closed: bool
 
 
-class Recording(Protocol):
-    """A recorder."""
+class Listening(Protocol):
+    """A recorder or a forecast."""
 
     def stop(self) -> None:
-        """End the recording. Idempotent."""
+        """End it. Idempotent."""
 
 
 def refuse(call: str, *_: Any, **__: Any) -> NoReturn:
@@ -45,12 +45,12 @@ def is_closed(session: object) -> bool:
     return REFUSED[0] in vars(session)
 
 
-def close_session(session: Any, compiled: Closable, recorder: Recording | None) -> None:
+def close_session(session: Any, compiled: Closable, listener: Listening | None) -> None:
     """See ``Amp.close``; refusals take the place of methods, so that an open session pays for no check."""
     if compiled.closed:
         return
-    if recorder is not None:
-        recorder.stop()
+    if listener is not None:
+        listener.stop()
     session.averages.close()
     compiled.closed = True
     vars(session).update({call: functools.partial(refuse, call) for call in REFUSED})

@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 
 class StepListener(Protocol):
-    """What follows the steps of a loop: the recorder."""
+    """What follows the steps of a loop: a recorder or a forecast."""
 
     step: int
+    stopped: bool
 
     def before_unscale(self, optimizer: Any, index: int) -> None:
         """Read gradients that are complete and still scaled."""
@@ -43,6 +44,9 @@ class StepListener(Protocol):
 
     def state_loaded(self, optimizers: int) -> None:
         """Go on from a loaded state; ``optimizers`` are prepared."""
+
+    def stop(self) -> None:
+        """Follow no more. Idempotent."""
 
 
 class StepMeasure(Protocol):

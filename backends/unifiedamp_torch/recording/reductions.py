@@ -33,7 +33,7 @@ def count(
         For some gradients at a time, in order, two vectors of ``recording.BUCKETS`` counts for each gradient: of its
         values, and of its values times ``inverse`` (the same tensor without one).
     """
-    for batch in _batches([_flat(dense(gradient.detach())) for gradient in gradients]):
+    for batch in _batches([flat(dense(gradient.detach())) for gradient in gradients]):
         sizes = [values.numel() for values in batch]
         joined = torch.cat(batch) if len(batch) > 1 else batch[0]
         scaled = _histograms(joined, sizes)
@@ -87,7 +87,8 @@ def _edges(device: torch.device) -> torch.Tensor:
     return torch.tensor(recording.EDGE_BITS, dtype=torch.int32, device=device)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values in memory order, as a view where that is possible."""
     return _in_memory_order(tensor).reshape(-1)
 
 

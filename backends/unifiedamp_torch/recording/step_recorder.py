@@ -77,13 +77,13 @@ class StepRecorder:
         kind = type(module).__name__
 
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            if _in_training(module):
+            if in_training(module):
                 self._record(path, kind, "input", (args, kwargs))
                 if self._local is not None:
                     self._local.watch(path, module)
 
         def after(module: torch.nn.Module, _: Any, output: Any) -> None:
-            if _in_training(module):
+            if in_training(module):
                 self._record(path, kind, "output", output)
 
         self._remove.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -182,6 +182,6 @@ def _recorded(value: Any) -> Iterator[torch.Tensor]:
             yield tensor
 
 
-def _in_training(module: torch.nn.Module) -> bool:
+def in_training(module: torch.nn.Module) -> bool:
     """Return whether this forward is recorded: not inference, and not one recomputed in the backward pass."""
     return (torch.is_grad_enabled() or module.training) and torch._C._current_graph_task_id() == -1

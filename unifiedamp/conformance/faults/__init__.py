@@ -3,10 +3,10 @@
 Each is a subclass to be laid over a backend's class (``Fault.over``). The suite must notice every one of them.
 """
 
-from . import conditions, ema, reading, recorder, regions, scaling, settings, state, steps, tools
+from . import conditions, ema, forecaster, reading, recorder, regions, scaling, settings, state, steps, tools
 from .registry import FAULTS, Fault
 
 __all__ = [
-    "FAULTS", "Fault", "conditions", "ema", "reading", "recorder", "regions", "scaling", "settings", "state", "steps",
-    "tools",
+    "FAULTS", "Fault", "conditions", "ema", "forecaster", "reading", "recorder", "regions", "scaling", "settings",
+    "state", "steps", "tools",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from unifiedamp.backend import (
     Backend,
     Converter,
     Device,
+    Forecaster,
     LayerShapes,
     Precision,
     Recorder,
@@ -72,6 +73,13 @@ class RecorderFault(RoleFault):
 
     role = "recorder"
     inner: Recorder
+
+
+class ForecasterFault(RoleFault):
+    """A fault of the forecast."""
+
+    role = "forecaster"
+    inner: Forecaster
 
 
 class WeightsFault(RoleFault):

@@ -26,6 +26,7 @@ CALLS = {
     "load_state_dict": lambda run: run.amp.load_state_dict(run.amp.state_dict()),
     "observe": lambda run: run.amp.observe(object()),
     "record": lambda run: run.amp.record(print),
+    "forecast": lambda run: run.amp.forecast(),
     "to_native": lambda run: run.amp.to_native(np.ones(1)),
     "prefetch": lambda run: run.amp.prefetch([]),
     "master_weights": lambda run: run.amp.master_weights(run.model),

@@ -72,6 +72,13 @@ class Probe(Answer):
     scale: float
 
 
+class Counted(Answer):
+    """To ``count``: see ``ForecastRun.counted``."""
+
+    about: dict[str, Any]
+    layers: list[dict[str, Any]]
+
+
 def ask(
     worker: Worker,
     answer: type[A],

@@ -181,6 +181,14 @@ class Job:
             found["stopped"] = str(error)
         return {**found, "scale": run.amp.loss_scale}
 
+    def count(self, steps: int) -> dict[str, Any]:
+        """Train some steps on the first batches; return what ``ForecastRun.counted`` does."""
+        self._batches = endless(self._run.workload)
+        with self._run.amp.forecast(steps=steps) as counted:
+            self._advance(steps * self._run.window)
+        found: dict[str, Any] = counted.counted()
+        return found
+
     def _layers(self) -> list[str]:
         backend = self._run.amp.backend
         if not backend.capabilities().feature("shape_advice"):

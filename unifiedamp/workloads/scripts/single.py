@@ -1,4 +1,4 @@
-"""Runs of a script alone: its plan, and a recording of its layers."""
+"""Runs of a script alone: its plan, a recording of its layers, and the counts of a forecast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigError
-from ...measured.request import RECORDING, RunRequest
+from ...measured.request import FORECAST, RECORDING, RunRequest
 from ..workers import WorkerError
 from .compare import ScriptOptions
 from .run import ScriptRun
@@ -19,7 +19,7 @@ SIGN_EVERY = 10
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording of a script.
+    """What was recorded or counted of a script.
 
     Attributes:
         content: of the file; what there is, where the script failed.
@@ -72,10 +72,32 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
     Raises:
         ConfigError: it ended before its first step.
     """
-    steps = options.steps or 0
-    turns = (*range(SIGN_EVERY, steps, SIGN_EVERY), steps)
     overrides = options.overrides(policy, None)
-    request = RunRequest("record", turns, overrides, every=every, command=os.getpid())
+    request = RunRequest("record", _turns(options), overrides, every=every, command=os.getpid())
+    return _run(options, request, RECORDING, at)
+
+
+def count_script(options: ScriptOptions, policy: str | None, at: Callable[[int], None]) -> Recorded:
+    """Count the values of a script's matrix products for a forecast; the content is JSON, see ``ForecastRun.counted``.
+
+    Args:
+        options: how to run it, and how many steps.
+        policy: in the place of the script's; None leaves it.
+        at: called with the number of steps so far.
+
+    Raises:
+        ConfigError: it ended before its first step.
+    """
+    request = RunRequest("forecast", _turns(options), options.overrides(policy, None), command=os.getpid())
+    return _run(options, request, FORECAST, at)
+
+
+def _turns(options: ScriptOptions) -> tuple[int, ...]:
+    steps = options.steps or 0
+    return (*range(SIGN_EVERY, steps, SIGN_EVERY), steps)
+
+
+def _run(options: ScriptOptions, request: RunRequest, file: str, at: Callable[[int], None]) -> Recorded:
     done, reason, failed, interrupted = 0, "", False, None
     with ScriptRun(options.command, request, options.timeout, options.output) as run:
         try:
@@ -83,7 +105,7 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
         except WorkerError as error:
             raise ConfigError(str(error)) from error
         try:
-            while done < steps:
+            while done < request.turns[-1]:
                 done = run.expect("turn")["last"]
                 at(done)
             run.wait()
@@ -91,6 +113,6 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
             reason, failed = str(error), error.kind != "early"
         except KeyboardInterrupt as error:
             reason, interrupted = "interrupted", error
-        path = run.folder / RECORDING
+        path = run.folder / file
         content = path.read_bytes() if path.exists() else b""
     return Recorded(content, done, session, reason, failed, interrupted)

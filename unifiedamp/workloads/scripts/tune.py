@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from .compare import ScriptOptions, compare_script, others
 from .results import mean_of_last
 from .run import ScriptRun
 from .schedule import LEAST
+from .single import count_script
 
 READ_EVERY = 10
 """Steps from one reading of a try to the next, where not each step decides."""
@@ -91,6 +93,14 @@ class ScriptTrials:
     def open(self) -> Iterator[Trial]:
         """Yield trials; each is a separate process."""
         yield self
+
+    def count(self, steps: int) -> Mapping[str, Any]:
+        """Run the script for some steps in float32 and count values; see ``Trials``."""
+        counted = count_script(replace(self._options, steps=steps), BASELINE, lambda _: None)
+        if counted.interrupted is not None:
+            raise counted.interrupted
+        found: Mapping[str, Any] = json.loads(counted.content or b'{"layers": []}')
+        return found
 
     def probe(self, policy: str, scale: Any, steps: int, clean: int | None) -> dict[str, Any]:
         """Run the script for some steps; see ``Trial``."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from glob import escape
 from statistics import mean, median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import AmpError
 from ...loss_scale import DynamicLossScale, parse_loss_scale
@@ -18,10 +18,17 @@ from ..tries import Tries
 from ..workers import WorkerError
 from .search import largest_clean, minimize_subset
 
+if TYPE_CHECKING:  # imports numpy
+    from ...forecast.forecast import Forecast
+
 FIRST = 10
 """Steps at the beginning, none of which a good initial scale skips."""
 TOP = 2.0**24
 """The scale that the search starts from: the largest that ``DynamicLossScale`` grows to."""
+FORECAST_STEPS = 10
+"""Steps in float32 whose values are counted, at most, where a policy does not train as well."""
+FORECAST = ("float16", "float8")
+"""Formats for which that is done; bfloat16 has float32's exponents, so that a forecast names nothing."""
 WORTH_IT = 1.05
 """How many times faster than float32 a policy must be to be chosen."""
 
@@ -57,6 +64,7 @@ class Finding:
         initial_scale: with which none of the first ten steps is skipped; None without a dynamic loss scale.
         skipped: steps that the probe skipped.
         float32_layers: those that must compute in float32 for the loss to be within the tolerance.
+        forecast_layers: those that a forecast says the policy's format would hurt; the search begins with them.
         probes: trainings that it took.
         ratio, ratio_low, ratio_high: times float32's samples per second: median, smallest and largest of the rounds.
         samples_per_second: the median of the rounds.
@@ -68,6 +76,7 @@ class Finding:
     initial_scale: float | None = None
     skipped: int = 0
     float32_layers: list[str] = field(default_factory=list)
+    forecast_layers: list[str] = field(default_factory=list)
     probes: int = 0
     samples_per_second: float | None = None
     ratio: float | None = None
@@ -104,6 +113,13 @@ class Trials(Protocol):
     def open(self) -> AbstractContextManager[Trial]:
         """Return a context that yields a new trial."""
 
+    def count(self, steps: int) -> Mapping[str, Any]:
+        """Train some steps in float32 and return what ``ForecastRun.counted`` does.
+
+        Raises:
+            AmpError: it failed, or the backend has no forecast.
+        """
+
     def rates(
         self, runs: Sequence[tuple[str, Any]], rounds: int, lost: Callable[[int, AmpError], None]
     ) -> dict[int, list[float]]:
@@ -139,6 +155,8 @@ class Prober:
 
     def __init__(self, goal: TuneGoal, trials: Trials, tries: Tries) -> None:
         self._goal, self._trials, self._tries = goal, trials, tries
+        self._forecast: Forecast | None = None
+        self._asked = False
 
     def expect(self, policies: Sequence[str]) -> None:
         """Note which policies are to be tried and timed."""
@@ -172,13 +190,33 @@ class Prober:
             if found.usable or baseline is None:
                 return
             rejected, found.reason = found.reason, ""
-            layers = minimize_subset(first["layers"], lambda some: self._good(trial, found, some, baseline))
+            layers = self._search(first["layers"], found, lambda some: self._good(trial, found, some, baseline))
             if layers is None:
                 found.reason = f"{rejected}, with every layer in float32 too"
                 return
             found.float32_layers = layers
             self._judge(found, self._probe(trial, found, layers), baseline)
             found.policy = self._text(found.policy, layers)
+
+    def _search(self, layers: list[str], found: Finding, good: Callable[[list[str]], bool]) -> list[str] | None:
+        """Return the fewest layers that will do in float32: of those that the forecast names, or else of all."""
+        found.forecast_layers = [layer for layer in self._named(found.policy) if layer in layers]
+        fewest = minimize_subset(found.forecast_layers, good) if found.forecast_layers else None
+        return minimize_subset(layers, good) if fewest is None else fewest
+
+    def _named(self, policy: str) -> list[str]:
+        """Return the layers that the forecast says the policy's format would hurt."""
+        format = Policy.parse(policy).compute_dtype
+        if format not in FORECAST:
+            return []
+        if not self._asked:
+            self._asked = True
+            self._tries.expect(1)
+            self._tries.begin(f"{self._goal.backend}: forecast")
+            with suppress(AmpError):  # a search of all layers needs none
+                self._forecast = _forecast_of(self._trials.count(min(FORECAST_STEPS, self._goal.steps)))
+        policies = self._forecast.policies if self._forecast is not None else {}
+        return [*policies[format].hurt] if format in policies else []
 
     def _good(self, trial: Trial, found: Finding, layers: list[str], baseline: float) -> bool:
         if not layers:
@@ -248,6 +286,13 @@ class Prober:
         base = Policy.parse(policy)
         more = {escape(layer): "float32" for layer in layers}
         return str(base.replace(layer_overrides={**base.layer_overrides, **more}))
+
+
+def _forecast_of(counted: Mapping[str, Any]) -> Forecast | None:
+    from ...forecast.forecast import Forecast
+    from ...forecast.start import MAX_ERROR
+
+    return Forecast.of_counted(counted, MAX_ERROR) if counted["layers"] else None
 
 
 def scale_of(found: Finding, goal: TuneGoal) -> Any:

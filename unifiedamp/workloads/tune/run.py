@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import AmpError, ConfigError
 from ...output.files import temporary_folder
-from ..compare.answers import Begun, Probe, Turn, ask
+from ..compare.answers import Begun, Counted, Probe, Turn, ask
 from ..compare.rows import BASELINE, Task
 from ..compare.run import TURN_SECONDS, Options, begin, start_job
 from ..interleaved import interleave
@@ -57,6 +57,12 @@ class WorkloadTrials:
         """Yield trials that share a process."""
         with start_job(self._goal.backend) as worker:
             yield _WorkloadTrial(self, worker, self._options.timeout)
+
+    def count(self, steps: int) -> Mapping[str, Any]:
+        """Train some steps in float32 and count values; see :class:`Trials`."""
+        with start_job(self._goal.backend) as worker:
+            self.begin(worker, BASELINE, "off", self._goal.loss_scale)
+            return ask(worker, Counted, {"do": "count", "steps": steps}, self._options.timeout).model_dump()
 
     def begin(self, worker: Worker, policy: str, mode: str, scale: Any) -> None:
         """Make a new session in a worker."""

@@ -1,0 +1,175 @@
+"""What formats do to counted values, against casts of ml_dtypes and numpy; and the policies that follow."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.backend.forecast import PLACES, SHIFT, ProductCounts, TensorCounts
+from unifiedamp.forecast.forecast import Forecast
+from unifiedamp.forecast.losses import rounding
+from unifiedamp.forecast.totals import Totals
+from unifiedamp.formats import FLOAT_FORMATS
+
+DTYPES = {
+    "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+ABOUT = {"backend": "torch", "device": "cpu", "policy": "float32", "framework": "torch", "steps": 1, "asked": 1}
+
+
+def counted(values):
+    bits = np.abs(np.float32(values)).view(np.uint32) >> SHIFT
+    return TensorCounts(np.bincount(bits, minlength=PLACES), float(np.max(np.abs(values), initial=0)))
+
+
+def spread(center, deviation, count=20000):
+    """Log-normal values of both signs."""
+    rng = np.random.default_rng(0)
+    return (center * np.exp(rng.normal(0, deviation, count)) * rng.choice([-1, 1], count)).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize(("center", "deviation", "scale"), [(1, 0.5, 1), (1, 3, 1e-3), (1, 6, 1e4), (1e-12, 9, 37)])
+def test_losses_are_those_of_casts(name, center, deviation, scale, saturate):
+    """But for values whose interval lies across an edge: 1/8 of a power of two."""
+    format, values = FLOAT_FORMATS[name], spread(center, deviation)
+    seen = counted(values)
+    found = rounding(seen.counts, seen.largest, format, float(scale), saturate)
+    scaled = values.astype(np.float64) * scale
+    cast = scaled.astype(np.float32).astype(DTYPES[name]).astype(np.float64)
+    beyond = ~np.isfinite(cast)
+    cast = np.where(beyond, np.sign(scaled) * format.max, cast) if saturate else np.where(beyond, 0.0, cast)
+    near = {edge: np.sum(np.abs(np.log2(np.abs(scaled) / edge)) < 0.18)
+            for edge in (format.min_subnormal / 2, format.min_normal, format.max)}  # fmt: skip
+    flushed = np.sum(np.abs(scaled) <= format.min_subnormal / 2)
+    below = np.sum(np.abs(scaled) < format.min_normal)
+    assert abs(found.flushed - flushed) <= near[format.min_subnormal / 2]
+    assert abs(found.flushed + found.subnormal - below) <= near[format.min_normal]
+    assert abs(found.overflow - beyond.sum()) <= near[format.max]
+    assert found.error == pytest.approx(np.sum(((cast - scaled) / scaled) ** 2), rel=0.05)
+    assert found.values == values.size
+
+
+def test_values_alike_lose_nothing_that_they_do_not():
+    """0.5 is a number of each format; and all that is left of an interval is its largest value."""
+    seen = counted(np.full(10, 0.5))
+    for format in FLOAT_FORMATS.values():
+        assert rounding(seen.counts, seen.largest, format).error < 1e-9
+
+
+def test_scales_of_float8_are_those_of_the_recipes():
+    """Tensorwise: by the present largest value; delayed: by the largest before, beyond which values saturate."""
+    totals, steps = Totals(), [spread(1, 1), spread(100, 1), spread(1, 1)]
+    for values in steps:
+        totals.add([ProductCounts("a", "Linear", 1, "", {"input": counted(values)})])
+    float8 = totals.layers["a"].tensors["input"].float8
+    format, before = FLOAT_FORMATS["float8_e4m3fn"], [0, 0, 1]
+    for recipe, scale_of in (("tensorwise", [0, 1, 2]), ("delayed", before)):
+        error = saturated = 0.0
+        for values, source in zip(steps, scale_of, strict=True):
+            scaled = values.astype(np.float64) * (format.max / np.abs(steps[source]).max())
+            cast = np.clip(scaled, -format.max, format.max).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+            error += np.sum(((cast - scaled) / scaled) ** 2)
+            saturated += np.sum(np.abs(scaled) > 464)
+        values, _, _, overflow, found = float8[recipe]
+        assert values == 60000
+        assert found == pytest.approx(error, rel=0.05)
+        assert overflow == pytest.approx(saturated, rel=0.05)
+
+
+def layer(name, work=100, float8="", **tensors):
+    return ProductCounts(name, "Linear", work, float8, {key: counted(values) for key, values in tensors.items()})
+
+
+def forecast(*products, formats=("bfloat16", "float16", "float8"), max_error=0.1):
+    totals = Totals()
+    totals.add(products)
+    return Forecast.of(ABOUT, list(totals.layers.values()), max_error, formats)
+
+
+WELL = {"weight": spread(0.05, 0.5), "input": spread(1, 0.5), "output": spread(1, 0.5)}
+
+
+def test_policies_keep_hurt_layers_out():
+    outlier = np.concatenate([spread(1, 0.5), [1e7]])
+    found = forecast(
+        layer("well", gradient=spread(1e-4, 1), **WELL),
+        layer("faint", gradient=spread(1e-15, 1), **WELL),
+        layer("spiked", **{**WELL, "input": outlier}, gradient=spread(1e-4, 1)),
+        layer("conv", float8="only linear layers are", **WELL, gradient=spread(1e-4, 1)),
+    )
+    policies = {name: one.policy for name, one in found.policies.items()}
+    assert policies["float16"].layer_overrides == {"faint": "float32", "spiked": "float32"}
+    assert policies["float8"].layer_overrides == {"spiked": "bfloat16"}
+    assert policies["bfloat16"] == ua.Policy.parse("mixed_bfloat16")
+    assert found.policies["float8"].cost == pytest.approx((1 + 1 + 2 + 2) / 4)
+    assert found.policies["float16"].cost == pytest.approx((2 + 4 + 4 + 2) / 4)
+    assert found.policy == policies["float8"]
+    assert all(ua.Policy.parse(str(policy)) == policy for policy in policies.values())
+    assert found.policies["float16"].hurt["faint"] == "gradient: 100% flushed to zero"
+    assert found.policies["float16"].hurt["spiked"] == "input: 0.005% overflow"
+    text = str(found)
+    assert "not in float8: only linear layers are" in text
+    assert text.endswith("cheapest within 0.1: mixed_float8;layers=spiked:bfloat16")
+
+
+@pytest.mark.parametrize("center", [1e-4, 1e-10, 3e-14])
+def test_the_loss_scale_that_float16_needs(center):
+    """The smallest power of two at which the gradient's error is within the limit, by casts of numpy."""
+    values = spread(center, 0.5)
+    found = forecast(layer("a", gradient=values, **WELL), formats=["float16"])
+    (one,) = found.layers
+    errors = {}
+    for scale in (one.scale_needed / 2, one.scale_needed):
+        scaled = values.astype(np.float64) * scale
+        errors[scale] = np.mean(((scaled.astype(np.float16) - scaled) / scaled) ** 2)
+    assert errors[one.scale_needed] <= 0.1
+    assert one.scale_needed == 1 or errors[one.scale_needed / 2] > 0.1
+    assert found.loss_scale == max(2.0**16, one.scale_needed)
+    assert found.policy.resolved_loss_scale.initial_scale == found.loss_scale
+    assert not found.policy.layer_overrides
+
+
+def test_what_was_counted_is_json():
+    totals = Totals()
+    totals.add([layer("a", gradient=spread(1e-15, 1), **WELL)])
+    saved = json.loads(json.dumps([each.to_json() for each in totals.layers.values()]))
+    again = Forecast.of_counted({"about": ABOUT, "layers": saved}, 0.1)
+    assert str(again) == str(Forecast.of(ABOUT, list(totals.layers.values()), 0.1))
+    assert json.loads(json.dumps(again.to_dict()))["chosen"] == "mixed_float8"
+
+
+def test_inf_is_told_and_not_counted():
+    bad = TensorCounts(counted(np.float32([1.0, np.inf])).counts, np.inf)
+    found = forecast(ProductCounts("a", "Linear", 1, "", {"weight": counted(WELL["weight"]), "input": bad}))
+    assert found.notes == ["a: the input held inf or nan in 1 steps"]
+
+
+def test_a_page_shows_layers_policies_and_plots(tmp_path):
+    found = forecast(layer("<b>&", gradient=spread(1e-15, 1), **WELL))
+    found.write(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<b>&" not in page
+    assert "gradient: 100% flushed to zero" in page
+    assert "No plots" not in page
+    assert page.count("<figure") == 1
+    assert "<script" not in page
+
+
+def test_float8_needs_a_layer_that_runs_in_it():
+    found = forecast(layer("conv", float8="only linear layers are", gradient=spread(1e-4, 1), **WELL))
+    assert found.policies["float8"].reason == "no layer would run in float8"
+    assert str(found.policy) == "mixed_bfloat16"
+
+
+def test_a_model_of_one_layer_cannot_be_overridden():
+    found = forecast(layer("", gradient=spread(1e-15, 1), **WELL), formats=["float16"])
+    assert "cannot name" in found.policies["float16"].reason
+    assert str(found.policy) == "float32"

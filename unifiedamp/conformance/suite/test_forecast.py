@@ -1,0 +1,144 @@
+"""The forecast counts what matrix products take and give, value by value, and leaves training as it was."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.backend.forecast import PLACES, SHIFT
+from unifiedamp.conformance.driver import probe_run, session, settled_state
+from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
+
+pytestmark = pytest.mark.needs("forecast")
+
+
+def counts_of(values):
+    bits = np.abs(np.float32(values)).view(np.uint32) >> SHIFT
+    return np.bincount(bits.ravel(), minlength=PLACES)
+
+
+def tensors_of(weights, x):
+    """The tensors of a dense model's layers in one step of mean squared error against zeros, in float64."""
+    x, kept = np.float64(x), []
+    for place, (weight, bias) in enumerate(weights):
+        out = x @ weight + bias
+        kept.append({"weight": weight, "input": x, "output": out})
+        x = np.maximum(out, 0) if place < len(weights) - 1 else out
+    gradient = 2 * x / x.size
+    for place in reversed(range(len(weights))):
+        found = kept[place]
+        found |= {"gradient": gradient, "weight_gradient": found["input"].T @ gradient}
+        gradient = gradient @ found["weight"].T * (found["input"] > 0)
+    return kept
+
+
+def test_every_value_of_a_product_is_counted(harness, form):
+    """Weights, inputs, outputs and gradients of two steps; rounding may move a value over the edge of its interval."""
+    weights = layers(4, 16, 2)
+    amp, model, _, feed = mlp_run(harness, form, weights, loss_scale=8.0)
+    with amp.forecast(steps=2) as run:
+        before = harness.parameters(model)
+        for seed in (1, 2):
+            feed(batch(seed))
+    assert run.done
+    found = run.totals.layers
+    assert list(found) == ["layer0", "layer1"]
+    for place, tensors in enumerate(tensors_of(weights, batch(1))):
+        for name, values in tensors.items():
+            seen, shape = found[f"layer{place}"].tensors[name], np.shape(values)
+            assert seen.counts.sum() == 2 * np.prod(shape), name
+            if name == "input" and place == 0:
+                np.testing.assert_array_equal(seen.counts, counts_of(batch(1)) + counts_of(batch(2)))
+    assert found["layer0"].work == 2 * 8 * 4 * 16
+    first = [value for name, value in before.items() if "0" in name and value.ndim == 2]
+    assert found["layer0"].tensors["weight"].largest == pytest.approx(np.abs(first[0]).max(), rel=0.1)
+
+
+def test_counts_of_one_forecast_step(harness):
+    weights = layers(4, 16, 2)
+    amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale=8.0)
+    with amp.forecast(steps=1) as run:
+        feed(batch())
+    for place, tensors in enumerate(tensors_of(weights, batch())):
+        for name, values in tensors.items():
+            seen = run.totals.layers[f"layer{place}"].tensors[name]
+            assert seen.largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
+            assert np.abs(np.cumsum(seen.counts) - np.cumsum(counts_of(values))).max() <= 1, name
+
+
+def test_training_is_the_same_with_a_forecast(harness, form):
+    ended = []
+    for counted in (False, True):
+        amp, model, _, feed = mlp_run(harness, form, layers(4, 8, 2), loss_scale="dynamic")
+        if counted:
+            amp.forecast(steps=2)
+        losses = [float(np.reshape(amp.to_numpy(feed(batch(seed))), ())) for seed in range(4)]
+        ended.append((losses, harness.parameters(model), amp.state_dict()["state"]))
+        amp.close()
+    (losses, weights, state), (same, others, again) = ended
+    assert same == pytest.approx(losses, rel=1e-5)
+    assert state == again
+    for name, value in weights.items():
+        np.testing.assert_allclose(others[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_left_by_a_forecast(harness):
+    before = settled_state(harness)
+    amp, model, _, feed = mlp_run(harness, "eager", layers(4, 4, 4), loss_scale=1.0)
+    feed(batch())
+    with amp.record(Kept()):
+        feed(batch())
+    names, attached = set(vars(model)), harness.attached(model)
+    for steps in (1, 5):
+        with amp.forecast(steps=steps) as run:
+            for _ in range(2):
+                feed(batch())
+        assert run.step == min(steps, 2)
+    assert set(vars(model)) == names
+    assert harness.attached(model) == attached
+    amp.close()
+    assert harness.global_state() == before
+
+
+def test_evaluation_and_dropped_steps_are_not_forecast(harness):
+    amp, model, optimizer, feed = mlp_run(harness, "eager", layers(4, 4, 4), loss_scale=1.0)
+    with amp.forecast(steps=1) as run:
+        with amp.inference(model):
+            model(amp.to_native(batch()))
+        zeros = amp.to_native(np.zeros((8, 4), np.float32))
+        amp.backward(lambda: harness.mean_square(model(amp.to_native(batch())), zeros), optimizer)
+        amp.discard_step(optimizer)
+        feed(batch())
+    assert run.totals.layers["layer0"].tensors["input"].counts.sum() == 32
+
+
+def test_fewer_steps_are_said_and_none_refused(harness):
+    amp, _, _, feed = mlp_run(harness, "eager", layers(4, 16, 2), loss_scale=1.0)
+    with amp.forecast(steps=3) as run:
+        with pytest.raises(ua.StepOrderError, match="no step was counted"):
+            run.result()
+        feed(batch())
+    found = run.result()
+    assert "the run had 1 of the 3 steps asked for" in found.notes
+    assert [each.layer for each in found.layers] == ["layer0", "layer1"]
+    assert ua.Policy.parse(str(found.policy)) == found.policy
+
+
+def test_mistakes_in_forecasts_are_told(harness):
+    run = probe_run(harness, loss_scale=1.0)
+    amp = run.amp
+    wrong = ({"steps": 0}, {"steps": 1.5}, {"max_error": 0}, {"max_error": 2}, {"formats": ["float7"]}, {"formats": ""})
+    for settings in wrong:
+        with pytest.raises(ua.ConfigError, match=r"amp\.forecast"):
+            amp.forecast(**settings)
+    with pytest.raises(ua.StepOrderError, match="prepare"):
+        session(harness, loss_scale=1.0).forecast()
+    recorder = amp.record(Kept())
+    with pytest.raises(ua.StepOrderError, match="already"):
+        amp.forecast()
+    recorder.stop()
+    with amp.forecast(steps=1) as counted:
+        with pytest.raises(ua.StepOrderError, match="already"):
+            amp.record(Kept())
+        run.feed(1.0)
+    with pytest.raises(ua.StepOrderError, match="no matrix product ran"):
+        counted.result()

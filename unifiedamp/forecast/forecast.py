@@ -1,0 +1,143 @@
+"""``Forecast``: what number formats would do to a model's layers, and the policies that follow."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..notebook import table_html
+from ..output.files import write_whole
+from ..policy import Policy
+from .choice import FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
+from .layers import COLUMNS, HEADS, LayerForecast, layer_forecast
+from .totals import LayerTotals
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What ``amp.forecast`` found. ``str(forecast)`` is a table of layers and formats, and a policy for each format.
+
+    Attributes:
+        about: of the session: "backend", "framework", "device", "policy", "steps" that were counted, "asked".
+        max_error: the mean squared relative error of a tensor that is accepted.
+        loss_scale: that float16 gradients were rounded with.
+        layers: each layer that multiplies matrices or convolves, in the order in which they ran.
+        policies: "bfloat16", "float16" or "float8" → the mixed policy that stays within ``max_error``.
+        notes: what else is to be said, a sentence each.
+    """
+
+    about: Mapping[str, Any]
+    max_error: float
+    loss_scale: float
+    layers: Sequence[LayerForecast]
+    policies: Mapping[str, PolicyForecast]
+    notes: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, about: Mapping[str, Any], totals: Sequence[LayerTotals], max_error: float, formats: Sequence[str] = FORMATS
+    ) -> Forecast:
+        """Return the forecast that follows from what was counted.
+
+        Args:
+            about: see the attribute; "runs" has preset → why it does not run on the device, empty where it does.
+            totals: of each layer.
+            max_error: see the attribute.
+            formats: those to make policies for.
+        """
+        scale = best_loss_scale(totals, max_error)
+        layers = [layer_forecast(each, scale, max_error) for each in totals]
+        policies = {one: policy_for(one, layers, scale, max_error) for one in FORMATS if one in formats}
+        found = {key: value for key, value in about.items() if key != "runs"}
+        return cls(found, max_error, scale, layers, policies, _notes(about, layers, policies))
+
+    @classmethod
+    def of_counted(cls, counted: Mapping[str, Any], max_error: float, formats: Sequence[str] = FORMATS) -> Forecast:
+        """Return the same from what ``ForecastRun.counted`` returned."""
+        return cls.of(counted["about"], [LayerTotals.from_json(each) for each in counted["layers"]], max_error, formats)
+
+    @property
+    def policy(self) -> Policy:
+        """The cheapest of ``policies``, by the bytes of the numbers that are multiplied; float32 where none is."""
+        return cheapest(self.policies)
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of the table, a row per layer, below :data:`HEADS`."""
+        return [
+            [each.layer or "(the model)", each.kind, *(self.cell(each, column) for column in COLUMNS), _scale(each)]
+            for each in self.layers
+        ]
+
+    def cell(self, layer: LayerForecast, column: str) -> str:
+        """Return what a format does to a layer: why it hurts, or else the largest error."""
+        if column.startswith("float8") and layer.float8:
+            return f"not in float8: {layer.float8}" if column == "float8" else "-"
+        return layer.why_hurt(column, self.max_error) or f"{layer.worst(column).error:.1e}"
+
+    def summary(self) -> list[str]:
+        """Return the policies and notes, a line each; the cheapest policy is the last."""
+        lines = [f"{name}: {one.reason or one.policy}" for name, one in self.policies.items()]
+        return [*lines, *self.notes, f"cheapest within {self.max_error:g}: {self.policy}"]
+
+    def title(self) -> str:
+        """Return what was looked at, in one line."""
+        about = self.about
+        return f"{about['steps']} steps of {about['policy']} on {about['backend']} {about['device']}"
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the forecast as an HTML page, one file without scripts. Needs jinja2.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from .page import page
+
+        write_whole(Path(path), page(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            **self.about,
+            "max_error": self.max_error,
+            "loss_scale": self.loss_scale,
+            "layers": [each.to_dict() for each in self.layers],
+            "policies": {name: one.to_dict() for name, one in self.policies.items()},
+            "chosen": str(self.policy),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        cells = [list(HEADS), *self.rows()]
+        widths = [max(len(line[place]) for line in cells) for place in range(len(HEADS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        return "\n".join([self.title(), *(line.rstrip() for line in lines), *self.summary()])
+
+    def __repr__(self) -> str:
+        return f"<Forecast of {len(self.layers)} layers from {self.title()}; print it>"
+
+    def _repr_html_(self) -> str:
+        return table_html(self.title(), self.rows(), HEADS)
+
+
+def _scale(layer: LayerForecast) -> str:
+    return " to ".join(f"2**{math.log2(one):g}" if one else "none" for one in (layer.scale_needed, layer.scale_limit))
+
+
+def _notes(
+    about: Mapping[str, Any], layers: Sequence[LayerForecast], policies: Mapping[str, PolicyForecast]
+) -> list[str]:
+    found = []
+    if about["steps"] < about["asked"]:
+        found.append(f"the run had {about['steps']} of the {about['asked']} steps asked for")
+    for each in layers:
+        for tensor, steps in each.non_finite.items():
+            found.append(f"{each.layer}: the {tensor.replace('_', ' ')} held inf or nan in {steps} steps")
+    for name in policies:
+        why = about.get("runs", {}).get(f"mixed_{name}", "")
+        if why:
+            found.append(f"mixed_{name} does not run on {about['device']}: {why}; ';emulate=true' runs its numerics")
+    return found

@@ -1,0 +1,164 @@
+"""What each format would do to each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..backend.forecast import OPERANDS, RESULTS
+from ..formats import FLOAT_FORMATS
+from .totals import LayerTotals, TensorTotals
+
+SCALES = tuple(2.0**power for power in range(25))
+"""Loss scales that are looked at: those from 1 to the largest that ``DynamicLossScale`` grows to."""
+COLUMNS = ("float16", "bfloat16", "float8", "float8 delayed")
+"""Formats of the table: float8 with tensorwise scales, and with delayed ones."""
+HEADS = ("layer", "kind", *COLUMNS, "float16 loss scale")
+"""Columns of the table, with those before and behind the formats."""
+GRADIENTS = ("gradient", "weight_gradient")
+
+
+@dataclass(frozen=True)
+class TensorLoss:
+    """What a format does to one tensor of a layer, as shares of its finite values that are not zero.
+
+    Attributes:
+        tensor: "weight", "input", "gradient" (of the output), "output" or "weight_gradient".
+        flushed: become zero.
+        subnormal: are held with fewer bits.
+        overflow: lie beyond the format's largest number: lost in a 16-bit format, saturated in float8.
+        error: the mean squared relative error.
+    """
+
+    tensor: str
+    flushed: float = 0.0
+    subnormal: float = 0.0
+    overflow: float = 0.0
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayerForecast:
+    """What each format would do to one layer.
+
+    Attributes:
+        layer, kind, work, float8: as in ``LayerTotals``.
+        losses: format of :data:`COLUMNS` → of each tensor; float16 gradients at the loss scale that is chosen.
+        scale_needed: the smallest loss scale, a power of two, at which float16 gradients stay within the error; 1.0
+            without gradients, None where no scale of :data:`SCALES` does.
+        scale_limit: the largest at which no gradient overflows float16; 0.0 where each does.
+        exponents: tensor → power of two → share of the values.
+        non_finite: tensor → steps in which it held inf or nan.
+    """
+
+    layer: str
+    kind: str
+    work: int
+    float8: str
+    losses: Mapping[str, list[TensorLoss]]
+    scale_needed: float | None
+    scale_limit: float
+    exponents: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    non_finite: Mapping[str, int] = field(default_factory=dict)
+
+    def worst(self, format: str) -> TensorLoss:
+        """Return the tensor that a format hurts most: one that overflows in 16 bits, else the largest error."""
+        lost = [each for each in self.losses[format] if each.overflow and not format.startswith("float8")]
+        return max(lost or self.losses[format], key=lambda each: (each.error, each.overflow), default=TensorLoss(""))
+
+    def why_hurt(self, format: str, max_error: float) -> str:
+        """Return what a format does to the layer beyond ``max_error``, in a few words; empty where it does nothing."""
+        worst = self.worst(format)
+        name = worst.tensor.replace("_", " ")
+        if worst.overflow and not format.startswith("float8"):
+            return f"{name}: {_percent(worst.overflow)} overflow"
+        if worst.error <= max_error:
+            return ""
+        share, what = max((worst.flushed, "flushed to zero"), (worst.overflow, "saturated"))
+        return f"{name}: {_percent(share)} {what}" if share > max_error / 2 else f"{name}: error {worst.error:.2g}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+class ScaledGradients:
+    """A layer's gradients in float16 at each of :data:`SCALES`.
+
+    Attributes:
+        errors: the largest mean squared relative error of a gradient, at each scale.
+        limit: see ``LayerForecast.scale_limit``.
+    """
+
+    def __init__(self, totals: LayerTotals) -> None:
+        format = FLOAT_FORMATS["float16"]
+        found = [totals.tensors[name] for name in GRADIENTS if name in totals.tensors]
+        self.errors = [0.0] * len(SCALES)
+        for each in found:
+            rounded = each.rounding(format, SCALES)
+            shares = [float(error) / max(float(rounded.values), 1.0) for error in rounded.error]
+            self.errors = [max(a, b) for a, b in zip(self.errors, shares, strict=True)]
+        largest = max((each.largest for each in found), default=0.0)
+        clean = [scale for scale in SCALES if largest * scale <= format.max]
+        self.limit = max(clean, default=0.0)
+
+    def hurt(self, place: int, max_error: float) -> bool:
+        """Return whether the layer cannot do with the scale ``SCALES[place]``."""
+        return SCALES[place] > self.limit or self.errors[place] > max_error
+
+    def needed(self, max_error: float) -> float | None:
+        """Return the smallest scale at which the error is small enough; None where there is none."""
+        return next((scale for scale, error in zip(SCALES, self.errors, strict=True) if error <= max_error), None)
+
+
+def layer_forecast(totals: LayerTotals, loss_scale: float, max_error: float) -> LayerForecast:
+    """Return what each format would do to a layer.
+
+    Args:
+        totals: of the layer.
+        loss_scale: of float16 gradients.
+        max_error: the mean squared relative error that is accepted.
+    """
+    gradients = ScaledGradients(totals)
+    names = [name for name in (*OPERANDS, *RESULTS) if name in totals.tensors]
+    losses = {
+        "float16": [_loss(totals, name, "float16", loss_scale if name in GRADIENTS else 1.0) for name in names],
+        "bfloat16": [_loss(totals, name, "bfloat16", 1.0) for name in names],
+    }
+    for column, recipe in (("float8", "tensorwise"), ("float8 delayed", "delayed")):
+        losses[column] = [_float8(name, totals.tensors[name].float8.get(recipe)) for name in names if name in OPERANDS]
+    return LayerForecast(
+        totals.layer, totals.kind, totals.work, totals.float8, losses, gradients.needed(max_error), gradients.limit,
+        {name: exponents(totals.tensors[name]) for name in names},
+        {name: each.non_finite for name, each in totals.tensors.items() if each.non_finite},
+    )  # fmt: skip
+
+
+def _loss(totals: LayerTotals, name: str, format: str, scale: float) -> TensorLoss:
+    found = totals.tensors[name].rounding(FLOAT_FORMATS[format], scale)
+    return _shares(name, float(found.values), found.flushed, found.subnormal, found.overflow, found.error)
+
+
+def _float8(name: str, sums: list[float] | None) -> TensorLoss:
+    return _shares(name, *sums) if sums else TensorLoss(name)
+
+
+def _shares(name: str, values: float, *sums: Any) -> TensorLoss:
+    return TensorLoss(name, *(float(each) / values for each in sums)) if values else TensorLoss(name)
+
+
+def exponents(totals: TensorTotals) -> dict[int, float]:
+    """Return power of two → share of the values that are not zero."""
+    found: dict[int, float] = {}
+    for place, count in enumerate(totals.counts[1:].tolist(), 1):
+        if count:
+            power = place // 8 - 127 if place >= 8 else -127
+            found[power] = found.get(power, 0.0) + count
+    there = math.fsum(found.values())
+    return {power: count / there for power, count in found.items()}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}%" if share < 0.1 else f"{share:.0%}"

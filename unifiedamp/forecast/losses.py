@@ -1,0 +1,120 @@
+"""What rounding to a format does to values of which counts by powers of two are known.
+
+A count belongs to an interval ``[a, b)`` whose ends are 1/8 of a power of two apart. Its values are taken as spread
+evenly over the interval. Scaled by ``s``, the interval is ``[x, y)``, and between two powers of two the numbers of a
+format with ``m`` bits of fraction lie ``d`` apart::
+
+    d(v) = max(min_subnormal, 2**(floor(log2(v)) - m))
+
+For one value the squared relative error is ``((round(v) - v) / v)**2``. Its mean over the interval is::
+
+    (P(y) - P(x)) / (y - x) / (x * y),   P(v) = n d**3 / 12 + ((v - n d)**3 + (d / 2)**3) / 3,   n = round(v / d)
+
+where ``P`` is the integral of the squared distance to the nearest multiple of ``d``, and ``1 / (x * y)`` the mean of
+``1 / v**2``. A power of two inside the interval parts it, as does the largest number. Up to ``min_subnormal / 2`` a
+value becomes zero, with an error of 1. Beyond the largest number it becomes that number (a saturating conversion) or is
+lost, with an error of 1. The interval of the largest value ends there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backend.forecast import NON_FINITE, SHIFT
+from ..formats import FloatFormat
+
+Floats = npt.NDArray[np.float64]
+
+_STARTS: Floats = (np.arange(NON_FINITE + 1, dtype=np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+_NARROWEST = 1e-6
+"""Relative width of the interval that holds the largest value alone."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Sums over values; each attribute has the shape of the scales, or of the tensors where these are more.
+
+    Attributes:
+        values: finite values that are not zero; of the shape of the tensors.
+        flushed: that become zero.
+        subnormal: that become no zero, and are below the smallest normal number.
+        overflow: beyond the largest number.
+        error: the sum of squared relative errors.
+    """
+
+    values: Any
+    flushed: Any
+    subnormal: Any
+    overflow: Any
+    error: Any
+
+
+def rounding(counts: Any, largest: Any, format: FloatFormat, scale: Any = 1.0, saturate: bool = False) -> Rounding:
+    """Return what rounding values times ``scale`` to ``format`` does to them.
+
+    Args:
+        counts: shape (…, ``PLACES``), for one tensor or several; zeros, inf and nan are left out.
+        largest: shape (…): the largest finite absolute value of each.
+        format: one of ``FLOAT_FORMATS``.
+        scale: positive; its shape is broadcast with that of the tensors.
+        saturate: values beyond the largest number become that number.
+    """
+    counts = np.asarray(counts)
+    there = counts[..., 1:NON_FINITE].reshape(-1, NON_FINITE - 1).any(0)
+    places = np.flatnonzero(there) + 1
+    held = counts[..., places].astype(np.float64)
+    low, high = _STARTS[places], np.minimum(_STARTS[places + 1], np.asarray(largest)[..., None])
+    scales = np.asarray(scale, np.float64)[..., None]
+    x = low * scales
+    y = np.maximum(high, low * (1 + _NARROWEST)) * scales
+    zero, edge = format.min_subnormal / 2, _overflow_edge(format)
+    below_zero, below_normal, below_edge = (_share_below(x, y, at) for at in (zero, format.min_normal, edge))
+    flushed, over = held * below_zero, held * (1 - below_edge)
+    subnormal = held * np.maximum(below_normal - below_zero, 0)
+    power = 2.0 ** np.floor(np.log2(y))
+    start = np.maximum(x, zero)
+    errors = _integral(start, np.minimum(y, power), edge, format)
+    errors += _integral(np.maximum(start, power), y, edge, format)
+    error = flushed + held * errors / (y - x)
+    error += held * _saturated(x, y, edge, format.max) if saturate else over
+    return Rounding(held.sum(-1), *(each.sum(-1) for each in (flushed, subnormal, over, error)))
+
+
+def _overflow_edge(format: FloatFormat) -> float:
+    """Return from where on values are rounded to more than the largest number."""
+    return float(format.max + 2.0 ** (format.max_exponent - format.mantissa_bits - 1))
+
+
+def _share_below(x: Floats, y: Floats, at: float) -> Floats:
+    found: Floats = np.clip((at - x) / (y - x), 0, 1)
+    return found
+
+
+def _integral(x: Floats, y: Floats, edge: float, format: FloatFormat) -> Floats:
+    """Return the integral of squared relative errors from x to y, which no power of two parts; 0 where x >= y."""
+    y = np.minimum(y, edge)
+    there = y > x
+    x, y = np.where(there, x, 1.0), np.where(there, y, 1.0)
+    step = np.maximum(format.min_subnormal, 2.0 ** (np.floor(np.log2(x)) - format.mantissa_bits))
+    step = np.where(x >= format.max, 2.0 ** (format.max_exponent - format.mantissa_bits), step)
+    found: Floats = (_antiderivative(y, step) - _antiderivative(x, step)) / (x * y)
+    return found
+
+
+def _antiderivative(v: Floats, step: Floats) -> Floats:
+    number = np.rint(v / step)
+    found: Floats = number * step**3 / 12 + ((v - number * step) ** 3 + (step / 2) ** 3) / 3
+    return found
+
+
+def _saturated(x: Floats, y: Floats, edge: float, largest: float) -> Floats:
+    """Return the mean squared relative error of the part of the intervals that is cut off at the largest number."""
+    x, width = np.maximum(x, edge), y - x
+    there = y > x
+    cut = ((y - largest) ** 3 - (x - largest) ** 3) / 3 / (x * y)
+    found: Floats = np.where(there, cut / width, 0.0)
+    return found

@@ -1,0 +1,142 @@
+"""What is added up over the steps of a forecast: counts, and what each float8 recipe would have lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backend.forecast import NON_FINITE, PLACES, ProductCounts, TensorCounts
+from ..formats import FLOAT_FORMATS, LARGEST_SCALE, FloatFormat
+from .losses import Rounding, rounding
+
+RECIPES = ("tensorwise", "delayed")
+"""How the scale of a float8 tensor is found: from its present largest value, or from those of the steps before."""
+HISTORY = 1024
+"""Steps whose largest values the recipe "delayed" looks at; the default of Transformer Engine."""
+FLOAT8 = {
+    "weight": FLOAT_FORMATS["float8_e4m3fn"],
+    "input": FLOAT_FORMATS["float8_e4m3fn"],
+    "gradient": FLOAT_FORMATS["float8_e5m2"],
+}
+"""Operand → its float8 format."""
+_SUMS = ("values", "flushed", "subnormal", "overflow", "error")
+
+
+@dataclass
+class TensorTotals:
+    """One tensor over all steps.
+
+    Attributes:
+        counts: as in ``TensorCounts``, added up.
+        largest: the largest finite absolute value.
+        non_finite: steps in which it held inf or nan; nothing else is counted of them, as such a step is not applied.
+        float8: recipe → sums as in ``Rounding``; empty for what float8 products do not take.
+    """
+
+    counts: Any = field(default_factory=lambda: np.zeros(PLACES, np.int64))
+    largest: float = 0.0
+    non_finite: int = 0
+    float8: dict[str, list[float]] = field(default_factory=dict)
+    _history: list[float] = field(default_factory=list)
+
+    def add(self, seen: TensorCounts) -> bool:
+        """Add a step's counts; return whether it is one that counts for float8."""
+        if not math.isfinite(seen.largest) or np.any(seen.counts[NON_FINITE:]):
+            self.non_finite += 1
+            return False
+        self.counts += seen.counts
+        self.largest = max(self.largest, seen.largest)
+        return seen.largest > 0
+
+    def scales(self, amax: float, format: FloatFormat) -> list[float]:
+        """Return the scale of each recipe in a step with this largest value, which then belongs to the past."""
+        before = max(self._history[-HISTORY:], default=amax)
+        self._history.append(amax)
+        return [min(format.max / each, LARGEST_SCALE) for each in (amax, before)]
+
+    def add_float8(self, sums: Sequence[Sequence[float]]) -> None:
+        """Add a step's sums for each recipe."""
+        for recipe, found in zip(RECIPES, sums, strict=True):
+            old = self.float8.get(recipe, [0.0] * len(_SUMS))
+            self.float8[recipe] = [a + b for a, b in zip(old, found, strict=True)]
+
+    def rounding(self, format: FloatFormat, scale: Any = 1.0) -> Rounding:
+        """Return what rounding all values times ``scale`` to a format does."""
+        return rounding(self.counts, self.largest, format, scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        places = np.flatnonzero(self.counts)
+        counts = {str(place): int(self.counts[place]) for place in places}
+        return {"counts": counts, "largest": self.largest, "non_finite": self.non_finite, "float8": self.float8}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> TensorTotals:
+        """Read what :meth:`to_json` returned."""
+        found = cls(largest=saved["largest"], non_finite=saved["non_finite"], float8=dict(saved["float8"]))
+        for place, count in saved["counts"].items():
+            found.counts[int(place)] = count
+        return found
+
+
+@dataclass
+class LayerTotals:
+    """One layer over all steps.
+
+    Attributes:
+        layer, kind, float8: as in ``ProductCounts``.
+        work: multiplications of all forward passes.
+        tensors: name → totals.
+    """
+
+    layer: str
+    kind: str
+    float8: str
+    work: int = 0
+    tensors: dict[str, TensorTotals] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        tensors = {name: each.to_json() for name, each in self.tensors.items()}
+        return {"layer": self.layer, "kind": self.kind, "float8": self.float8, "work": self.work, "tensors": tensors}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> LayerTotals:
+        """Read what :meth:`to_json` returned."""
+        tensors = {name: TensorTotals.from_json(each) for name, each in saved["tensors"].items()}
+        return cls(saved["layer"], saved["kind"], saved["float8"], saved["work"], tensors)
+
+
+class Totals:
+    """All layers, by path, in the order in which they ran first."""
+
+    def __init__(self, layers: Sequence[LayerTotals] = ()) -> None:
+        self.layers = {each.layer: each for each in layers}
+
+    def add(self, seen: Sequence[ProductCounts]) -> None:
+        """Add a step."""
+        operands: dict[str, list[tuple[TensorTotals, TensorCounts]]] = {}
+        for one in seen:
+            layer = self.layers.setdefault(one.layer, LayerTotals(one.layer, one.kind, one.float8))
+            layer.work += one.work
+            for name, counts in one.tensors.items():
+                totals = layer.tensors.setdefault(name, TensorTotals())
+                if totals.add(counts) and name in FLOAT8:
+                    operands.setdefault(FLOAT8[name].name, []).append((totals, counts))
+        for format, rows in operands.items():
+            _add_float8(rows, FLOAT_FORMATS[format])
+
+
+def _add_float8(rows: Sequence[tuple[TensorTotals, TensorCounts]], format: FloatFormat) -> None:
+    """Add what a step loses in float8 to the totals of many tensors at once."""
+    scales = np.array([totals.scales(seen.largest, format) for totals, seen in rows])
+    counts, largest = np.stack([seen.counts for _, seen in rows]), np.array([seen.largest for _, seen in rows])
+    found = rounding(counts, largest, format, scales.T, saturate=True)
+    values = np.broadcast_to(found.values, found.error.shape)
+    sums = np.stack([values, found.flushed, found.subnormal, found.overflow, found.error], -1)
+    for place, (totals, _) in enumerate(rows):
+        totals.add_float8(sums[:, place].tolist())
