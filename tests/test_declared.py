@@ -46,7 +46,7 @@ def test_these_overrides_are_not_refused(backend, op, choice):
 
 LACKING = {
     "torch": {"kernel_profile"},
-    "tensorflow": {"kernel_profile", "weight_updates"},
+    "tensorflow": {"kernel_profile"},
     "mxnet": {"float8", "no_device_wait", "kernel_profile", "weight_updates"},
 }
 """Features that a backend does not declare on a CPU; tests of these do not count on it."""

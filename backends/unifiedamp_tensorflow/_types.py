@@ -131,6 +131,8 @@ class Optimizer(Protocol):
     """``keras.optimizers.Optimizer``."""
 
     iterations: Variable
+    learning_rate: Any
+    update_step: Callable[..., Any]
     _index_dict: dict[str, int]
 
     def build(self, variables: Sequence[Variable]) -> None:
@@ -143,6 +145,7 @@ class Optimizer(Protocol):
         """Make a variable that is saved with the optimizer."""
 
     def _var_key(self, variable: Variable) -> str: ...
+    def _use_weight_decay(self, variable: Variable) -> bool: ...
 
 
 class BatchNorm(Layer, Protocol):

@@ -139,6 +139,17 @@ def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[
     return found, list(keys)
 
 
+def decays(optimizer: Optimizer, variable: Variable) -> bool:
+    """Whether an optimizer's weight decay is for a variable too."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def own_method(optimizer: Optimizer, name: str) -> bool:
+    """Whether a method is neither Keras's nor missing."""
+    found = getattr(type(optimizer), name, None)
+    return found is not None and found.__module__.partition(".")[0] not in ("keras", "tf_keras", "tensorflow")
+
+
 def optimizer_strategy(optimizer: Optimizer, otherwise: Strategy | None) -> Strategy | None:
     """Return the strategy that an optimizer was made under, which Keras 2 keeps."""
     return getattr(optimizer, "_distribution_strategy", otherwise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -117,7 +117,8 @@ class PreparedOptimizer:
     def _apply(self) -> None:
         try:
             self._applying = True
-            self.replicas.apply(self.inner, lambda: self.buffer().pairs())
+            with nullcontext() if self.params.updates is None else self.params.updates.rounding():
+                self.replicas.apply(self.inner, lambda: self.buffer().pairs())
         finally:
             self._applying = False
 
