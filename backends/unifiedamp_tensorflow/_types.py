@@ -36,6 +36,9 @@ class Tensor(Protocol):
     def numpy(self) -> Any:
         """Return the values; eager only."""
 
+    def set_shape(self, shape: Any) -> None:
+        """Have a graph know the shape."""
+
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
 

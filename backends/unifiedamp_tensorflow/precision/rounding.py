@@ -23,7 +23,7 @@ bits_and, shifted_left, shifted_right = tf.bitwise.bitwise_and, tf.bitwise.left_
 
 def uint32(value: int) -> Tensor:
     """Return a scalar."""
-    return tf.constant(value, tf.uint32)  # type: ignore[no-any-return]  # TensorFlow has no annotations
+    return tf.constant(value, tf.uint32)
 
 
 def round_to(values: Tensor, format: FloatFormat) -> Tensor:
@@ -45,7 +45,7 @@ def round_to(values: Tensor, format: FloatFormat) -> Tensor:
     beyond = {"inf": _INFINITY, "nan": _bits(math.nan), "saturate": largest}[format.overflow]
     rounded = tf.where(rounded > uint32(largest), uint32(beyond), rounded)
     rounded = tf.where(magnitude > uint32(_INFINITY), uint32(_bits(math.nan)), rounded)
-    return tf.bitcast(tf.bitwise.bitwise_or(rounded, sign), tf.float32)  # type: ignore[no-any-return]
+    return tf.bitcast(tf.bitwise.bitwise_or(rounded, sign), tf.float32)
 
 
 def _subnormal(magnitude: Tensor, format: FloatFormat) -> Tensor:
@@ -57,7 +57,7 @@ def _subnormal(magnitude: Tensor, format: FloatFormat) -> Tensor:
     half = shifted_left(tf.ones_like(shift), shift - uint32(1))
     last = bits_and(shifted_right(fraction, shift), uint32(1))
     count = shifted_right(fraction + half - uint32(1) + last, shift)
-    return tf.bitcast(tf.cast(count, tf.float32) * format.min_subnormal, tf.uint32)  # type: ignore[no-any-return]
+    return tf.bitcast(tf.cast(count, tf.float32) * format.min_subnormal, tf.uint32)
 
 
 def _bits(value: float) -> int:
@@ -71,4 +71,4 @@ def rounded(values: Tensor, format: FloatFormat) -> Tensor:
     def run(wide: Tensor) -> Any:
         return round_to(wide, format), lambda gradient: rounded(gradient, format)
 
-    return run(tf.cast(values, tf.float32))  # type: ignore[no-any-return]
+    return run(tf.cast(values, tf.float32))

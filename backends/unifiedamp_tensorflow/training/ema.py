@@ -51,7 +51,7 @@ class Pair:
 
     def true(self, trained: Variable) -> Tensor:
         """Return the true weights, in the average's dtype, of what is trained or of one replica's copy of it."""
-        return tf.cast(self._params.true(self._key, trained), self.average.dtype)  # type: ignore[no-any-return]
+        return tf.cast(self._params.true(self._key, trained), self.average.dtype)
 
     def held(self) -> list[Variable]:
         """Return the variables that hold the true weights."""

@@ -37,7 +37,7 @@ class Float32Value:
         return getattr(self._variable, name)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Tensor:
-        return self._value if dtype in (None, tf.float32) else tf.cast(self._value, dtype, name)  # type: ignore[no-any-return]
+        return self._value if dtype in (None, tf.float32) else tf.cast(self._value, dtype, name)
 
     def value(self) -> Tensor:
         """Return the value as it is now."""
@@ -49,9 +49,11 @@ class Float32Value:
         """Return the value as a numpy array; eager only."""
         return self._value.numpy()
 
-    def assign(self, value: object, *_args: object, **_options: object) -> Float32Value:
+    def assign(self, value: Any, *_args: object, **_options: object) -> Float32Value:
         """Set the value."""
-        self._value = tf.broadcast_to(tf.cast(tf.convert_to_tensor(value), tf.float32), self._variable.shape)
+        wide: Tensor = tf.cast(value, tf.float32)
+        same = wide.shape == self._variable.shape
+        self._value = wide if same else tf.broadcast_to(wide, self._variable.shape)
         return self
 
     def assign_add(self, delta: Any, *_args: object, **_options: object) -> Float32Value:

@@ -96,7 +96,10 @@ class Preparation:
         prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
         if outer is not optimizer:
             optimizers.end_steps_by(outer, prepared, self._steps)
-            saved_state.attach(outer, optimizers.scaler_of(outer), window if prepared.replicas.count == 1 else None)
+            in_fit = window if prepared.replicas.count == 1 else None
+            saved_state.attach(outer, optimizers.scaler_of(outer), in_fit, updates)
+            if updates is not None:
+                self._undo.append(updates.refuse_native())
         return prepared
 
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:

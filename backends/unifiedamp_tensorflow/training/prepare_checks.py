@@ -39,8 +39,10 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
 
 def _check_not_built(optimizer: Optimizer, spec: SessionSpec) -> None:
     if is_built(optimizer):
-        needs = "update= needs float32 slots" if spec.policy.update else (
-            "master_weights=True has it train float32 copies of them"
+        needs = (
+            "update= needs float32 slots"
+            if spec.policy.update
+            else ("master_weights=True has it train float32 copies of them")
         )
         raise errors.PrepareError(
             f"amp.prepare: this {type(optimizer).__name__} was built for the model's own variables, and {needs}; make "

@@ -19,9 +19,7 @@ from .gradient_buffer import GradientBuffer, Snapshot
 from .interruption import UpdateProgress
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
-
-APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
-"""The method of a Keras optimizer that all its updates go through (Keras 3, Keras 2)."""
+from .weight_updates import APPLY
 
 
 class Follower(Protocol):

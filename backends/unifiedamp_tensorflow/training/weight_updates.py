@@ -6,6 +6,7 @@ variable, which is rounded back as soon as it is updated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,9 @@ from ..distributed.replicas import first_copy, replica_counter
 from ..internals import decays, own_method
 from . import bfloat16_rounding
 from .float32_value import Float32Value
+
+APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
+"""The method of a Keras optimizer that all its updates go through (Keras 3, Keras 2)."""
 
 DECAY = "_apply_weight_decay"
 """Keras's method that decays all variables before they are updated."""
@@ -46,11 +50,26 @@ class WeightUpdates:
         self.rests: Named = {name: _rest(variable) for name, variable in kept.items()}
         self.count = replica_counter("rounded_updates")
         self._key = replica_counter("update_key")
-        self._takes_values = False
-        patches.track(optimizer, "_amp_updates", [self.count, *self.rests.values()])
+        self._rounding = self._takes_values = False
         with patches.attributes(optimizer, **_float32_slots(optimizer)):
             optimizer.build(list(named.values()))
         self._names = {optimizer._var_key(variable): name for name, variable in self.rounded.items()}
+
+    def refuse_native(self) -> Callable[[], None]:
+        """Refuse updates that the session does not round; return what ends that."""
+        native = getattr(self._optimizer, APPLY)
+
+        @functools.wraps(native)
+        def apply(*args: Any, **options: Any) -> Any:
+            if self._rounding:
+                return native(*args, **options)
+            raise errors.StepOrderError(
+                f"{type(self._optimizer).__name__}.{APPLY}: under update={self._policy.update!r} the session rounds "
+                "the update to the parameters; call amp.step(optimizer), or give fit and loops the optimizer that "
+                "amp.prepare returned"
+            )
+
+        return patches.override(self._optimizer, **{APPLY: apply})
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
@@ -64,8 +83,12 @@ class WeightUpdates:
         self._key.assign(tf.cast(step, tf.int64))
         update = self._optimizer.update_step
         replaced: dict[str, Any] = {"update_step": self._rounded(update), DECAY: lambda _variables: None}
-        with patches.attributes(self._optimizer, **replaced):
-            yield
+        self._rounding = True
+        try:
+            with patches.attributes(self._optimizer, **replaced):
+                yield
+        finally:
+            self._rounding = False
         self.count.assign(count + 1)
         if not self._takes_values:
             raise errors.UnsupportedError(
@@ -93,7 +116,7 @@ class WeightUpdates:
         return update_step
 
     def _step(self) -> Tensor:
-        return tf.cast(first_copy(self._key).read_value(), tf.uint32)  # type: ignore[no-any-return]
+        return tf.cast(first_copy(self._key).read_value(), tf.uint32)
 
     def _decay(self, variable: Any) -> None:
         """Decay the weights as Keras does, by ``weight_decay * learning_rate`` of them."""
@@ -102,12 +125,17 @@ class WeightUpdates:
             factor = tf.cast(decay, tf.float32) * tf.cast(self._optimizer.learning_rate, tf.float32)
             variable.assign_sub(variable * tf.cast(factor, variable.dtype))
 
+    def saved_variables(self) -> dict[str, Variable]:
+        """Return name → variable of what a checkpoint needs beside the optimizer."""
+        rests = {f"compensation_{index}": rest for index, rest in enumerate(self.rests.values())}
+        return {"rounded_updates": self.count, **rests}
+
     # -- weights -------------------------------------------------------------------------------------------------
 
     def true(self, name: str, variable: Variable) -> Tensor:
         """Return the true weights of a parameter, or of one replica's copy of it, float32."""
         if name not in self.rests:
-            return tf.cast(variable, tf.float32)  # type: ignore[no-any-return]
+            return tf.cast(variable, tf.float32)
         return bfloat16_rounding.joined(variable, self.rests[name])
 
     def set(self, name: str, variable: Variable, values: Tensor, step: Callable[[], Tensor] | None = None) -> None:
@@ -121,13 +149,13 @@ class WeightUpdates:
                 nearest.
         """
         if name in self.rests:
-            weight, left_out = bfloat16_rounding.kahan_split(values)
-            self.rests[name].assign(tf.cast(left_out, tf.bfloat16))
+            weight, rest = bfloat16_rounding.kahan_split(values)
+            self.rests[name].assign(rest, read_value=False)
         elif step is None:
-            weight = bfloat16_rounding.nearest(values)
+            weight = tf.cast(values, tf.bfloat16)
         else:
             weight = bfloat16_rounding.stochastic(values, rounding.param_key(name), step())
-        variable.assign(tf.cast(weight, tf.bfloat16))
+        variable.assign(weight, read_value=False)
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
@@ -140,7 +168,9 @@ def check_optimizer(optimizer: Optimizer) -> None:
     if getattr(optimizer, "use_ema", False):
         instead = "use_ema=True, whose averages would be of bfloat16 values; use amp.ema"
     elif getattr(optimizer, "gradient_accumulation_steps", None):
-        instead = "gradient_accumulation_steps, so that not each of its steps updates weights; use Amp(accumulate_steps=...)"
+        instead = (
+            "gradient_accumulation_steps, so that not each of its steps updates weights; use Amp(accumulate_steps=...)"
+        )
     elif own_method(optimizer, DECAY):
         instead = f"{DECAY} of its own, which would decay bfloat16 values; decay in update_step"
     if instead:
@@ -150,7 +180,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def _rest(variable: Variable) -> Variable:
     name = f"{variable.name.partition(':')[0]}_compensation"
     zeros = tf.zeros(variable.shape, tf.bfloat16)
-    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[no-any-return, attr-defined]
+    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[attr-defined]
 
 
 def _float32_slots(optimizer: Any) -> dict[str, Callable[..., Any]]:
@@ -172,6 +202,6 @@ def _float32_slots(optimizer: Any) -> dict[str, Callable[..., Any]]:
         name = f"{variable_name}/{model_variable.name.partition(':')[0]}"
         return native(shape=shape, dtype=dtype, initializer=lambda *_args, **_options: value, name=name)
 
-    if hasattr(tf.keras.optimizers.Optimizer, "apply"):
+    if APPLY == "apply":
         return {"add_variable": add_variable}
     return {"add_variable_from_reference": add_variable_from_reference}
