@@ -1,8 +1,8 @@
 """Rounding float32 tensors to bfloat16: stochastically, and with a compensation. As ``unifiedamp.backend.rounding``,
 bit for bit, but for numbers below 2**-126, which TensorFlow's arithmetic takes for 0.
 
-Arithmetic on bits instead of casts: XLA may drop a cast to bfloat16 and back. Each rounding is a ``tf.function``, traced
-once per process, so that a parameter costs a step's graph one operation, and an eager step one call.
+Arithmetic on bits instead of casts: XLA may drop a cast to bfloat16 and back. Each rounding is a ``tf.function``,
+traced once per process, so that a parameter costs a step's graph one operation, and an eager step one call.
 """
 
 from __future__ import annotations

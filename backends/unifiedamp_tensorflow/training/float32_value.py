@@ -23,13 +23,17 @@ class Float32Value:
 
     Args:
         variable: a bfloat16 variable.
-        value: its true weights, float32.
+        value: its true weights, float32; None to read the variable where they are asked for.
     """
 
     dtype = tf.float32
 
-    def __init__(self, variable: Variable, value: Tensor) -> None:
-        self._variable, self._value = variable, value
+    def __init__(self, variable: Variable, value: Tensor | None = None) -> None:
+        self._variable, self._given = variable, value
+
+    @property
+    def _value(self) -> Tensor:
+        return tf.cast(self._variable, tf.float32) if self._given is None else self._given
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("scatter_"):
@@ -53,7 +57,7 @@ class Float32Value:
         """Set the value."""
         wide: Tensor = tf.cast(value, tf.float32)
         same = wide.shape == self._variable.shape
-        self._value = wide if same else tf.broadcast_to(wide, self._variable.shape)
+        self._given = wide if same else tf.broadcast_to(wide, self._variable.shape)
         return self
 
     def assign_add(self, delta: Any, *_args: object, **_options: object) -> Float32Value:

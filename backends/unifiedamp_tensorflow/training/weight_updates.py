@@ -7,7 +7,7 @@ variable, which is rounded back as soon as it is updated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,8 +51,7 @@ class WeightUpdates:
         self.count = replica_counter("rounded_updates")
         self._key = replica_counter("update_key")
         self._rounding = self._takes_values = False
-        with patches.attributes(optimizer, **_float32_slots(optimizer)):
-            optimizer.build(list(named.values()))
+        _build(optimizer, list(named.values()))
         self._names = {optimizer._var_key(variable): name for name, variable in self.rounded.items()}
 
     def refuse_native(self) -> Callable[[], None]:
@@ -183,8 +182,8 @@ def _rest(variable: Variable) -> Variable:
     return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[attr-defined]
 
 
-def _float32_slots(optimizer: Any) -> dict[str, Callable[..., Any]]:
-    """Return methods by which an optimizer makes float32 variables for bfloat16 parameters."""
+def _build(optimizer: Any, variables: Sequence[Variable]) -> None:
+    """Build an optimizer with float32 variables for bfloat16 parameters."""
     native = optimizer.add_variable
 
     def add_variable(*args: Any, **options: Any) -> Any:
@@ -195,13 +194,17 @@ def _float32_slots(optimizer: Any) -> dict[str, Callable[..., Any]]:
     def add_variable_from_reference(
         model_variable: Variable, variable_name: str, shape: Any = None, initial_value: Any = None
     ) -> Any:
-        """Keras 2's form."""
-        dtype = tf.float32 if model_variable.dtype == tf.bfloat16 else model_variable.dtype
-        shape = model_variable.shape if shape is None else shape
+        """Keras 2's form, of variables that look like float32 ones."""
+        dtype, shape = model_variable.dtype, model_variable.shape if shape is None else shape
         value = tf.zeros(shape, dtype) if initial_value is None else tf.cast(initial_value, dtype)
         name = f"{variable_name}/{model_variable.name.partition(':')[0]}"
         return native(shape=shape, dtype=dtype, initializer=lambda *_args, **_options: value, name=name)
 
     if APPLY == "apply":
-        return {"add_variable": add_variable}
-    return {"add_variable_from_reference": add_variable_from_reference}
+        with patches.attributes(optimizer, add_variable=add_variable):
+            optimizer.build(variables)
+    else:
+        low = [variable.dtype == tf.bfloat16 for variable in variables]
+        shown = [Float32Value(each) if found else each for each, found in zip(variables, low, strict=True)]
+        with patches.attributes(optimizer, add_variable_from_reference=add_variable_from_reference):
+            optimizer.build(shown)
