@@ -26,7 +26,7 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
     yield _compile_row(spec)
     yield PlanRow("compile of model.fit", "Keras's own", "model.compile(..., jit_compile=True) for XLA")
     dtype = spec.policy.compute_dtype
-    if dtype not in ("float32", "float8"):
+    if dtype not in ("float32", "float8") and not spec.policy.emulate:
         gain = dtype_gain(dtype, device)
         yield PlanRow("speed", dtype, device.tf_name, "native" if gain else "no effect", gain.reason)
 

@@ -46,8 +46,14 @@ class TensorFlowConverter(Converter):
 
         Raises:
             PrepareError: the model has no variables yet.
+            PolicyNotSupportedError: ``policy`` has ``emulate``.
             UnsupportedError: the model cannot be cloned, or its clone is another model.
         """
+        if policy.emulate:
+            raise errors.PolicyNotSupportedError(
+                f"amp.convert_model: policy {str(policy)!r} is emulated in a session's regions only: give a policy "
+                "without emulate"
+            )
         if not model.built or not model.weights:
             raise errors.PrepareError(
                 f"amp.convert_model: model {model.name!r} has no variables yet; call it once on a batch"

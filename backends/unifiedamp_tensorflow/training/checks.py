@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from unifiedamp.backend import Policy, SessionSpec, StepResult, StepValues, errors
+from unifiedamp.backend import SessionSpec, StepResult, StepValues, errors
 
 from .._types import Tensor
+from ..precision import emulation
 
 OPTIONS = ("mode", "xla", "emulate")
 
@@ -26,7 +27,7 @@ def check_spec(spec: SessionSpec) -> None:
             raise errors.ConfigError(f"backend_options.tensorflow.{name} must be true or false, got {value!r}")
     asked, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     emulate = asked or spec.policy.emulate
-    check_emulation(spec.policy)
+    emulation.check_policy(spec.policy, spec.options.get("mode", "keras"))
     if asked and not float8:
         spec.warn(
             f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
@@ -41,20 +42,6 @@ def check_spec(spec: SessionSpec) -> None:
         raise errors.PolicyNotSupportedError(
             f"policy {str(spec.policy)!r} cannot run: {NO_FLOAT8}; nearest that does: 'mixed_bfloat16'; "
             "'mixed_float8;emulate=true' runs its numerics anywhere"
-        )
-
-
-def check_emulation(policy: Policy) -> None:
-    """Refuse a policy whose numerics are TensorFlow's own kernels alone.
-
-    Raises:
-        PolicyNotSupportedError: ``emulate`` of a 16-bit dtype.
-    """
-    dtypes = {policy.compute_dtype, *policy.layer_overrides.values()}
-    if policy.emulate and policy.compute_dtype != "float8" and dtypes != {"float32"}:
-        raise errors.PolicyNotSupportedError(
-            f"policy {str(policy)!r}: on TensorFlow, emulate is for float8, 'mixed_float8;emulate=true'; its own "
-            "kernels run float16 and bfloat16 on every device: leave emulate out"
         )
 
 
