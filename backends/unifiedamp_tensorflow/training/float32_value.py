@@ -17,26 +17,31 @@ OPERATORS = (
     "__getitem__",
 )  # fmt: skip
 
+HIDDEN = ("handle", "_distributed_container")
+"""What would lead to the bfloat16 variable, or to the container of its replicas."""
+
 
 class Float32Value:
     """A float32 value that can be assigned to, with the name and the identity of a variable.
 
     Args:
         variable: a bfloat16 variable.
+        key: by which the optimizer knows the variable.
         value: its true weights, float32; None to read the variable where they are asked for.
     """
 
     dtype = tf.float32
 
-    def __init__(self, variable: Variable, value: Tensor | None = None) -> None:
+    def __init__(self, variable: Variable, key: str, value: Tensor | None = None) -> None:
         self._variable, self._given = variable, value
+        self._unique_id = key
 
     @property
     def _value(self) -> Tensor:
         return tf.cast(self._variable, tf.float32) if self._given is None else self._given
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("scatter_"):
+        if name in HIDDEN or name.startswith("scatter_"):
             raise AttributeError(name)
         return getattr(self._variable, name)
 

@@ -106,7 +106,7 @@ class WeightUpdates:
                 update(gradient, variable, *rest)
                 return
             before = self.true(name, variable)
-            value: Any = Float32Value(variable, before)
+            value: Any = Float32Value(variable, self._optimizer._var_key(variable), before)
             self._decay(value)
             update(tf.cast(tf.convert_to_tensor(gradient), tf.float32), value, *rest)
             self._takes_values = self._takes_values or value.read_value() is not before
@@ -204,7 +204,8 @@ def _build(optimizer: Any, variables: Sequence[Variable]) -> None:
         with patches.attributes(optimizer, add_variable=add_variable):
             optimizer.build(variables)
     else:
-        low = [variable.dtype == tf.bfloat16 for variable in variables]
-        shown = [Float32Value(each) if found else each for each, found in zip(variables, low, strict=True)]
+        shown = [
+            Float32Value(each, optimizer._var_key(each)) if each.dtype == tf.bfloat16 else each for each in variables
+        ]
         with patches.attributes(optimizer, add_variable_from_reference=add_variable_from_reference):
             optimizer.build(shown)
