@@ -77,9 +77,9 @@ def test_keras_checkpoints_hold_compensations(tmp_path):
 
 def test_weights_assigned_to_drop_their_compensation():
     amp, model, _ = fitted("kahan")
-    values = [np.full(value.shape, 0.75) for value in model.get_weights()]
-    model.set_weights(values)
-    assert np.abs(weights(amp, model) - 0.75).max() <= 2.0**-9
+    small = 2.0**-20
+    model.set_weights([np.full(value.shape, small) for value in model.get_weights()])
+    assert np.abs(weights(amp, model) - small).max() <= small * 2.0**-9
 
 
 def test_what_is_refused():
