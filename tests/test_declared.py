@@ -46,7 +46,7 @@ def test_these_overrides_are_not_refused(backend, op, choice):
 
 LACKING = {
     "torch": {"kernel_profile"},
-    "tensorflow": {"forecast", "kernel_profile", "weight_updates", "amax_history"},
+    "tensorflow": {"forecast", "kernel_profile", "amax_history"},
     "mxnet": {"float8", "forecast", "no_device_wait", "kernel_profile", "weight_updates", "amax_history"},
 }
 """Features that a backend does not declare on a CPU; tests of these do not count on it."""

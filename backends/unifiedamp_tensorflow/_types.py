@@ -36,6 +36,9 @@ class Tensor(Protocol):
     def numpy(self) -> Any:
         """Return the values; eager only."""
 
+    def set_shape(self, shape: Any) -> None:
+        """Have a graph know the shape."""
+
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
 
@@ -131,6 +134,8 @@ class Optimizer(Protocol):
     """``keras.optimizers.Optimizer``."""
 
     iterations: Variable
+    learning_rate: Any
+    update_step: Callable[..., Any]
     _index_dict: dict[str, int]
 
     def build(self, variables: Sequence[Variable]) -> None:
@@ -143,6 +148,7 @@ class Optimizer(Protocol):
         """Make a variable that is saved with the optimizer."""
 
     def _var_key(self, variable: Variable) -> str: ...
+    def _use_weight_decay(self, variable: Variable) -> bool: ...
 
 
 class BatchNorm(Layer, Protocol):

@@ -51,6 +51,7 @@ from .training.scaler import DeviceScaler
 from .training.step_tracing import StepTracing
 from .training.steps import Steps
 from .training.training import TensorFlowTraining
+from .training.weight_updates_role import TensorFlowWeightUpdates
 
 
 class TensorFlowBackend(Backend):
@@ -85,9 +86,10 @@ class TensorFlowBackend(Backend):
         self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps)
         self.compiler = TensorFlowCompiler(compiling, device)
         self.recorder = recorder
-        self.weights = TensorFlowWeights(prepared.master_of)
+        self.weights = TensorFlowWeights(prepared.true_weights, prepared.set_true_weights)
         self.averaging = prepared.averaging
-        self.converter = TensorFlowConverter(spec, info, prepared.master_of)
+        self.weight_updates = TensorFlowWeightUpdates(prepared)
+        self.converter = TensorFlowConverter(spec, info, prepared.true_weights)
         self.layer_shapes = TensorFlowLayerShapes()
         self.profiler = Unsupported(NO_KERNELS) if info.is_cpu else TensorFlowProfiler()
         self.interop = TensorFlowInterop(spec, distributed, scaler, steps, prepared, fitting)

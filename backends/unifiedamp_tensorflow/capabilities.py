@@ -29,7 +29,7 @@ def declare(device: DeviceInfo, op_overrides: Support, tuning: Mapping[str, Supp
         "several_optimizers": Support(True),
         "op_overrides": op_overrides,
         "layer_overrides": Support(True, "a dtype policy per layer"),
-        "emulation": Support(True, "of float8; float16 and bfloat16 run in TensorFlow's own kernels on every device"),
+        "emulation": Support(True, "of products and convolutions in float16, bfloat16 and float8, on any device"),
         "float8": Support(True, f"emulated by backend_options.tensorflow.emulate; {NO_FLOAT8}"),
         "master_weights": Support(True, MASTERS),
         "reduce_dtype": Support(True, "a cast around the sum over a strategy's replicas; sparse gradients as they are"),
@@ -56,7 +56,8 @@ def _policies(device: DeviceInfo, emulate: bool) -> dict[str, Support]:
 def warn_without_gain(spec: SessionSpec, device: DeviceInfo) -> None:
     """Warn of a policy that runs without being faster than float32."""
     dtype = spec.policy.compute_dtype
-    gain = Support(True) if dtype == "float32" else dtype_gain(dtype, device)
+    emulated = spec.policy.emulate and dtype != "float8"
+    gain = Support(True) if dtype == "float32" or emulated else dtype_gain(dtype, device)
     if not gain:
         spec.warn(
             f"policy {str(spec.policy)!r} runs on {device.name} without gain in speed: {gain.reason}; "

@@ -15,6 +15,8 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
     """Yield the rows that no role adds itself."""
     if spec.master_weights:
         yield _master_row()
+    if spec.policy.update is not None:
+        yield _update_row(spec)
     yield _scale_row(spec)
     if spec.loss_scale.enabled:
         yield _observer_row()
@@ -24,7 +26,7 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
     yield _compile_row(spec)
     yield PlanRow("compile of model.fit", "Keras's own", "model.compile(..., jit_compile=True) for XLA")
     dtype = spec.policy.compute_dtype
-    if dtype not in ("float32", "float8"):
+    if dtype not in ("float32", "float8") and not spec.policy.emulate:
         gain = dtype_gain(dtype, device)
         yield PlanRow("speed", dtype, device.tf_name, "native" if gain else "no effect", gain.reason)
 
@@ -32,6 +34,14 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
 def _master_row() -> PlanRow:
     note = "Keras has none; gradients are accumulated, unscaled and clipped in float32"
     return PlanRow("master_weights", "float32", "optimizer.add_variable; variable.assign(master)", "emulated", note)
+
+
+def _update_row(spec: SessionSpec) -> PlanRow:
+    policy = spec.policy
+    kept = "2 bytes per parameter for its compensation" if policy.update == "kahan" else f"seed {policy.update_seed}"
+    native = "optimizer.update_step on a float32 value in place of each bfloat16 variable"
+    note = f"{kept}; no float32 master weights (4 bytes per parameter)"
+    return PlanRow("update", str(policy.update), native, "emulated", note)
 
 
 def _scale_row(spec: SessionSpec) -> PlanRow:

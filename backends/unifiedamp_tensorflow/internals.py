@@ -10,7 +10,14 @@ import tensorflow as tf
 from tensorflow.compiler.jit.ops import xla_ops
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.debug.lib import check_numerics_callback
-from tensorflow.python.ops import control_flow_ops, control_flow_util
+from tensorflow.python.ops import (
+    control_flow_ops,
+    control_flow_util,
+    gen_array_ops,
+    gen_linalg_ops,
+    gen_math_ops,
+    gen_nn_ops,
+)  # fmt: skip
 from tensorflow.python.profiler import profiler_v2
 
 from ._types import Dense, Graph, Layer, Model, Named, Optimizer, Strategy, Tensor, Variable
@@ -139,9 +146,39 @@ def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[
     return found, list(keys)
 
 
+def decays(optimizer: Optimizer, variable: Variable) -> bool:
+    """Whether an optimizer's weight decay is for a variable too."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def own_method(optimizer: Optimizer, name: str) -> bool:
+    """Whether a method is neither Keras's nor missing."""
+    found = getattr(type(optimizer), name, None)
+    return found is not None and found.__module__.partition(".")[0] not in ("keras", "tf_keras", "tensorflow")
+
+
 def optimizer_strategy(optimizer: Optimizer, otherwise: Strategy | None) -> Strategy | None:
     """Return the strategy that an optimizer was made under, which Keras 2 keeps."""
     return getattr(optimizer, "_distribution_strategy", otherwise)
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+PRODUCTS = (
+    (gen_math_ops, "mat_mul"), (gen_math_ops, "batch_mat_mul_v2"), (gen_math_ops, "batch_mat_mul_v3"),
+    (gen_linalg_ops, "einsum"), (gen_nn_ops, "conv2d"), (gen_nn_ops, "conv2d_backprop_input"), (gen_nn_ops, "conv3d"),
+    (gen_nn_ops, "conv3d_backprop_input_v2"), (gen_nn_ops, "depthwise_conv2d_native"),
+)  # fmt: skip
+"""Where the functions are by which TensorFlow multiplies matrices and convolves: (module, name)."""
+BIASES = ((gen_nn_ops, "bias_add"), (gen_math_ops, "add_v2"))
+"""Those that may add a bias to a product."""
+RESHAPES = ((gen_array_ops, "reshape"), (gen_array_ops, "squeeze"), (gen_array_ops, "transpose"))
+"""Those that may stand between the two."""
+
+
+def uses_cudnn(layer: Layer) -> bool:
+    """Whether a recurrent layer may run in one kernel of cuDNN's, which Keras 2 decides by itself."""
+    return getattr(layer, "use_cudnn", "auto") is not False
 
 
 # -- modes and graphs --------------------------------------------------------------------------------------------------

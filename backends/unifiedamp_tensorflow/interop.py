@@ -49,9 +49,15 @@ class TensorFlowInterop:
 
         Raises:
             WrongObjectError, PrepareError: see ``Training.prepare``.
+            UnsupportedError: the session's policy has ``update``.
         """
         assert self._scaler is not None
         check_optimizer(optimizer)
+        if self._spec.policy.update is not None:
+            raise errors.UnsupportedError(
+                f"update={self._spec.policy.update!r} is for optimizers given to amp.prepare with their model, whose "
+                "slots it makes; leave update out in code of Keras 2's form"
+            )
         self._distributed.place(active_replicas(self._spec.reduce_dtype), bool(self._prepared.optimizers))
         steps = DeferredSteps(self._scaler, self._distributed.replicas, self._steps, after_step)
         wrapped: Optimizer = deferred_class()(optimizer, steps)

@@ -20,6 +20,7 @@ TF32                           :data:`TF32`                                leavi
 Keras's image layout           :func:`image_layout`                        leaving the context
 ``tf.function``                :func:`run_functions_eagerly`               calling it with False
 calls of every such function   :func:`after_functions`                     the function that it returns
+functions of products          :func:`write_functions`                     writing what was there
 =============================  ==========================================  ==========================================
 """
 
@@ -279,6 +280,12 @@ def image_layout(layout: str | None) -> Iterator[None]:
         yield
     finally:
         tf.keras.backend.set_image_data_format(before)
+
+
+def write_functions(functions: Mapping[tuple[Any, str], Callable[..., Any]]) -> None:
+    """Set functions of modules: (module, name) → function."""
+    for (module, name), function in functions.items():
+        setattr(module, name, function)
 
 
 def run_functions_eagerly(enabled: bool) -> None:

@@ -35,8 +35,8 @@ def wide_dtype(variable: Variable) -> Any:
     return tf.complex64 if variable.dtype.is_complex else tf.float32
 
 
-def read_variable(variable: Variable, dtype: Any) -> Any:
-    """Return a copy of a variable's values as a numpy array."""
+def read_variable(variable: Variable | Tensor, dtype: Any) -> Any:
+    """Return a copy of the values of a variable or tensor as a numpy array."""
     # A cast to the same dtype returns the variable itself, which numpy 2 cannot copy without a warning.
     return tf.convert_to_tensor(tf.cast(variable, dtype)).numpy().copy()
 

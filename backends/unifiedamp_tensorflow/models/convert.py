@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,13 +11,12 @@ import tensorflow as tf
 from unifiedamp.backend import Converter, Policy, SessionSpec, errors
 
 from .. import patches
-from .._types import Model
+from .._types import Model, Tensor, Variable
 from ..device.selection import DeviceInfo
 from ..internals import is_graph_network, native, set_dtype_policy
 from ..precision import layers, region_layers
 from ..precision.global_policy import PolicyScope
 from ..precision.keras_mode import KerasMode
-from .weights import MasterOf
 
 keras = tf.keras
 
@@ -27,13 +26,13 @@ class TensorFlowConverter(Converter):
 
     Args:
         spec, device: the session's.
-        master_of: returns the float32 master of a variable, whose values the copy takes.
+        true_of: returns the true weights of a variable, whose values the copy takes.
     """
 
     means = "a clone whose variables are cast"
 
-    def __init__(self, spec: SessionSpec, device: DeviceInfo, master_of: MasterOf) -> None:
-        self._spec, self._device, self._master_of = spec, device, master_of
+    def __init__(self, spec: SessionSpec, device: DeviceInfo, true_of: Callable[[Variable], Tensor]) -> None:
+        self._spec, self._device, self._true_of = spec, device, true_of
 
     def convert(self, model: Model, inputs: Sequence[Any], policy: Policy) -> Model:
         """Return a clone; Keras runs it in evaluation mode unless ``training`` is given.
@@ -47,14 +46,20 @@ class TensorFlowConverter(Converter):
 
         Raises:
             PrepareError: the model has no variables yet.
+            PolicyNotSupportedError: ``policy`` has ``emulate``.
             UnsupportedError: the model cannot be cloned, or its clone is another model.
         """
+        if policy.emulate:
+            raise errors.PolicyNotSupportedError(
+                f"amp.convert_model: policy {str(policy)!r} is emulated in a session's regions only: give a policy "
+                "without emulate"
+            )
         if not model.built or not model.weights:
             raise errors.PrepareError(
                 f"amp.convert_model: model {model.name!r} has no variables yet; call it once on a batch"
             )
         made = _finish(self._cloned(model, policy), inputs, policy)
-        _copy_weights(model, made, self._master_of)
+        _copy_weights(model, made, self._true_of)
         made.trainable = False
         return made
 
@@ -129,7 +134,7 @@ def _finish(made: Any, inputs: Sequence[Any], policy: Policy) -> Model:
     return made
 
 
-def _copy_weights(model: Model, made: Model, master_of: MasterOf) -> None:
+def _copy_weights(model: Model, made: Model, true_of: Callable[[Variable], Tensor]) -> None:
     old, new = (list(map(native, each.weights)) for each in (model, made))
     if [tuple(each.shape) for each in old] != [tuple(each.shape) for each in new]:
         raise errors.UnsupportedError(
@@ -137,5 +142,4 @@ def _copy_weights(model: Model, made: Model, master_of: MasterOf) -> None:
             f"and not {len(old)}, or of other shapes), so weights cannot be copied"
         )
     for target, source in zip(new, old, strict=True):
-        master = master_of(source)
-        target.assign(tf.cast(source if master is None else master, target.dtype))
+        target.assign(tf.cast(true_of(source), target.dtype))

@@ -21,12 +21,14 @@ class _Thread(threading.local):
     Attributes:
         compute: dtype name in place of a layer's own, :data:`DISABLED`, or None to leave layers as they are.
         training: the ``training`` argument for a prepared model called without one; None outside regions.
+        emulates: products of 16-bit tensors are emulated.
         calling: a prepared model is being called, so inner ones follow it.
         recomputing: a layer recomputes, in the backward pass, what it did not keep.
     """
 
     compute: str | None = None
     training: bool | None = None
+    emulates: bool = False
     calling: bool = False
     recomputing: bool = False
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from .. import patches
 from .autocast import thread
+from .emulation import Emulating
 
 
 class CallContextSnapshot:
@@ -14,6 +15,7 @@ class CallContextSnapshot:
 
     def __init__(self) -> None:
         self._compute, self._training = thread.compute, thread.training
+        self._emulating: Callable[[], AbstractContextManager[None]] = Emulating if thread.emulates else nullcontext
         self._context, self._keras_training = patches.read_call_context()
 
     @contextmanager
@@ -22,7 +24,7 @@ class CallContextSnapshot:
         before = thread.compute, thread.training, thread.calling, thread.recomputing
         thread.compute, thread.training, thread.calling, thread.recomputing = self._compute, self._training, True, True
         try:
-            with patches.call_context(self._context, self._keras_training):
+            with self._emulating(), patches.call_context(self._context, self._keras_training):
                 yield
         finally:
             thread.compute, thread.training, thread.calling, thread.recomputing = before

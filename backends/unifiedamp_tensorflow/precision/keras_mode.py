@@ -13,7 +13,7 @@ from .. import patches
 from .._types import Layer, Model
 from ..device.selection import DeviceInfo
 from ..internals import casts_itself, native
-from . import float8, layers, region_layers
+from . import emulation, float8, layers, region_layers
 from .autocast import DISABLED
 from .global_policy import PolicyScope
 from .operations import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
@@ -48,14 +48,15 @@ class KerasMode:
         self._policies = patches.PolicyChanges()
         self._plain: list[str] = []
         self._float8: dict[str, str] = {}
-        self._warn = spec.warn
+        self._warn, self._device = spec.warn, device
+        self._emulates = spec.policy.emulate and spec.policy.compute_dtype != float8.NAME
 
     def scope(self) -> AbstractContextManager[None]:
         """Set the global dtype policy inside."""
         return PolicyScope(self._name)
 
-    def region(self, enabled: bool, policy: Policy | None) -> tuple[str | None, None]:
-        """Return the dtype that prepared layers compute in inside.
+    def region(self, enabled: bool, policy: Policy | None) -> tuple[str | None, AbstractContextManager[None] | None]:
+        """Return the dtype that prepared layers compute in inside, and what emulates it.
 
         Raises:
             UnsupportedError: the region's policy needs what cannot change from call to call.
@@ -63,7 +64,7 @@ class KerasMode:
         if not enabled:
             return DISABLED, None
         if policy is None or policy == self._policy:
-            return self._policy.compute_dtype, None
+            return self._policy.compute_dtype, self._emulating()
         if policy.emulate != self._policy.emulate:
             raise errors.UnsupportedError(
                 f"amp.autocast(policy={str(policy)!r}): on TensorFlow, emulate is set for the session"
@@ -83,7 +84,10 @@ class KerasMode:
                 f"amp.autocast(policy={str(policy)!r}): this Keras made {errors.first_names(self._plain)} without "
                 "variables that cast themselves; make the model in the scope of a session with a mixed policy"
             )
-        return policy.compute_dtype, None
+        return policy.compute_dtype, self._emulating()
+
+    def _emulating(self) -> AbstractContextManager[None] | None:
+        return emulation.Emulating() if self._emulates else None
 
     # -- models --------------------------------------------------------------------------------------------------
 
@@ -93,6 +97,9 @@ class KerasMode:
             for path, layer, wanted in self.wanted(model):
                 if wanted != layer.dtype_policy.name:
                     _check_switch(path or model.name, layer, wanted)
+                if self._emulates:
+                    kind = layers.original_class(layer).__name__
+                    emulation.check_layer(path or model.name, layer, kind, self._device)
 
     def attach(self, models: Sequence[Model]) -> None:
         """Set each layer's policy and make it follow regions."""
@@ -106,7 +113,8 @@ class KerasMode:
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = float8.call if self._in_float8(path or model.name, layer, kept.get(path)) else None
                 output_dtype = None if path else self._policy.output_dtype
-                region_layers.attach(layer, pinned=pinned, output_dtype=output_dtype, call=call)
+                around = emulation.Emulating if self._emulates else None
+                region_layers.attach(layer, pinned=pinned, output_dtype=output_dtype, call=call, around=around)
                 self._attached.append(layer)
                 if plain:
                     self._plain.append(path or model.name)
@@ -187,6 +195,7 @@ class KerasMode:
             rows.append(PlanRow(f"op_overrides.{op}", choice, f"dtype policy of layers {kinds}", "emulated"))
         for glob, dtype in policy.layer_overrides.items():
             rows.append(PlanRow(f"layer_overrides.{glob}", dtype, f"layer.dtype_policy = {dtype!r} or its mixed form"))
+        rows += emulation.rows(policy)
         return rows + (float8.rows(self._float8) if policy.compute_dtype == float8.NAME else [])
 
 

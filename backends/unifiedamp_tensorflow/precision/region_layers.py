@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from .layers import original_class
 
 PINNED = "_unifiedamp_pinned"
 OUTPUT = "_unifiedamp_output"
+AROUND = "_unifiedamp_around"
 CALL = "_unifiedamp_call"
 RECOMPUTE = "_unifiedamp_recompute"
 FOLLOWING = ("float32", "float16", "bfloat16")
@@ -28,11 +30,14 @@ FOLLOWING = ("float32", "float16", "bfloat16")
 
 LayerCall: TypeAlias = "Callable[[Any, Tensor], Tensor | None]"
 """Stands before a layer's own ``call``; returns None to leave the input to the layer."""
+Around: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
 Recompute: TypeAlias = "Callable[[Any, Callable[..., Any], Any, Any], Any]"
 """Runs ``call`` of a layer: (layer, call, args, kwargs) → outputs."""
 
 
-def attach(layer: Layer, *, pinned: bool, output_dtype: str | None, call: LayerCall | None = None) -> None:
+def attach(
+    layer: Layer, *, pinned: bool, output_dtype: str | None, call: LayerCall | None = None, around: Around | None = None
+) -> None:  # fmt: skip
     """Make ``layer`` follow regions.
 
     Args:
@@ -40,10 +45,12 @@ def attach(layer: Layer, *, pinned: bool, output_dtype: str | None, call: LayerC
         pinned: it keeps its dtype in regions of another policy.
         output_dtype: for a model that users call, the dtype of its outputs; None for a layer.
         call: stands before the layer's own ``call``.
+        around: makes a context for each call of a model by users and by Keras.
     """
     object.__setattr__(layer, PINNED, pinned)
     if output_dtype is not None:
         object.__setattr__(layer, OUTPUT, output_dtype)
+        object.__setattr__(layer, AROUND, around or nullcontext)
     if call is not None:
         object.__setattr__(layer, CALL, call)
     _follow(layer)
@@ -64,7 +71,7 @@ def _follow(layer: Layer) -> None:
 def detach(layer: Layer) -> None:
     """Restore the class of ``layer``."""
     patches.set_class(layer, original_class(layer))
-    for name in (PINNED, OUTPUT, CALL, RECOMPUTE):
+    for name in (PINNED, OUTPUT, AROUND, CALL, RECOMPUTE):
         vars(layer).pop(name, None)
 
 
@@ -136,7 +143,8 @@ def _model_call(original: Any) -> Callable[..., Any]:
             kwargs["training"] = thread.training
         thread.calling = True
         try:
-            outputs = original.__call__(self, *args, **kwargs)
+            with vars(self)[AROUND]():
+                outputs = original.__call__(self, *args, **kwargs)
         finally:
             thread.calling = False
         return _cast(outputs, vars(self)[OUTPUT])

@@ -79,7 +79,9 @@ class TensorFlowRecorder(Recorder):
                 f"amp.record(compare=True): the model is on {self._distributed.replicas.count} replicas of a "
                 "tf.distribute strategy, whose layers see parts of a batch; record a run on one device"
             )
-        return TensorFlowWeights(self._prepared.master_of).read_models(self._prepared.models)
+        return TensorFlowWeights(self._prepared.true_weights, self._prepared.set_true_weights).read_models(
+            self._prepared.models
+        )
 
     def epsilons(self) -> list[recording.Epsilon]:
         optimizers = [prepared.inner for prepared in self._prepared.optimizers]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from unifiedamp.backend import Float8Recipe, Policy, SessionSpec, StepResult, StepValues, errors
 
 from .._types import Tensor
+from ..precision import emulation
 
 OPTIONS = ("mode", "xla", "emulate")
 
@@ -28,8 +29,8 @@ def check_spec(spec: SessionSpec) -> None:
             raise errors.ConfigError(f"backend_options.tensorflow.{name} must be true or false, got {value!r}")
     asked, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     emulate = asked or spec.policy.emulate
-    check_emulation(spec.policy)
     check_recipe(spec.policy)
+    emulation.check_policy(spec.policy, spec.options.get("mode", "keras"))
     if asked and not float8:
         spec.warn(
             f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
@@ -59,20 +60,6 @@ def check_recipe(policy: Policy) -> None:
         raise errors.PolicyNotSupportedError(
             f"policy {str(policy)!r}: on TensorFlow, float8 is emulated by recipe 'tensorwise' alone, with all "
             f"products in float8; nearest that runs: {str(nearest)!r}"
-        )
-
-
-def check_emulation(policy: Policy) -> None:
-    """Refuse a policy whose numerics are TensorFlow's own kernels alone.
-
-    Raises:
-        PolicyNotSupportedError: ``emulate`` of a 16-bit dtype.
-    """
-    dtypes = {policy.compute_dtype, *policy.layer_overrides.values()}
-    if policy.emulate and policy.compute_dtype != "float8" and dtypes != {"float32"}:
-        raise errors.PolicyNotSupportedError(
-            f"policy {str(policy)!r}: on TensorFlow, emulate is for float8, 'mixed_float8;emulate=true'; its own "
-            "kernels run float16 and bfloat16 on every device: leave emulate out"
         )
 
 

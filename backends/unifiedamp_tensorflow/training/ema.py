@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from ..internals import under_xla
 from ..precision import layers
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import branch
+from .trained_variables import TrainedVariables
 
 NOT_BEGUN = -1
 """The count of averages that begin with the weights before the next applied step."""
@@ -34,16 +36,32 @@ class Pair:
 
     Args:
         name: of the model's variable, see ``Weights``.
-        param: the model's variable.
-        trained: what the optimizer trains.
+        params: what the optimizer trains.
+        key: the variable's name there.
     """
 
-    def __init__(self, name: str, param: Variable, trained: Variable) -> None:
-        self.name, self.param, self.trained = name, param, trained
+    def __init__(self, name: str, params: TrainedVariables, key: str) -> None:
+        self.name, self._params, self._key = name, params, key
+        self.trained = trained = params.trained[key]
+        self.ended = False
         self.average = tf.Variable(
             tf.zeros(trained.shape, wide_dtype(trained)), trainable=False, name="unifiedamp/average",
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )  # fmt: skip
+
+    def true(self, trained: Variable) -> Tensor:
+        """Return the true weights, in the average's dtype, of what is trained or of one replica's copy of it."""
+        return tf.cast(self._params.true(self._key, trained), self.average.dtype)
+
+    def held(self) -> list[Variable]:
+        """Return the variables that hold the true weights."""
+        updates, param = self._params.updates, self._params.named[self._key]
+        rests = [] if updates is None else [updates.rests[self._key]] if self._key in updates.rests else []
+        return [param, *([] if self.trained is param else [self.trained]), *rests]
+
+    def swap_in(self) -> None:
+        """Set the true weights to the average."""
+        self._params.set_true(self._key, self.average.read_value())
 
 
 class Share:
@@ -97,14 +115,14 @@ class Share:
 
     def _start(self) -> None:
         for pair in self.pairs:
-            _update(self._replicas, pair.average, _set, pair.trained)
+            _update(self._replicas, pair.average, _set, pair.true, pair.trained)
 
     def end(self) -> None:
         """After an applied step: move the averages."""
         self._count.assign(tf.maximum(first_copy(self._count).read_value(), 0) + 1)
         weight = self._weight()
         for pair in self.pairs:
-            _update(self._replicas, pair.average, _move, pair.trained, weight)
+            _update(self._replicas, pair.average, _move, pair.true, pair.trained, weight)
 
     def _weight(self) -> Tensor:
         constant = tf.constant(ema_weight(self._decay, False, 0), tf.float32)
@@ -130,21 +148,26 @@ class Share:
         """Set averages that have not begun to the weights."""
         if not self.begun():
             for pair in self.pairs:
-                pair.average.assign(tf.cast(pair.trained, pair.average.dtype))
+                pair.average.assign(pair.true(pair.trained))
 
 
-def _update(replicas: Replicas, variable: Variable, change: Callable[..., Any], *args: Any) -> None:
+TrueOf: TypeAlias = "Callable[[Variable], Tensor]"
+
+
+def _update(
+    replicas: Replicas, variable: Variable, change: Callable[..., Any], true_of: TrueOf, *args: Any
+) -> None:  # fmt: skip
     """Change a variable on each replica, by its own values of ``args``."""
-    replicas.update(variable, change, args)
+    replicas.update(variable, functools.partial(change, true_of), args)
 
 
-def _set(average: Variable, trained: Variable) -> Any:
-    return average.assign(tf.cast(trained, average.dtype), read_value=False)
+def _set(true_of: TrueOf, average: Variable, trained: Variable) -> Any:
+    return average.assign(true_of(trained), read_value=False)
 
 
-def _move(average: Variable, trained: Variable, weight: Tensor) -> Any:
+def _move(true_of: TrueOf, average: Variable, trained: Variable, weight: Tensor) -> Any:
     """Run ``average -= weight * (average - trained)``."""
-    difference = average.read_value() - tf.cast(trained, average.dtype)
+    difference = average.read_value() - true_of(trained)
     return tf.raw_ops.ResourceApplyGradientDescent(
         var=average.handle, alpha=tf.cast(weight, average.dtype), delta=difference
     )
@@ -170,7 +193,7 @@ class ModelAverage(WeightAverage):
         """Follow an optimizer, if it trains the model."""
         names = {id(variable): name for name, variable in layers.parameters([self._model], layers.own_weights).items()}
         params = prepared.params
-        trained = {name: params.trained[name] for name, variable in params.named.items() if id(variable) in names}
+        trained = [name for name, variable in params.named.items() if id(variable) in names]
         if not trained:
             return
         if getattr(prepared.inner, "gradient_accumulation_steps", None):
@@ -180,7 +203,7 @@ class ModelAverage(WeightAverage):
             )
         with prepared.replicas.scope(), tf.init_scope():
             self._swapped = replica_counter("swapped_in") if self._swapped is None else self._swapped
-            pairs = [Pair(names[id(params.named[name])], params.named[name], each) for name, each in trained.items()]
+            pairs = [Pair(names[id(params.named[name])], params, name) for name in trained]
             share = Share(prepared, pairs, self._decay, self._warmup, self._swapped)
         self.shares.append(share)
         self._undo.append(prepared.follow(share))
@@ -195,8 +218,8 @@ class ModelAverage(WeightAverage):
         for share in self.shares:
             begun = share.begun()
             for pair in share.pairs:
-                variable = pair.average if begun or self._kept else pair.trained
-                found[pair.name] = read_variable(variable, pair.average.dtype)
+                value = pair.average if begun or pair.ended or self._kept else pair.true(pair.trained)
+                found[pair.name] = read_variable(value, pair.average.dtype)
         return found
 
     def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
@@ -217,12 +240,11 @@ class ModelAverage(WeightAverage):
         for share in self.shares:
             share.catch_up()
         pairs = list(self._pairs())
-        variables = [pair.param for pair in pairs] + [pair.trained for pair in pairs if pair.trained is not pair.param]
+        variables = [variable for pair in pairs for variable in pair.held()]
         self._kept = [(variable, tf.identity(variable)) for variable in variables]
         self._set_swapped(1)
         for pair in pairs:
-            pair.trained.assign(tf.cast(pair.average, pair.trained.dtype))
-            pair.param.assign(tf.cast(pair.average, pair.param.dtype))
+            pair.swap_in()
 
     def swap_out(self) -> None:
         for variable, value in self._kept:
@@ -252,7 +274,7 @@ class ModelAverage(WeightAverage):
         """Read averages, and not weights, from here on, also where they have not begun."""
         for share in self.shares:
             for pair in share.pairs:
-                pair.trained = pair.average
+                pair.ended = True
 
 
 class TensorFlowAveraging(Averaging):

@@ -54,7 +54,8 @@ class FitWindow:
         """Add a micro-batch's gradients, in place in ``present``; call ``added``, and ``end`` if the window is full."""
         micro = self._micro.read_value()
         for name, gradient in present.items():
-            held, value = self._accumulators[name], tf.convert_to_tensor(gradient)
+            held = self._accumulators[name]
+            value = tf.cast(tf.convert_to_tensor(gradient), held.dtype)
             present[name] = tf.where(tf.equal(micro, 0), value, held.read_value() + value)
             held.assign(present[name])
         added()

@@ -47,10 +47,6 @@ class MasterWeights:
             if name in self._model_params:
                 self._replicas.update(self._model_params[name], _set_rounded, (self.trained[name],))
 
-    def master_of(self, variable: Variable) -> Variable | None:
-        """Return the master of one of the model's variables; None where it has none."""
-        return next((self.trained[name] for name, param in self._model_params.items() if param is variable), None)
-
 
 def widened(gradient: Gradient) -> Gradient:
     """Return a gradient in float32 where it has 16 bits; sparse ones too."""

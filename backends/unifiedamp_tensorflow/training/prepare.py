@@ -23,6 +23,7 @@ from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .steps import Steps
 from .trained_variables import TrainedVariables
+from .weight_updates import WeightUpdates
 
 
 class Preparation:
@@ -84,21 +85,28 @@ class Preparation:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
         masters = MasterWeights(optimizer, named, self._distributed.replicas) if spec.master_weights else None
+        updates = WeightUpdates(optimizer, named, spec.policy) if spec.policy.update else None
         if not is_built(optimizer):
             optimizer.build(list(named.values()))
         outer = self._outer(optimizer, named)
-        params = TrainedVariables(optimizer, named, spec.accumulate_steps, masters, self._prepared.trainability)
+        params = TrainedVariables(
+            optimizer, named, spec.accumulate_steps, masters, self._prepared.trainability, updates
+        )
         window = None if params.accumulators is None else FitWindow(params.accumulators, spec.accumulate_steps)
         prepared = PreparedOptimizer(outer, params, self._scaler, self._distributed.replicas, window)
         if outer is not optimizer:
             optimizers.end_steps_by(outer, prepared, self._steps)
-            saved_state.attach(outer, optimizers.scaler_of(outer), window if prepared.replicas.count == 1 else None)
+            in_fit = window if prepared.replicas.count == 1 else None
+            saved_state.attach(outer, optimizers.scaler_of(outer), in_fit, updates)
+            if updates is not None:
+                self._undo.append(updates.refuse_native())
         return prepared
 
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
         """Return what users hold: the optimizer itself where a step does nothing else than its own."""
         spec, scaler = self._spec, self._scaler
-        plain = scaler is None and spec.accumulate_steps == 1 and not spec.master_weights and not spec.reduce_dtype
+        own = spec.master_weights or spec.policy.update or spec.reduce_dtype
+        plain = scaler is None and spec.accumulate_steps == 1 and not own
         if plain and not _keras_would_scale(spec):
             return optimizer
         kind = optimizers.prepared_class()

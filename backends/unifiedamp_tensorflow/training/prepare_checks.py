@@ -11,7 +11,7 @@ from unifiedamp.backend import SessionSpec, errors
 from .._types import Model, Named, Optimizer
 from ..internals import built_for, is_built, native
 from ..precision import layers
-from . import optimizers
+from . import optimizers, weight_updates
 
 
 def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: SessionSpec) -> None:
@@ -22,8 +22,10 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
     """
     for optimizer in given:
         check_optimizer(optimizer)
-        if spec.master_weights:
-            _check_not_built(optimizer)
+        if spec.master_weights or spec.policy.update:
+            _check_not_built(optimizer, spec)
+        if spec.policy.update:
+            weight_updates.check_optimizer(optimizer)
     for model in models:
         if not model.built or not model.weights:
             raise errors.PrepareError(
@@ -31,16 +33,20 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
                 "input shape (keras.Input, model.build(...)) or call it once on a batch, inside 'with amp.scope():'"
             )
         _check_not_quantized(model)
-    if not spec.master_weights:
+    if not spec.master_weights and not spec.policy.update:
         _check_dtypes(layers.parameters(models), spec)
 
 
-def _check_not_built(optimizer: Optimizer) -> None:
+def _check_not_built(optimizer: Optimizer, spec: SessionSpec) -> None:
     if is_built(optimizer):
+        needs = (
+            "update= needs float32 slots"
+            if spec.policy.update
+            else ("master_weights=True has it train float32 copies of them")
+        )
         raise errors.PrepareError(
-            f"amp.prepare: this {type(optimizer).__name__} was built for the model's own variables, and "
-            "master_weights=True has it train float32 copies of them; make a new one and leave building it to "
-            "amp.prepare"
+            f"amp.prepare: this {type(optimizer).__name__} was built for the model's own variables, and {needs}; make "
+            "a new one and leave building it to amp.prepare"
         )
 
 

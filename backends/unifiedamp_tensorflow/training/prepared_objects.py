@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .._types import Model, Optimizer, Variable
+import tensorflow as tf
+
+from .._types import Model, Optimizer, Tensor, Variable
 from ..distributed.distributed import TensorFlowDistributed
 from .ema import TensorFlowAveraging
 from .gradient_buffer import GradientBuffer
 from .prepared_optimizer import PreparedOptimizer
 from .trainability import Trainability
+from .trained_variables import TrainedVariables
 
 
 class PreparedObjects:
@@ -65,8 +68,22 @@ class PreparedObjects:
         self._distributed.replicas.check(f"amp.{call}")
         return self._by_id[id(optimizer)].buffer()
 
-    def master_of(self, variable: Variable) -> Variable | None:
-        """Return the float32 master of a variable; None where it has none."""
-        masters = (prepared.params.masters for prepared in self.optimizers)
-        found = (each.master_of(variable) for each in masters if each is not None)
-        return next((master for master in found if master is not None), None)
+    def true_weights(self, variable: Variable) -> Tensor:
+        """Return the true weights of a variable: its float32 master, or it with its compensation, or itself."""
+        params, name = self._trained(variable)
+        return variable if params is None else params.true(name, params.trained[name])
+
+    def set_true_weights(self, variable: Variable, values: Tensor) -> None:
+        """Set a variable, and its master or compensation, to float32 values."""
+        params, name = self._trained(variable)
+        if params is None:
+            variable.assign(tf.cast(values, variable.dtype))
+        else:
+            params.set_true(name, values)
+
+    def _trained(self, variable: Variable) -> tuple[TrainedVariables | None, str]:
+        for prepared in self.optimizers:
+            name = prepared.params.name_of(variable)
+            if name is not None:
+                return prepared.params, name
+        return None, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -19,9 +19,7 @@ from .gradient_buffer import GradientBuffer, Snapshot
 from .interruption import UpdateProgress
 from .scaler import DeviceScaler
 from .trained_variables import TrainedVariables
-
-APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
-"""The method of a Keras optimizer that all its updates go through (Keras 3, Keras 2)."""
+from .weight_updates import APPLY
 
 
 class Follower(Protocol):
@@ -117,7 +115,8 @@ class PreparedOptimizer:
     def _apply(self) -> None:
         try:
             self._applying = True
-            self.replicas.apply(self.inner, lambda: self.buffer().pairs())
+            with nullcontext() if self.params.updates is None else self.params.updates.rounding():
+                self.replicas.apply(self.inner, lambda: self.buffer().pairs())
         finally:
             self._applying = False
 

@@ -16,17 +16,21 @@ from .. import patches
 from .._types import Optimizer, Variable
 from .fit_window import FitWindow
 from .scaler import DeviceScaler
+from .weight_updates import WeightUpdates
 
 
-def attach(optimizer: Optimizer, scaler: DeviceScaler, window: FitWindow | None) -> None:
+def attach(
+    optimizer: Optimizer, scaler: DeviceScaler, window: FitWindow | None, updates: WeightUpdates | None
+) -> None:  # fmt: skip
     """Make an optimizer save the state of its session.
 
     Args:
         optimizer: a prepared one.
         scaler: its loss scale.
         window: its window in ``fit``; None where windows have one micro-batch or ``fit`` has none.
+        updates: its rounded updates; None without.
     """
-    saved = SavedState(scaler, window)
+    saved = SavedState(scaler, window, updates)
     vars(optimizer)["_amp_saved_state"] = saved
     patches.track(optimizer, "_amp_saved_variables", list(saved.variables_by_name().values()))
 
@@ -37,24 +41,29 @@ class SavedState(tf.keras.layers.Layer):
     Args:
         scaler: the session's loss scale.
         window: the optimizer's window in ``fit``; None without.
+        updates: its rounded updates; None without.
     """
 
-    def __init__(self, scaler: DeviceScaler, window: FitWindow | None) -> None:
+    def __init__(self, scaler: DeviceScaler, window: FitWindow | None, updates: WeightUpdates | None) -> None:
         super().__init__(name="unifiedamp_session", trainable=False, dtype="float32")
-        self._scaler, self._window = scaler, window
+        self._scaler, self._window, self._updates = scaler, window, updates
 
     def variables_by_name(self) -> dict[str, Variable]:
         """Return name → variable of all that is saved."""
         window = {} if self._window is None else self._window.saved_variables()
-        return {**self._scaler.saved_variables(), **window}
+        return {**self._scaler.saved_variables(), **window, **self._rounded()}
+
+    def _rounded(self) -> dict[str, Variable]:
+        return {} if self._updates is None else self._updates.saved_variables()
 
     def save_own_variables(self, store: Any) -> None:
         """Save the scale, and a window that is open."""
-        saved = self._scaler.saved_variables()
+        saved = {**self._scaler.saved_variables(), **self._rounded()}
         if self._window is not None and self._window.is_open():
             saved |= self._window.saved_variables()
         for name, variable in saved.items():
-            store[name] = np.asarray(variable.numpy())
+            low = variable.dtype == tf.bfloat16  # which the files cannot hold
+            store[name] = np.asarray((tf.cast(variable, tf.float32) if low else variable).numpy())
 
     def load_own_variables(self, store: Any) -> None:
         """Load what was saved; a file of another origin has nothing, and leaves the session as it is."""
@@ -63,7 +72,7 @@ class SavedState(tf.keras.layers.Layer):
             return
         for name, variable in self.variables_by_name().items():
             if name in names:
-                variable.assign(np.asarray(store[name]))
+                variable.assign(tf.cast(np.asarray(store[name]), variable.dtype))
         self._scaler.clamp()
         if self._window is not None:
             self._window.loaded(names)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from .._types import Gradient, Named, Optimizer, Variable
+from .._types import Gradient, Named, Optimizer, Tensor, Variable
 from ..internals import native
 from .master_weights import MasterWeights, widened
 from .trainability import Trainability
+from .weight_updates import WeightUpdates
 
 
 class TrainedVariables:
@@ -21,6 +22,7 @@ class TrainedVariables:
         accumulate: micro-batches per window.
         masters: float32 master weights, which the optimizer was built over; None without.
         trainability: which parameters train now; None where the caller that makes the gradients decides.
+        updates: the updates of bfloat16 parameters that are rounded; None without.
 
     Attributes:
         names: of the parameters, in order.
@@ -31,10 +33,10 @@ class TrainedVariables:
 
     def __init__(
         self, optimizer: Optimizer, named: Named, accumulate: int = 1, masters: MasterWeights | None = None,
-        trainability: Trainability | None = None,
+        trainability: Trainability | None = None, updates: WeightUpdates | None = None,
     ) -> None:  # fmt: skip
         self.optimizer, self.named, self.names = optimizer, named, list(named)
-        self.masters, self._trainability = masters, trainability
+        self.masters, self.updates, self._trainability = masters, updates, trainability
         self.trained: Mapping[str, Variable] = named if masters is None else masters.trained
         self.accumulators = self._make_accumulators() if accumulate > 1 else None
         self.condition = _condition() if accumulate > 1 else None
@@ -48,6 +50,20 @@ class TrainedVariables:
             )
             for name, variable in self.trained.items()
         }  # fmt: skip
+
+    def true(self, name: str, trained: Variable) -> Tensor:
+        """Return the true weights of what is trained under a name, or of one replica's copy of it."""
+        rounded = self.updates is not None and name in self.updates.rounded
+        return self.updates.true(name, trained) if self.updates and rounded else trained
+
+    def set_true(self, name: str, values: Tensor) -> None:
+        """Set a parameter, and its master or compensation, to true weights."""
+        param, trained = self.named[name], self.trained[name]
+        if self.updates is not None and name in self.updates.rounded:
+            self.updates.set(name, param, tf.cast(values, tf.float32))
+            return
+        for variable in (param,) if trained is param else (trained, param):
+            variable.assign(tf.cast(values, variable.dtype))
 
     def training(self) -> Named:
         """Return name → parameter of those that are not frozen now."""

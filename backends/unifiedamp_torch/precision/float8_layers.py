@@ -51,7 +51,7 @@ def choose(
 
 
 def rejection_reason(
-    path: str, module: torch.nn.Linear, dtypes: Mapping[str, str], multiple: int, min_features: int
+    path: str, module: torch.nn.Linear, dtypes: Mapping[str, str], multiple: int = 16, min_features: int = 0
 ) -> str:
     """Return why a linear layer does not run in float8; "" where it does."""
     kept = dtype_at(path, dtypes)
