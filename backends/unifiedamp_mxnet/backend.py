@@ -19,7 +19,7 @@ from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
 from .mxnet_api import mx, upstream
-from .options import check_options, hybridize_call
+from .options import check_options, hybridize_call, with_emulation
 from .precision.custom_functions import wrap_custom
 from .precision.layers import BoundaryCasts
 from .precision.policies import check_session_policy, default_policy
@@ -46,13 +46,15 @@ class MXNetBackend(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         check_options(spec)
         _refuse_native_amp()
+        spec = with_emulation(spec)
         super().__init__(spec)
         context = resolve_context(spec.device)
         check_session_policy(spec, context)
         scaler, boundaries = SessionScaler(spec.loss_scale), BoundaryCasts()
         tuning = TuningState(spec)
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
-        models = PreparedModels(spec.policy, boundaries, tables)
+        models = PreparedModels(spec, boundaries, tables)
+        self._models = models
         self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
@@ -89,7 +91,7 @@ class MXNetBackend(Backend):
         return declare(self.device.context)
 
     def explain(self) -> list[PlanRow]:
-        rows = explain(self.spec, self.device.context, self.precision.tables.session)
+        rows = explain(self.spec, self.device.context, self.precision.tables.session, self._models.models)
         return [*rows, *rank_rows((prepared.trainer for prepared in self._optimizers), self.spec)]
 
     def close(self) -> None:

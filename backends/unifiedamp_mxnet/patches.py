@@ -17,6 +17,8 @@ While a step is recorded:
     hooks of blocks, and their ``_active`` (``recording.recorder.StepRecorder.stop``).
 While MXNet is imported:
     aliases in ``numpy`` (``numpy_compat``).
+While this backend is loaded, in MXNet 2:
+    ``mxnet.operator.context``, which warns of itself for each operator in Python (:data:`CONTEXTS`).
 
 Three changes stay, because the user asked for them: the dtype of parameters under a policy with ``param_dtype``, an
 optimizer's ``multi_precision`` under ``master_weights=True``, and a Trainer's ``update_on_kvstore=False``.
@@ -27,13 +29,19 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ._types import Block, Parameter, Trainer, Undo
-from .mxnet_api import NUMPY_API, base, create_native, gluon, invoke_native, nd_register, symbol_register
+from .mxnet_api import NUMPY_API, base, create_native, gluon, invoke_native, mx, nd_register, symbol_register
+
+if NUMPY_API:
+    CONTEXTS = types.SimpleNamespace(Context=mx.device.Device)
+    """What MXNet 2 makes the device of an operator in Python by, in place of its own deprecated function."""
+    mx.operator.context = CONTEXTS
 
 # -- the dispatcher ----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def layer_dtypes(model: Block, policy: Policy) -> dict[str, str]:
     norms = {
         path: "float32"
         for path, block in blocks.items()
-        if policy.keep_norm_float32 and isinstance(block, _NORMS) and _at(path, named) is None
+        if policy.keep_norm_float32 and isinstance(block, _NORMS) and dtype_at(path, named) is None
     }
     return norms | named
 
@@ -67,7 +67,7 @@ def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterato
     """Yield the path of a block, a Parameter of it that has another dtype than it should, and that dtype."""
     seen: set[int] = set()
     for path, block in walk(model):
-        dtype = "float32" if hasattr(block, "running_mean") else _at(path, dtypes) or policy.param_dtype
+        dtype = "float32" if hasattr(block, "running_mean") else dtype_at(path, dtypes) or policy.param_dtype
         for param in block._reg_params.values():
             now = param_dtype(param.dtype)
             if now in FLOATING and now != dtype and id(param) not in seen:
@@ -86,7 +86,7 @@ def _check_sparse(changes: Sequence[tuple[str, Parameter, str]]) -> None:
             )
 
 
-def _at(path: str, dtypes: Mapping[str, str]) -> str | None:
+def dtype_at(path: str, dtypes: Mapping[str, str]) -> str | None:
     """Return the dtype of a block at ``path``: its own, or that of the nearest block around it that has one."""
     while path and path not in dtypes:
         path = path.rpartition(".")[0]
