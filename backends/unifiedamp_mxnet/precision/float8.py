@@ -120,7 +120,7 @@ def _operands(in_data: Sequence[Array]) -> tuple[Operand, Operand, bool]:
     return operand(data, E4M3, in_float8), operand(weight, E4M3, in_float8), in_float8
 
 
-@mx.operator.register(LINEAR)  # type: ignore[untyped-decorator]  # as above
+@mx.operator.register(LINEAR)
 class LinearProperties(mx.operator.CustomOpProp):  # type: ignore[misc]  # as above
     """What MXNet asks of the operator.
 

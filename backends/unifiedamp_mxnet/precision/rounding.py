@@ -63,10 +63,10 @@ class Rounding(mx.operator.CustomOp):  # type: ignore[misc]  # MXNet has no type
         write(in_grad[0], req[0], self._round(out_grad[0].asnumpy()))
 
     def _round(self, values: HostArray) -> HostArray:
-        return rounding.to_format(values, self._format) if values.dtype == np.float32 else values  # type: ignore[no-any-return]  # numpy's
+        return rounding.to_format(values, self._format) if values.dtype == np.float32 else values
 
 
-@mx.operator.register(ROUND)  # type: ignore[untyped-decorator]  # as above
+@mx.operator.register(ROUND)
 class RoundingProperties(mx.operator.CustomOpProp):  # type: ignore[misc]  # as above
     """What MXNet asks of the operator: one input, one output of its shape.
 
