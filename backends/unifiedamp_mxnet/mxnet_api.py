@@ -98,6 +98,11 @@ def copy(tensor: T) -> T:
     return _unary("_copy", tensor)
 
 
+def times_one(tensor: T) -> T:
+    """Multiply a float32 array or symbol by 1: the same numbers, and the same gradients, in MXNet's own layout."""
+    return _unary("_mul_scalar", tensor, ("scalar",), (1.0,))
+
+
 def custom(op_type: str, tensors: Sequence[T], **attributes: object) -> T:
     """Run an operator that was registered by ``mx.operator.register`` on arrays, or add it to a graph of symbols."""
     names, values = ["op_type", *attributes], [op_type, *map(str, attributes.values())]

@@ -132,7 +132,7 @@ class MXNetHarness(Harness):
         run = OPERATIONS.get(op)
         if run is None:
             return None
-        return dtype_name(run(sample()))
+        return _computed_in(run(sample()))
 
     def global_state(self) -> Any:
         classes = (gluon.HybridBlock, gluon.Block, importlib.import_module("mxnet._ffi.function").Function)
@@ -194,7 +194,7 @@ class MXNetHarness(Harness):
         return self.sgd([getattr(model, layer)], learning_rate)
 
     def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
-        return dtype_name(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
+        return _computed_in(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
 
     def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
         return {
@@ -249,6 +249,14 @@ class MXNetHarness(Harness):
             together = [own.aggregate_num, *[updater.aggregate_updates for updater in obj._updaters]]
             return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad, together
         return [(path, type(block), sorted(vars(block)), _hooks(block)) for path, block in walk(obj)]
+
+
+def _computed_in(output: NativeArray) -> str:
+    """Return the dtype in which an operation computed; emulated bfloat16 numbers are in a float32 array."""
+    name = dtype_name(output)
+    if name != "float32":
+        return name
+    return name if (output.asnumpy().view(np.uint32) & 0xFFFF).any() else "bfloat16"
 
 
 def _hooks(block: Any) -> list[int]:

@@ -20,8 +20,8 @@ import numpy as np
 from unifiedamp.backend import FLOAT_FORMATS, FloatFormat, rounding
 
 from .._types import Array, HostArray
-from ..mxnet_api import custom, mx
-from .rounding import write
+from ..mxnet_api import mx
+from .rounding import run, write
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def linear(tensors: Sequence[T], attributes: Mapping[str, object]) -> T:
         attributes: of ``FullyConnected``.
     """
     flatten = flattens(attributes)
-    return custom(LINEAR, tensors, outputs=attributes["num_hidden"], bias=len(tensors) > 2, flatten=flatten)
+    return run(LINEAR, tensors, outputs=attributes["num_hidden"], bias=len(tensors) > 2, flatten=flatten)
 
 
 def flattens(attributes: Mapping[str, object]) -> bool:
@@ -143,12 +143,6 @@ class LinearProperties(mx.operator.CustomOpProp):  # type: ignore[misc]  # as ab
         data, *others = in_shape
         shape = [data[0], self._outputs] if self._flatten else [*data[:-1], self._outputs]
         return [data, *others], [shape], []
-
-    def declare_backward_dependency(
-        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
-    ) -> list[int]:
-        """Keep the inputs for the backward pass."""
-        return [*out_grad, *in_data]
 
     def create_operator(self, ctx: str, in_shapes: object, in_dtypes: object) -> Linear:
         """Return the operator."""

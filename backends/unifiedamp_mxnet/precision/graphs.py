@@ -81,6 +81,7 @@ def _infer_shapes(block: HybridBlock, args: tuple[object, ...]) -> None:
         block._deferred_infer_shape(*args)
         for param in deferred:
             param._finish_deferred_init()
+            param._var = None  # a symbol of the shape that was not known
 
 
 def _run_imperatively(block: HybridBlock, args: tuple[object, ...]) -> Any:

@@ -3,6 +3,10 @@
 MXNet has no operations on bits, and its casts to bfloat16 make zeros of subnormal numbers on some CPUs (oneDNN). So
 these are operators in Python, which round on the host by ``unifiedamp.backend.rounding``. MXNet runs them on threads of
 its own, in graphs too, static ones included.
+
+MXNet frees what it makes of inputs in oneDNN's layouts before such an operator has read it, so they are multiplied by 1
+before, and gradients after: that gives its own layout. The operators keep all inputs and outputs for the backward pass,
+which is the default: MXNet remembers the choice of the last operator alone, and takes it for that of all.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ import numpy as np
 from unifiedamp.backend import FLOAT_FORMATS, rounding
 
 from .._types import Array, HostArray, Symbol
-from ..mxnet_api import custom, mx
+from ..mxnet_api import custom, mx, times_one
+from ..patches import make_operators_by_device
 
 T = TypeVar("T")
 
 ROUND = "unifiedamp_round"
 """The operator's name in MXNet's registry."""
+
+make_operators_by_device()
 
 
 def rounded(tensor: T, format: str) -> T:
@@ -30,7 +37,12 @@ def rounded(tensor: T, format: str) -> T:
         tensor: other dtypes than float32 stay.
         format: of ``FLOAT_FORMATS``.
     """
-    return custom(ROUND, [tensor], format=format)
+    return run(ROUND, [tensor], format=format)
+
+
+def run(op_type: str, tensors: Sequence[T], **attributes: object) -> T:
+    """Run an operator in Python, on inputs and gradients in MXNet's own layout."""
+    return times_one(custom(op_type, [times_one(tensor) for tensor in tensors], **attributes))
 
 
 class Rounding(mx.operator.CustomOp):  # type: ignore[misc]  # MXNet has no type hints
@@ -77,12 +89,6 @@ class RoundingProperties(mx.operator.CustomOpProp):  # type: ignore[misc]  # as 
     def __init__(self, format: str) -> None:
         super().__init__(need_top_grad=True)
         self._format = format
-
-    def declare_backward_dependency(
-        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
-    ) -> list[int]:
-        """Keep nothing for the backward pass."""
-        return list(out_grad)
 
     def create_operator(self, ctx: str, in_shapes: object, in_dtypes: object) -> Rounding:
         """Return the operator."""
