@@ -98,9 +98,12 @@ def copy(tensor: T) -> T:
     return _unary("_copy", tensor)
 
 
-def times_one(tensor: T) -> T:
-    """Multiply a float32 array or symbol by 1: the same numbers, and the same gradients, in MXNet's own layout."""
-    return _unary("_mul_scalar", tensor, ("scalar",), (1.0,))
+def own_layout(tensor: T) -> T:
+    """Copy an array or a symbol of at least one dimension by an operator that oneDNN has no part in, bit for bit.
+
+    Not ``_copy``, which a graph may leave out, nor a product with 1: MXNet 2 makes zeros of subnormal numbers there.
+    """
+    return _unary("slice_axis", tensor, ("axis", "begin", "end"), (0, 0, None))
 
 
 def custom(op_type: str, tensors: Sequence[T], **attributes: object) -> T:

@@ -76,12 +76,14 @@ def _attach(block: HybridBlock, args: tuple[object, ...]) -> Graphs:
 
 def _infer_shapes(block: HybridBlock, args: tuple[object, ...]) -> None:
     """Initialize parameters whose shapes the first batch decides: the emulation's operators infer none."""
-    deferred = [param for param in block.collect_params().values() if param._deferred_init]
+    params = block.collect_params().values()
+    deferred = [param for param in params if param._deferred_init]
     if deferred:
         block._deferred_infer_shape(*args)
         for param in deferred:
             param._finish_deferred_init()
-            param._var = None  # a symbol of the shape that was not known
+    for param in params:
+        param._var = None  # it may be a symbol of a shape that was not known
 
 
 def _run_imperatively(block: HybridBlock, args: tuple[object, ...]) -> Any:

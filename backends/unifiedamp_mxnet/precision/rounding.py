@@ -4,13 +4,14 @@ MXNet has no operations on bits, and its casts to bfloat16 make zeros of subnorm
 these are operators in Python, which round on the host by ``unifiedamp.backend.rounding``. MXNet runs them on threads of
 its own, in graphs too, static ones included.
 
-MXNet frees what it makes of inputs in oneDNN's layouts before such an operator has read it, so they are multiplied by 1
-before, and gradients after: that gives its own layout. The operators keep all inputs and outputs for the backward pass,
+MXNet frees what it makes of inputs in oneDNN's layouts before such an operator has read it, so they are copied
+to its own layout before, and gradients after. The operators keep all inputs and outputs for the backward pass,
 which is the default: MXNet remembers the choice of the last operator alone, and takes it for that of all.
 """
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import numpy as np
 from unifiedamp.backend import FLOAT_FORMATS, rounding
 
 from .._types import Array, HostArray, Symbol
-from ..mxnet_api import custom, mx, times_one
+from ..mxnet_api import custom, mx, own_layout
 from ..patches import make_operators_by_device
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ ROUND = "unifiedamp_round"
 """The operator's name in MXNet's registry."""
 
 make_operators_by_device()
+atexit.register(mx.nd.waitall)  # a thread that still runs Python when the interpreter ends aborts the process
 
 
 def rounded(tensor: T, format: str) -> T:
@@ -42,7 +44,7 @@ def rounded(tensor: T, format: str) -> T:
 
 def run(op_type: str, tensors: Sequence[T], **attributes: object) -> T:
     """Run an operator in Python, on inputs and gradients in MXNet's own layout."""
-    return times_one(custom(op_type, [times_one(tensor) for tensor in tensors], **attributes))
+    return own_layout(custom(op_type, [own_layout(tensor) for tensor in tensors], **attributes))
 
 
 class Rounding(mx.operator.CustomOp):  # type: ignore[misc]  # MXNet has no type hints
