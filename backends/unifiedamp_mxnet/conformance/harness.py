@@ -15,6 +15,7 @@ from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
 from .._types import Array as NativeArray
 from .._types import Block, Trainer
+from ..device.arrays import to_numpy
 from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.operations import PRODUCTS
@@ -93,7 +94,7 @@ class MXNetHarness(Harness):
 
     def parameters(self, model: Block) -> dict[str, Array]:
         params = named_parameters(model)
-        return {name: p.data().asnumpy().astype(np.float64) for name, p in params if p.grad_req != "null"}
+        return {name: to_numpy(p.data()).astype(np.float64) for name, p in params if p.grad_req != "null"}
 
     def optimizer_steps(self, optimizer: Trainer) -> int:
         return int(optimizer.optimizer.num_update)

@@ -8,7 +8,7 @@ from unifiedamp.backend import Policy, errors, match_layers
 
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
-from ..mxnet_api import context_of, gluon, param_dtype
+from ..mxnet_api import BFLOAT16, context_of, gluon, param_dtype
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
@@ -54,7 +54,7 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
     before: dict[int, Arrays] = {}
     for _, param, dtype in changes:
         before[id(param)] = list(param._data or ())
-        param.cast(dtype)
+        param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
         param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
     if before:
         for _, block in walk(model):

@@ -15,7 +15,13 @@ NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' i
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
 NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs{emulated}"
 EMULATED_FLOAT8 = "; 'mixed_float8;emulate=true' runs its numerics on a CPU"
-NO_BFLOAT16_PARAMS = "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'mixed_bfloat16'"
+NO_BFLOAT16_PARAMS = (
+    "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'bfloat16;update=kahan', or "
+    "'mixed_bfloat16'"
+)
+NO_BFLOAT16_PARAMS_2 = (
+    "MXNet 2 makes no gradients for parameters in bfloat16 ('unknown type void16'); use 'mixed_bfloat16'"
+)
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
@@ -53,7 +59,9 @@ def policy_support(policy: Policy, context: Context) -> Support:
     if not on_cpu and "bfloat16" in dtypes:
         return Support(False, NO_BFLOAT16_GPU)
     if policy.param_dtype == "bfloat16":
-        return Support(False, NO_BFLOAT16_PARAMS)
+        if NUMPY_API:
+            return Support(False, NO_BFLOAT16_PARAMS_2)
+        return _gain("bfloat16", context) if policy.update else Support(False, NO_BFLOAT16_PARAMS)
     if on_cpu and "float16" in dtypes:
         return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)
