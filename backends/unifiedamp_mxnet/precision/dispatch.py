@@ -61,7 +61,7 @@ def _invoke(
         if handle in FIRST_DETACHED:
             arrays = without_history(handle, arrays, vals)
         rule = table.rule(handle, keys, vals)
-        if table.emulation is not None and table.emulation.takes(rule):
+        if table.emulation is not None and table.emulation.takes(rule, arrays):
 
             def compute(wide: list[Any]) -> Any:
                 return invoke_native(handle, wide, keys, vals, None, is_np, is_list)
@@ -92,7 +92,7 @@ def _create(
             positional = inputs if names is None else args
             return create_native(handle, positional, by_name, keys, vals, name, is_np, is_list)
 
-        if table.emulation is not None and table.emulation.takes(rule):
+        if table.emulation is not None and table.emulation.takes(rule, symbols):
             return table.emulation.run(handle, symbols, dict(zip(keys, vals, strict=True)), compute)
         return compute(symbols if rule is KEEP else table.cast_symbols(handle, rule, symbols))
     return create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
@@ -124,7 +124,7 @@ def _call_packed(function: Any, table: CastTable, handle: int, args: tuple[Any, 
             given[place] = array
         return call_function_native(function, *given)
 
-    if table.emulation is not None and table.emulation.takes(rule):
+    if table.emulation is not None and table.emulation.takes(rule, arrays):
         attributes = [arg for arg in args if not isinstance(arg, NDArray)]
         return table.emulation.run(handle, arrays, dict(zip(PACKED_LINEAR, attributes, strict=False)), compute)
     return compute(table.cast_arrays(handle, rule, arrays))

@@ -28,7 +28,7 @@ from ..mxnet_api import (
     op_handle,
 )
 from . import float8
-from .operations import COMPUTE, COPIED, FIRST_INPUT_ONLY, PRODUCTS
+from .operations import COMPUTE, COPIED, FIRST_INPUT_ONLY, PRODUCTS, WIDEST
 from .rounding import is_unknown, rounded
 
 _FULLY_CONNECTED = op_handle("FullyConnected")
@@ -51,9 +51,10 @@ class Emulation:
         self._float8 = policy.compute_dtype == "float8"
         self.in_float32 = self._dtype == "bfloat16"
 
-    @staticmethod
-    def takes(rule: object) -> bool:
-        """Return whether an operator under this rule runs between roundings."""
+    def takes(self, rule: object, tensors: Sequence[Any]) -> bool:
+        """Return whether an operator under this rule runs on these inputs between roundings."""
+        if rule == WIDEST and self.in_float32:
+            return all(isinstance(each, NDArray) and dtype_code(each) == CODES["bfloat16"] for each in tensors)
         return rule in (COMPUTE, COPIED)
 
     def run(

@@ -15,7 +15,6 @@ import numpy as np
 from unifiedamp.backend import Policy, errors, rounding
 
 from .._types import Array, HostArray, Parameter, Trainer
-from ..device.arrays import to_numpy
 from ..mxnet_api import BFLOAT16, context_of, from_numpy, param_dtype
 from ..precision.low_precision_params import Arrays
 from .gradients import Entry
@@ -68,7 +67,7 @@ class RoundedWeights:
         step = rounding.step_key(self._policy.update_seed, self.steps)
         for entry, values in zip(entries, wide, strict=True):
             if values is not entry.data:
-                self._round(entry.place, to_numpy(values), step)
+                self._round(entry.place, values.asnumpy(), step)
         self.steps += 1
 
     def restore(self) -> None:
@@ -99,7 +98,7 @@ class RoundedWeights:
 
     def values(self, index: int) -> HostArray:
         """Return the true weights of a parameter, float32."""
-        weight, rest = to_numpy(self._array(index)), self.rest(index)
+        weight, rest = _wide(_read(self._array(index))), self.rest(index)
         return weight if rest is None else weight + rest
 
     def rest(self, index: int) -> HostArray | None:
@@ -107,7 +106,7 @@ class RoundedWeights:
         found = self._rests.get(index)
         if found is None or found.checksum != _checksum(self._array(index)):
             return None
-        return (found.rest.astype(np.uint32) << 16).view(np.float32)
+        return _wide(found.rest)
 
     def split(self, index: int, values: HostArray) -> None:
         """Set a parameter, and its compensation if there are some, to float32 values."""
@@ -157,9 +156,19 @@ def _bits(values: HostArray) -> HostArray:
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def _wide(bits: HostArray) -> HostArray:
+    """Return bits of bfloat16 as float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _read(array: Array) -> HostArray:
+    """Return a bfloat16 array's bits."""
+    return array.asnumpy().view(np.uint16)
+
+
 def _write(array: Array, bits: HostArray) -> None:
     array._sync_copyfrom(bits.view(BFLOAT16).reshape(array.shape))
 
 
 def _checksum(array: Array) -> int:
-    return zlib.crc32(array.asnumpy().tobytes())
+    return zlib.crc32(_read(array).tobytes())
