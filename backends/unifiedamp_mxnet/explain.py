@@ -90,6 +90,10 @@ def _param_rows(spec: SessionSpec) -> list[PlanRow]:
     if dtype == "float32":
         return []
     rows = [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
+    if spec.policy.update is not None:
+        native = "Updater.__call__ over float32 values, rounded in numpy"
+        note = "gradients add up, are unscaled and clipped in float32; states are float32"
+        rows.append(PlanRow("weight_updates", spec.policy.update, native, "emulated", note))
     if spec.master_weights:
         native = "Optimizer.multi_precision = True; create_state_multi_precision"
         note = "gradients add up, are unscaled and clipped in float32"

@@ -7,8 +7,6 @@ from typing import Any
 
 import unifiedamp as ua
 
-from .harness import Harness
-
 _ran: list[str] = []
 
 
@@ -19,7 +17,7 @@ def take_ran() -> list[str]:
     return taken
 
 
-def emulation_of(harness: Harness, policy: Any) -> ua.Policy | None:
+def emulation_of(harness: Any, policy: Any) -> ua.Policy | None:
     """Return a policy with ``emulate``; None where that is no other policy, or the backend emulates none.
 
     Args:
@@ -32,7 +30,7 @@ def emulation_of(harness: Harness, policy: Any) -> ua.Policy | None:
     return known.replace(emulate=True) if harness.capabilities().feature("emulation") else None
 
 
-def or_emulated(harness: Harness, policy: Any, make: Callable[[Any], ua.Amp]) -> ua.Amp:
+def or_emulated(harness: Any, policy: Any, make: Callable[[Any], ua.Amp]) -> ua.Amp:
     """Return ``make(policy)``; where the backend refuses the policy here but emulates it, that of the emulation.
 
     Raises:

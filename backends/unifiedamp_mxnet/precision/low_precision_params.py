@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from unifiedamp.backend import Policy, errors, match_layers
+from unifiedamp.backend import Policy, errors, match_layers, rounding
 
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
-from ..mxnet_api import BFLOAT16, context_of, gluon, param_dtype
+from ..mxnet_api import BFLOAT16, context_of, dtype_name, gluon, param_dtype
+from .bfloat16_bits import bits_of, write_bits
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
@@ -54,13 +55,21 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
     before: dict[int, Arrays] = {}
     for _, param, dtype in changes:
         before[id(param)] = list(param._data or ())
-        param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
+        _cast(param, dtype)
         param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
     if before:
         for _, block in walk(model):
             if is_hybrid(block):
                 block._clear_cached_op()
     return before
+
+
+def _cast(param: Parameter, dtype: str) -> None:
+    before = list(param._data or ())
+    param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
+    for array, values in zip(param._data or (), before if dtype == "bfloat16" else (), strict=False):
+        if dtype_name(values) == "float32":
+            write_bits(array, bits_of(rounding.nearest(values.asnumpy())))
 
 
 def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:

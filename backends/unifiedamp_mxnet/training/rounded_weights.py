@@ -15,7 +15,8 @@ import numpy as np
 from unifiedamp.backend import Policy, errors, rounding
 
 from .._types import Array, HostArray, Parameter, Trainer
-from ..mxnet_api import BFLOAT16, context_of, from_numpy, param_dtype
+from ..mxnet_api import context_of, from_numpy, param_dtype
+from ..precision.bfloat16_bits import bits_of, read_bits, wide, write_bits
 from ..precision.low_precision_params import Arrays
 from .gradients import Entry
 
@@ -62,10 +63,10 @@ class RoundedWeights:
 
     def update(self, context: int, entries: Sequence[Entry]) -> None:
         """Run the Trainer's updater over float32 values, and round them to the parameters."""
-        wide = [self._widened(entry) for entry in entries]
-        self._trainer._updaters[context]([e.place for e in entries], [e.grad for e in entries], wide)
+        trained = [self._widened(entry) for entry in entries]
+        self._trainer._updaters[context]([e.place for e in entries], [e.grad for e in entries], trained)
         step = rounding.step_key(self._policy.update_seed, self.steps)
-        for entry, values in zip(entries, wide, strict=True):
+        for entry, values in zip(entries, trained, strict=True):
             if values is not entry.data:
                 self._round(entry.place, values.asnumpy(), step)
         self.steps += 1
@@ -83,7 +84,7 @@ class RoundedWeights:
             self.split(index, values)
         else:
             key = rounding.param_key(self._name_of(index))
-            _write(self._array(index), _bits(rounding.stochastic(values, key, step)))
+            write_bits(self._array(index), bits_of(rounding.stochastic(values, key, step)))
 
     # -- whole parameters ----------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class RoundedWeights:
 
     def values(self, index: int) -> HostArray:
         """Return the true weights of a parameter, float32."""
-        weight, rest = _wide(_read(self._array(index))), self.rest(index)
+        weight, rest = wide(read_bits(self._array(index))), self.rest(index)
         return weight if rest is None else weight + rest
 
     def rest(self, index: int) -> HostArray | None:
@@ -106,22 +107,22 @@ class RoundedWeights:
         found = self._rests.get(index)
         if found is None or found.checksum != _checksum(self._array(index)):
             return None
-        return _wide(found.rest)
+        return wide(found.rest)
 
     def split(self, index: int, values: HostArray) -> None:
         """Set a parameter, and its compensation if there are some, to float32 values."""
         if self._policy.update != "kahan":
-            _write(self._array(index), _bits(rounding.nearest(values)))
+            write_bits(self._array(index), bits_of(rounding.nearest(values)))
             return
         weight, rest = rounding.kahan_split(values)
-        _write(self._array(index), _bits(weight))
+        write_bits(self._array(index), bits_of(weight))
         self.put(index, rest)
 
     def put(self, index: int, rest: HostArray | None) -> None:
         """Set the compensation of a parameter; None for none."""
         self._rests.pop(index, None)
         if rest is not None:
-            self._rests[index] = Compensation(_bits(rest), _checksum(self._array(index)))
+            self._rests[index] = Compensation(bits_of(rest), _checksum(self._array(index)))
 
     def load(self, param: Parameter, values: HostArray) -> bool:
         """Set one of these parameters to float32 values; return False for another one."""
@@ -151,24 +152,5 @@ def compensations(weights: RoundedWeights, name_of: Callable[[int], str]) -> Map
     return {name: rest for name, rest in found.items() if rest is not None}
 
 
-def _bits(values: HostArray) -> HostArray:
-    """Return float32 values that bfloat16 holds as its bits, uint16."""
-    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-
-def _wide(bits: HostArray) -> HostArray:
-    """Return bits of bfloat16 as float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _read(array: Array) -> HostArray:
-    """Return a bfloat16 array's bits."""
-    return array.asnumpy().view(np.uint16)
-
-
-def _write(array: Array, bits: HostArray) -> None:
-    array._sync_copyfrom(bits.view(BFLOAT16).reshape(array.shape))
-
-
 def _checksum(array: Array) -> int:
-    return zlib.crc32(_read(array).tobytes())
+    return zlib.crc32(read_bits(array).tobytes())
