@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from unifiedamp.backend import Policy, errors, rounding
 
 from .._types import Array, HostArray, Parameter, Trainer
