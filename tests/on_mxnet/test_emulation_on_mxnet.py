@@ -5,10 +5,14 @@ import pytest
 from trainers import sgd
 
 import unifiedamp as ua
+from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.emulated import take_ran
+from unifiedamp.conformance.harness import load_harness
 from unifiedamp.formats import FLOAT_FORMATS
 from unifiedamp.formats.rounding import round_to
 from unifiedamp_mxnet.device.numpy_semantics import numpy_semantics
 from unifiedamp_mxnet.mxnet_api import NUMPY_API, cast, from_numpy, gluon, mx
+from unifiedamp_mxnet.precision import policies
 from unifiedamp_mxnet.precision.rounding import rounded
 
 FORMATS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
@@ -144,3 +148,14 @@ def test_layers_in_other_dtypes_are_emulated_too(net):
 def test_what_cannot_be_emulated_is_refused(policy, match):
     with pytest.raises(ua.PolicyNotSupportedError, match=match):
         ua.Amp("mxnet", policy)
+
+
+def test_the_kit_emulates_what_this_machine_does_not_run(monkeypatch):
+    monkeypatch.setattr(policies, "cpu_runs_bfloat16", lambda: False)
+    for name in ("mixed_float16", "mixed_bfloat16", "mixed_float8"):
+        assert session(load_harness("mxnet"), policy=name).policy == ua.Policy.parse(f"{name};emulate=true")
+    assert take_ran() == ["mixed_float16", "mixed_bfloat16", "mixed_float8"]
+    for name in ("float16", "bfloat16"):
+        with pytest.raises(ua.PolicyNotSupportedError):
+            session(load_harness("mxnet"), policy=name)
+    assert take_ran() == []
