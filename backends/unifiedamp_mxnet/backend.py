@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsupported, errors
+from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsupported, WeightUpdates, errors
 
 from .capabilities import declare
 from .compiling.compiler import Hybridizer, MXNetCompiler
@@ -18,11 +18,11 @@ from .interop import MXNetInterop
 from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
-from .mxnet_api import mx, upstream
-from .options import check_options, hybridize_call
+from .mxnet_api import NUMPY_API, mx, upstream
+from .options import check_options, hybridize_call, with_emulation
 from .precision.custom_functions import wrap_custom
 from .precision.layers import BoundaryCasts
-from .precision.policies import check_session_policy, default_policy
+from .precision.policies import NO_BFLOAT16_PARAMS_2, check_session_policy, default_policy
 from .precision.precision import MXNetPrecision
 from .precision.prepared_models import PreparedModels
 from .precision.tables import CastTables
@@ -31,6 +31,7 @@ from .training.ema import MXNetAveraging
 from .training.prepared_optimizers import PreparedOptimizers
 from .training.scaler import SessionScaler
 from .training.training import MXNetTraining
+from .training.weight_updates_role import MXNetWeightUpdates
 
 
 class MXNetBackend(Backend):
@@ -39,6 +40,8 @@ class MXNetBackend(Backend):
     name = "mxnet"
     profiler = Unsupported("MXNet's profiler names operators, not the device's kernels")
 
+    weight_updates: WeightUpdates | Unsupported = Unsupported(NO_BFLOAT16_PARAMS_2)
+
     device: MXNetDevice
     precision: MXNetPrecision
     training: MXNetTraining
@@ -46,13 +49,15 @@ class MXNetBackend(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         check_options(spec)
         _refuse_native_amp()
+        spec = with_emulation(spec)
         super().__init__(spec)
         context = resolve_context(spec.device)
         check_session_policy(spec, context)
         scaler, boundaries = SessionScaler(spec.loss_scale), BoundaryCasts()
         tuning = TuningState(spec)
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
-        models = PreparedModels(spec.policy, boundaries, tables)
+        models = PreparedModels(spec, boundaries, tables)
+        self._models = models
         self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
@@ -61,7 +66,9 @@ class MXNetBackend(Backend):
         self.compiler = MXNetCompiler(hybridizer)
         self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model)
         self.recorder = MXNetRecorder(spec.policy, scaler, models.models, optimizers)
-        self.weights = MXNetWeights(optimizers.masters_of)
+        self.weights = MXNetWeights(optimizers.masters_of, optimizers.load_masters)
+        if not NUMPY_API:
+            self.weight_updates = MXNetWeightUpdates(optimizers)
         self.averaging = MXNetAveraging(optimizers)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
@@ -89,7 +96,7 @@ class MXNetBackend(Backend):
         return declare(self.device.context)
 
     def explain(self) -> list[PlanRow]:
-        rows = explain(self.spec, self.device.context, self.precision.tables.session)
+        rows = explain(self.spec, self.device.context, self.precision.tables.session, self._models.models)
         return [*rows, *rank_rows((prepared.trainer for prepared in self._optimizers), self.spec)]
 
     def close(self) -> None:

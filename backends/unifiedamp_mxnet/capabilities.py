@@ -18,8 +18,10 @@ FEATURES = {
     "master_weights": Support(
         True, "multi_precision=True: float32 copies of float16 weights in the optimizer's states"
     ),
-    "emulation": Support(True, "float16 over float32 parameters: float32 products between amp_cast"),
-    "float8": Support(False, "MXNet has no float8 type"),
+    "emulation": Support(
+        True, "of mixed policies: float32 products of rounded operands, float16 by amp_cast, others by numpy"
+    ),
+    "float8": Support(True, "emulated on a CPU by backend_options.mxnet.emulate; MXNet has no float8 type"),
     "reduce_dtype": Support(True, "a cast around the kvstore's sum over the contexts of one process"),
     "no_device_wait": Support(
         False, "MXNet chooses on the host whether to update: with a loss scale each step reads one flag back"

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unifiedamp.backend import PlanRow, Policy, SessionSpec
 
-from ._types import Context
+from ._types import Block, Context
 from .mxnet_api import NUMPY_API, mx, op_handle, upstream
 from .options import hybridize_call
+from .precision import emulation, float8_layers
 from .precision.casts import CastTable
-from .precision.operations import PRODUCTS, VOCABULARY
+from .precision.operations import VOCABULARY
 
 _AMP = upstream.__name__.rpartition(".")[0]
 """The module of MXNet's own AMP."""
 
 
-def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanRow]:
+def explain(spec: SessionSpec, context: Context, table: CastTable, models: Sequence[Block]) -> list[PlanRow]:
     """Return the resolved plan.
 
     Args:
         spec: the session's.
         context: the session's.
         table: that of the session's policy.
+        models: the prepared ones.
     """
     rows = [PlanRow("device", str(context), f"mx.{context}"), _casts_row(spec.policy, table)]
     rows += _override_rows(spec.policy)
@@ -31,23 +35,19 @@ def explain(spec: SessionSpec, context: Context, table: CastTable) -> list[PlanR
     rows.append(PlanRow("compile", spec.compile_mode, call))
     rows += _trainer_rows()
     if spec.policy.emulate:
-        rows.append(_emulation_row(spec.policy))
+        rows.append(emulation.row(spec.policy))
+    if spec.policy.compute_dtype == "float8":
+        rows += float8_layers.rows(models, spec.policy)
     if "layout_optimization" in spec.options:
         rows.append(_layout_row(spec))
     return rows
 
 
-def _emulation_row(policy: Policy) -> PlanRow:
-    if policy.compute_dtype == "float32" and not policy.layer_overrides:
-        return PlanRow("emulate", "true", "", "no effect", "everything computes in float32")
-    native = f"{', '.join(PRODUCTS)}: operands and results float16 by amp_cast, computed in float32"
-    note = "slower than float32: for trying a format, not for production"
-    return PlanRow("emulate", "true", native, "emulated", note)
-
-
 def _casts_row(policy: Policy, table: CastTable) -> PlanRow:
     if not table.casts:
         return PlanRow("policy", str(policy), "autograd.record()", "native", "nothing is cast")
+    if table.in_float32:
+        return PlanRow("policy", str(policy), "rounding in operators of their own", "emulated", "see emulate")
     lists = f"{_AMP}.lists.symbol_{'fp16' if policy.compute_dtype == 'float16' else 'bf16'}"
     note = f"MXNet's own lists and casts, in regions; {_AMP}.init() would patch the process for good"
     return PlanRow("policy", str(policy), f"amp_cast by {lists}", "emulated", note)
@@ -90,6 +90,10 @@ def _param_rows(spec: SessionSpec) -> list[PlanRow]:
     if dtype == "float32":
         return []
     rows = [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
+    if spec.policy.update is not None:
+        native = "Updater.__call__ over float32 values, rounded in numpy"
+        note = "gradients add up, are unscaled and clipped in float32; states are float32"
+        rows.append(PlanRow("weight_updates", spec.policy.update, native, "emulated", note))
     if spec.master_weights:
         native = "Optimizer.multi_precision = True; create_state_multi_precision"
         note = "gradients add up, are unscaled and clipped in float32"

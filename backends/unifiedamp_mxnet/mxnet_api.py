@@ -98,15 +98,35 @@ def copy(tensor: T) -> T:
     return _unary("_copy", tensor)
 
 
+def own_layout(tensor: T) -> T:
+    """Copy an array or a symbol of at least one dimension by an operator that oneDNN has no part in, bit for bit.
+
+    Not ``_copy``, which a graph may leave out, nor a product with 1: MXNet 2 makes zeros of subnormal numbers there.
+    """
+    return _unary("slice_axis", tensor, ("axis", "begin", "end"), (0, 0, None))
+
+
+def custom(op_type: str, tensors: Sequence[T], **attributes: object) -> T:
+    """Run an operator that was registered by ``mx.operator.register`` on arrays, or add it to a graph of symbols."""
+    names, values = ["op_type", *attributes], [op_type, *map(str, attributes.values())]
+    return _run("Custom", tensors, names, values, op_type)
+
+
 def _unary(op: str, tensor: T, keys: Sequence[str] = (), values: Sequence[object] = ()) -> T:
+    return _run(op, [tensor], keys, values, op.strip("_"))
+
+
+def _run(op: str, tensors: Sequence[T], keys: Sequence[str], values: Sequence[object], hint: str) -> T:
+    """Run an operator past the dispatcher; ``hint`` begins its name in a graph."""
     result: T
     handle = op_handle(op)
-    if isinstance(tensor, NDArray):
-        result = invoke_native(handle, [tensor], keys, values, None, isinstance(tensor, NumpyArray), False)
+    if isinstance(tensors[0], NDArray):
+        is_np = isinstance(tensors[0], NumpyArray)
+        result = invoke_native(handle, list(tensors), keys, values, None, is_np, False)
         return result
-    name = mx.name.NameManager._current.value.get(None, op.strip("_"))
-    is_np = isinstance(tensor, mx.sym.np._Symbol)
-    result = create_native(handle, [tensor], None, list(keys), list(values), name, is_np, False)
+    name = mx.name.NameManager._current.value.get(None, hint)
+    is_np = isinstance(tensors[0], mx.sym.np._Symbol)
+    result = create_native(handle, list(tensors), None, list(keys), list(values), name, is_np, False)
     return result
 
 

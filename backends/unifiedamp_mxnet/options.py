@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,12 @@ OPTIONS: Mapping[str, type] = {
     "forward_bulk_size": int,
     "backward_bulk_size": int,
     "layout_optimization": bool,
+    "emulate": bool,
 }
 """What ``backend_options.mxnet`` may hold: true or false, or a number of operators."""
+
+NOT_HYBRIDIZE = ("layout_optimization", "emulate")
+"""Those of them that are no arguments of ``hybridize``."""
 
 
 def check_options(spec: SessionSpec) -> None:
@@ -41,7 +46,7 @@ def check_options(spec: SessionSpec) -> None:
 def hybridize_flags(options: Mapping[str, Any], mode: str) -> dict[str, bool | int]:
     """Return the arguments of ``hybridize``."""
     bulk = {"forward_bulk_size": BULK, "backward_bulk_size": BULK} if mode == "max" else {}
-    given = {key: value for key, value in options.items() if key in OPTIONS and key != "layout_optimization"}
+    given = {key: value for key, value in options.items() if key in OPTIONS and key not in NOT_HYBRIDIZE}
     return {**FLAGS, **bulk, **given}
 
 
@@ -49,3 +54,10 @@ def hybridize_call(options: Mapping[str, Any], mode: str, bulk: bool) -> str:
     """Return the native calls of ``amp.compile`` as text; ``bulk`` adds that of mode "max"."""
     flags = ", ".join(f"{key}={value}" for key, value in hybridize_flags(options, mode).items())
     return f"block.hybridize({flags})" + (f", mx.engine.bulk({BULK})" if bulk else "")
+
+
+def with_emulation(spec: SessionSpec) -> SessionSpec:
+    """Return the settings with ``emulate`` in the policy, where ``backend_options.mxnet.emulate`` asks for it."""
+    if not spec.options.get("emulate") or spec.policy.emulate:
+        return spec
+    return dataclasses.replace(spec, policy=spec.policy.replace(emulate=True))

@@ -17,6 +17,8 @@ While a step is recorded:
     hooks of blocks, and their ``_active`` (``recording.recorder.StepRecorder.stop``).
 While MXNet is imported:
     aliases in ``numpy`` (``numpy_compat``).
+While this backend is loaded, in MXNet 2:
+    ``mxnet.operator.context``, which warns of itself for each operator in Python (:func:`make_operators_by_device`).
 
 Three changes stay, because the user asked for them: the dtype of parameters under a policy with ``param_dtype``, an
 optimizer's ``multi_precision`` under ``master_weights=True``, and a Trainer's ``update_on_kvstore=False``.
@@ -27,13 +29,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ._types import Block, Parameter, Trainer, Undo
-from .mxnet_api import NUMPY_API, base, create_native, gluon, invoke_native, nd_register, symbol_register
+from .mxnet_api import NUMPY_API, base, create_native, gluon, invoke_native, mx, nd_register, symbol_register
 
 # -- the dispatcher ----------------------------------------------------------------------------------------------------
 
@@ -216,3 +219,12 @@ def aggregate_updates(trainer: Trainer, count: int) -> Undo:
 
     write(count, [True] * len(updaters))
     return lambda: write(before, each_before)
+
+
+# -- operators in Python -----------------------------------------------------------------------------------------------
+
+
+def make_operators_by_device() -> None:
+    """Let MXNet 2 make the device of an operator in Python without its own deprecated function, which warns."""
+    if NUMPY_API:
+        mx.operator.context = types.SimpleNamespace(Context=mx.device.Device)

@@ -13,6 +13,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "forward_bulk_size": {**OPERATORS, "description": "hybridize: operators of a forward segment."},
     "backward_bulk_size": {**OPERATORS, "description": "hybridize: operators of a backward segment."},
     "layout_optimization": {**FLAG, "description": "MXNet 2: choose the layout of convolutions by the device."},
+    "emulate": {**FLAG, "default": False, "description": "Run the policy's numerics on a CPU, as emulate=true in it."},
 }
 """``backend_options.mxnet``."""
 

@@ -1,4 +1,5 @@
-"""Rounding float32 weights to bfloat16: stochastically, and with a compensation. The reference, on numpy arrays.
+"""Rounding float32 weights to bfloat16: stochastically, and with a compensation; and float32 values to any format. The
+reference, on numpy arrays.
 
 Backends round on their own tensors and give the same bits; one that has no operations on bits calls these.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from ..formats import FLOAT_FORMATS
+from ..formats import FLOAT_FORMATS, FloatFormat
 
 Array = Any
 """A numpy array."""
@@ -85,9 +86,21 @@ def stochastic(values: Array, param: int, step: int) -> Array:
 
 def nearest(values: Array) -> Array:
     """Return float32 values rounded to the nearest bfloat16, ties to even; float32."""
+    return to_format(values, FLOAT_FORMATS["bfloat16"])
+
+
+def to_format(values: Array, format: FloatFormat) -> Array:
+    """Return float32 values rounded to the nearest numbers of a format, ties to even; float32."""
     from ..formats.rounding import round_to
 
-    return round_to(values, FLOAT_FORMATS["bfloat16"])
+    return round_to(values, format)
+
+
+def to_scaled_format(values: Array, format: FloatFormat) -> tuple[Array, Array]:
+    """Return float32 values scaled to the format's range and rounded, and the inverse of their one scale; float32."""
+    from ..formats.rounding import round_scaled
+
+    return round_scaled(values, format)
 
 
 def kahan_split(values: Array) -> tuple[Array, Array]:

@@ -12,6 +12,8 @@ import numpy as np
 import unifiedamp as ua
 from unifiedamp.backend import COMPILE_MODES
 
+from .emulated import or_emulated
+
 
 @dataclass
 class Run:
@@ -41,9 +43,13 @@ def session(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ua.Amp:
-    """Return a session in the form's ``backend_options``, and in ``settings`` of the backend besides."""
+    """Return a session in the form's ``backend_options``, and in ``settings`` of the backend besides.
+
+    A mixed policy that does not run on this machine is emulated where the backend can.
+    """
     extra = {**harness.forms[form], **(settings or {})}
-    return ua.Amp(harness.backend, policy, backend_options={harness.backend: extra} if extra else None, **options)
+    options["backend_options"] = {harness.backend: extra} if extra else None
+    return or_emulated(harness, policy, lambda policy: ua.Amp(harness.backend, policy, **options))
 
 
 def settled_state(harness: Any) -> Any:

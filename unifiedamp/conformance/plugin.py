@@ -16,7 +16,7 @@ from unifiedamp.backend import Capabilities
 from unifiedamp.config import plugins
 from unifiedamp.errors import PolicyNotSupportedError
 
-from . import expected, report
+from . import emulated, expected, report
 from .harness import Harness, load_harness
 from .optional import NotInFramework
 
@@ -132,17 +132,28 @@ def mark(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Skip a test that asked for a policy which the backend declares not to run on this machine, or for native
-    objects that the framework lacks.
+    objects that the framework lacks; note the policies that ran emulated.
     """
+    emulated.take_ran()
     try:
         return (yield)
     except NotInFramework as lack:
         pytest.skip(str(lack))
     except PolicyNotSupportedError as error:
-        reason = refused_here(error, [backend_of(item) or ""])
+        reason = refused_here(error, [backend_of(item) or ""]) or _needs_native(error)
         if reason:
             pytest.skip(reason)
         raise
+    finally:
+        item.user_properties += [("amp-emulated", policy) for policy in dict.fromkeys(emulated.take_ran())]
+
+
+def _needs_native(error: PolicyNotSupportedError) -> str:
+    """Return why a test that ran emulated cannot: it asks for what emulation has not; empty for another."""
+    ran = emulated.take_ran()
+    if not ran or "emulate" not in str(error):
+        return ""
+    return f"declared: {ran[-1]} does not run on this machine, and not emulated: {error}"
 
 
 def refused_here(error: PolicyNotSupportedError, backends: Iterable[str]) -> str:

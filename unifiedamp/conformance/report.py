@@ -35,6 +35,7 @@ class Reporter:
         self.counts: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.features: dict[str, dict[str, list[str]]] = {}
+        self.emulated: dict[str, Counter[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note one test's outcome; it may come from another process (pytest-xdist)."""
@@ -54,6 +55,8 @@ class Reporter:
         else:
             kind = report.outcome
         self.counts.setdefault(backend, Counter())[kind] += 1
+        policies = (str(value) for key, value in report.user_properties if key == "amp-emulated")
+        self.emulated.setdefault(backend, Counter()).update(policies)
         if kind == "failed":
             self.failed.setdefault(backend, []).append(report.nodeid)
 
@@ -71,6 +74,9 @@ class Reporter:
         for backend, counts in sorted(self.counts.items()):
             told = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOMES if counts[kind])
             terminalreporter.line(f"{backend.ljust(width)}  {told}")
+            for policy, count in sorted(self.emulated.get(backend, {}).items()):
+                told = f"{count} tests ran {policy!r} emulated, which does not run natively on this machine"
+                terminalreporter.line(f"{'':{width}}  {told}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
@@ -99,6 +105,7 @@ class Reporter:
             "forms": list(load_harness(name).forms),
             "counts": {kind: self.counts[name][kind] for kind in OUTCOMES},
             "failed": self.failed.get(name, []),
+            "emulated": dict(self.emulated.get(name, {})),
             "features": answers,
             "policies": policies,
         }

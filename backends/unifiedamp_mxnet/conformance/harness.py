@@ -15,6 +15,7 @@ from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
 from .._types import Array as NativeArray
 from .._types import Block, Trainer
+from ..device.arrays import to_numpy
 from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.operations import PRODUCTS
@@ -45,6 +46,7 @@ class MXNetHarness(Harness):
     backend = "mxnet"
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
+    float8_emulation: Mapping[str, Any] = {"emulate": True}
     rank_kinds: Mapping[str, RankKind] = KINDS
     # A CPU runs float16 where its matrix products need not.
     pure_policies: Mapping[str, str | Policy] = {
@@ -92,7 +94,7 @@ class MXNetHarness(Harness):
 
     def parameters(self, model: Block) -> dict[str, Array]:
         params = named_parameters(model)
-        return {name: p.data().asnumpy().astype(np.float64) for name, p in params if p.grad_req != "null"}
+        return {name: to_numpy(p.data()).astype(np.float64) for name, p in params if p.grad_req != "null"}
 
     def optimizer_steps(self, optimizer: Trainer) -> int:
         return int(optimizer.optimizer.num_update)
@@ -131,7 +133,7 @@ class MXNetHarness(Harness):
         run = OPERATIONS.get(op)
         if run is None:
             return None
-        return dtype_name(run(sample()))
+        return _computed_in(run(sample()))
 
     def global_state(self) -> Any:
         classes = (gluon.HybridBlock, gluon.Block, importlib.import_module("mxnet._ffi.function").Function)
@@ -193,7 +195,7 @@ class MXNetHarness(Harness):
         return self.sgd([getattr(model, layer)], learning_rate)
 
     def run_op_on(self, op: str, dtypes: Sequence[str]) -> str:
-        return dtype_name(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
+        return _computed_in(OF_TWO[op](*[cast(sample(), dtype) for dtype in dtypes]))
 
     def native_calls(self, optimizer: Any) -> Mapping[str, Callable[[], object]]:
         return {
@@ -248,6 +250,14 @@ class MXNetHarness(Harness):
             together = [own.aggregate_num, *[updater.aggregate_updates for updater in obj._updaters]]
             return names, [param.grad_req for param in obj._params], sorted(vars(own)), own.rescale_grad, together
         return [(path, type(block), sorted(vars(block)), _hooks(block)) for path, block in walk(obj)]
+
+
+def _computed_in(output: NativeArray) -> str:
+    """Return the dtype in which an operation computed; emulated bfloat16 numbers are in a float32 array."""
+    name = dtype_name(output)
+    if name != "float32":
+        return name
+    return name if (output.asnumpy().view(np.uint32) & 0xFFFF).any() else "bfloat16"
 
 
 def _hooks(block: Any) -> list[int]:

@@ -21,18 +21,22 @@ FLOATING = ("float32", "float16", "bfloat16", "float64")
 MastersOf = Callable[[Parameter], "list[Array] | None"]
 """A Parameter → its float32 masters, one for each context; None where it has none."""
 
+LoadMasters = Callable[[Parameter, HostArray], bool]
+"""Sets a Parameter to float32 values; returns False where that is not its business."""
+
 
 class MXNetWeights(Weights):
     """Reads and writes masters where there are some, else the parameters.
 
     Args:
         masters_of: finds the masters.
+        load_masters: sets a parameter whose updates are rounded; returns False for another one.
     """
 
     means = "by the paths of parameters"
 
-    def __init__(self, masters_of: MastersOf) -> None:
-        self._masters_of = masters_of
+    def __init__(self, masters_of: MastersOf, load_masters: LoadMasters) -> None:
+        self._masters_of, self._load_masters = masters_of, load_masters
 
     @in_numpy_semantics
     def read(self, model: Block) -> dict[str, HostArray]:
@@ -47,6 +51,8 @@ class MXNetWeights(Weights):
     @in_numpy_semantics
     def write(self, model: Block, weights: Mapping[str, HostArray]) -> None:
         for name, param in _parameters(model):
+            if self._load_masters(param, weights[name]):
+                continue
             # A numpy array would not do: a weight that has been used may lie in oneDNN's blocked layout.
             values = from_numpy(weights[name], context_of(param.list_data()[0]))
             param.set_data(cast(values, param_dtype(param.dtype)))

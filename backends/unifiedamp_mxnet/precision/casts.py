@@ -11,6 +11,7 @@ from unifiedamp.backend import Policy
 from .._types import Array, Symbol
 from ..mxnet_api import CODES, cast, copy, create_native, dtype_code, map_tensors, mx, op_handle
 from ..mxnet_api import Symbol as NativeSymbol
+from .emulation import Emulation
 from .operations import (
     COMPUTE,
     COPIED,
@@ -62,13 +63,15 @@ class CastTable:
         layers: id of a block → the table that replaces this one inside it.
         outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
         optimize_layout: graphs are built with MXNet 2's layout pass.
+        emulation: runs the operators that the policy emulates; None without.
     """
 
     def __init__(self, policy: Policy, scaled: bool = False, multicast: bool = True) -> None:
         self.policy = policy
         self.scaled = scaled
         self.multicast = multicast
-        self.dtype = policy.compute_dtype
+        self.dtype = policy.region_dtype
+        self.emulation = Emulation(policy) if policy.emulate and self.dtype != "float32" else None
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
         self.layers: dict[int, CastTable] = {}
@@ -86,6 +89,17 @@ class CastTable:
             attributes = dict(zip(keys, values, strict=True))
             return rule.choose(attributes.get(rule.attribute))
         return rule  # type: ignore[return-value]  # by type(), which is faster here than isinstance()
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether arrays that no operator casts are float32: those of other dtypes are not mixed with them."""
+        return self.dtype == "float32" or (self.emulation is not None and self.emulation.in_float32)
+
+    def cast_inputs(self, value: object) -> Any:
+        """Cast the inputs of a block that computes under this table, in nested lists."""
+        if self.emulation is not None and self.emulation.in_float32:
+            return map_tensors(self.emulation.operand, value)
+        return cast_floats(value, self.dtype)
 
     def cast_arrays(self, handle: int, rule: str, arrays: list[Array]) -> list[Array]:
         """Return an operator's inputs, cast by its rule; dtypes that a policy cannot name stay."""

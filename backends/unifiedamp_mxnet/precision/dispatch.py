@@ -15,7 +15,6 @@ from .._types import Array, Symbol
 from ..mxnet_api import NDArray, create_native, invoke_native, op_handle
 from ..patches import Function, Replacements, call_function_native, dispatcher
 from .casts import CastTable, current
-from .emulation import emulates, narrowed, widened
 from .graphs import call_cached_op_code
 from .operations import KEEP, ByAttribute
 from .zero_gradients import FIRST_DETACHED, without_history
@@ -25,6 +24,9 @@ _INPUT_LAST = frozenset(
     ("where", "kron", "solve", "polyval", "atleast_1d", "atleast_2d", "atleast_3d", "column_stack", "hstack", "vstack",
      "dstack", "share_memory")
 )  # fmt: skip
+
+PACKED_LINEAR = ("num_hidden", "no_bias", "flatten")
+"""What follows the arrays in a packed call of ``fully_connected``."""
 
 
 def _ffi_handles() -> dict[int, tuple[object, int]]:
@@ -59,11 +61,14 @@ def _invoke(
         if handle in FIRST_DETACHED:
             arrays = without_history(handle, arrays, vals)
         rule = table.rule(handle, keys, vals)
+        if table.emulation is not None and table.emulation.takes(rule, arrays):
+
+            def compute(wide: list[Any]) -> Any:
+                return invoke_native(handle, wide, keys, vals, None, is_np, is_list)
+
+            return table.emulation.run(handle, arrays, dict(zip(keys, vals, strict=True)), compute)
         if rule is not KEEP:
             arrays = table.cast_arrays(handle, rule, arrays)
-        if emulates(table.policy.emulate, handle, rule):
-            wide = invoke_native(handle, widened(arrays), keys, vals, None, is_np, is_list)
-            return narrowed(wide, table.dtype)
     return invoke_native(handle, arrays, keys, vals, out, is_np, is_list)
 
 
@@ -78,16 +83,18 @@ def _create(
     is_list: bool = False,
 ) -> Any:
     table = current.table
-    if table is not None:
+    if table is not None and (args or kwargs):
         rule = table.rule(handle, keys, vals)
-        if rule is not KEEP and args:
-            args = table.cast_symbols(handle, rule, list(args))
-        elif rule is not KEEP and kwargs:
-            kwargs = dict(zip(kwargs, table.cast_symbols(handle, rule, list(kwargs.values())), strict=True))
-        if emulates(table.policy.emulate, handle, rule):
-            args, kwargs = widened(args), widened(kwargs)
-            wide = create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
-            return narrowed(wide, table.dtype)
+        names, symbols = (None, list(args)) if args else (list(kwargs), list(kwargs.values()))  # type: ignore[arg-type,union-attr]  # one of both is there
+
+        def compute(inputs: list[Any]) -> Any:
+            by_name = None if names is None else dict(zip(names, inputs, strict=True))
+            positional = inputs if names is None else args
+            return create_native(handle, positional, by_name, keys, vals, name, is_np, is_list)
+
+        if table.emulation is not None and table.emulation.takes(rule, symbols):
+            return table.emulation.run(handle, symbols, dict(zip(keys, vals, strict=True)), compute)
+        return compute(symbols if rule is KEEP else table.cast_symbols(handle, rule, symbols))
     return create_native(handle, args, kwargs, keys, vals, name, is_np, is_list)
 
 
@@ -96,29 +103,31 @@ def _call(self: Any, *args: object) -> Any:
     if table is not None:
         known = _FFI.get(id(self))
         if known is not None:
-            given, args = args, _cast_packed(table, known[1], self.__name__, args)
-            rule = table.rules.get(known[1], table.default)
-            if args is not given and emulates(table.policy.emulate, known[1], rule):
-                return narrowed(call_function_native(self, *widened(args)), table.dtype)
+            return _call_packed(self, table, known[1], args)
     return call_function_native(self, *args)
 
 
-def _cast_packed(table: CastTable, handle: int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the arrays in a packed call, whose attributes are between them, without names."""
+def _call_packed(function: Any, table: CastTable, handle: int, args: tuple[Any, ...]) -> Any:
+    """Run a packed call with its arrays cast; its attributes are between them, without names."""
     rule: Any = table.rules.get(handle, table.default)
     if type(rule) is ByAttribute:
         rule = rule.choose_packed(args)
-    if rule is KEEP and handle not in FIRST_DETACHED:
-        return args
     places = [i for i, arg in enumerate(args) if isinstance(arg, NDArray)]
-    writes = len(places) > 1 and places[-1] == len(args) - 1 and name not in _INPUT_LAST
-    if writes or not places:
-        return args
-    cast = list(args)
+    writes = len(places) > 1 and places[-1] == len(args) - 1 and function.__name__ not in _INPUT_LAST
+    if writes or not places or (rule is KEEP and handle not in FIRST_DETACHED):
+        return call_function_native(function, *args)
     arrays = without_history(handle, [args[i] for i in places], [arg for arg in args if type(arg) is str])
-    for place, array in zip(places, table.cast_arrays(handle, rule, arrays), strict=True):
-        cast[place] = array
-    return tuple(cast)
+
+    def compute(inputs: list[Any]) -> Any:
+        given = list(args)
+        for place, array in zip(places, inputs, strict=True):
+            given[place] = array
+        return call_function_native(function, *given)
+
+    if table.emulation is not None and table.emulation.takes(rule, arrays):
+        attributes = [arg for arg in args if not isinstance(arg, NDArray)]
+        return table.emulation.run(handle, arrays, dict(zip(PACKED_LINEAR, attributes, strict=False)), compute)
+    return compute(table.cast_arrays(handle, rule, arrays))
 
 
 REPLACEMENTS = Replacements(_invoke, _create, _call, call_cached_op_code)

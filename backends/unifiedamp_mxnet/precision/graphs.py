@@ -13,9 +13,11 @@ from typing import Any
 
 from .._types import Attributes, HybridBlock
 from ..layer_paths import is_symbol_block
+from ..mxnet_api import NUMPY_API
 from ..patches import GRAPH_FIELDS, LayoutPass, call_cached_op_native, graph_locks
 from . import recorded_graphs
 from .casts import CastTable, current
+from .emulation import is_empty
 
 call_native: Callable[..., Any] = call_cached_op_native
 
@@ -48,6 +50,8 @@ def call_cached_op(block: HybridBlock, *args: object) -> Any:
         recorder = recorded_graphs.recorder_of(block)
         if table is None:
             return call_native(block, *args) if recorder is None else _run_imperatively(block, args)
+        if table.emulation is not None and any(map(is_empty, args)):
+            return _run_imperatively(block, args)
         graphs = vars(block)["_cached_graph"]
         if type(graphs) is not Graphs:
             graphs = _attach(block, args)
@@ -60,12 +64,26 @@ def _attach(block: HybridBlock, args: tuple[object, ...]) -> Graphs:
     try:
         if block._cached_op is None:
             block._build_cache(*args)
+        if table is not None and table.emulation is not None and not NUMPY_API:
+            _infer_shapes(block, args)
     finally:
         current.table = table
     graphs = Graphs(block._cached_graph)
     graphs.variants, graphs.recorded = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
     vars(block)["_cached_graph"] = graphs
     return graphs
+
+
+def _infer_shapes(block: HybridBlock, args: tuple[object, ...]) -> None:
+    """Initialize parameters whose shapes the first batch decides: the emulation's operators infer none."""
+    params = block.collect_params().values()
+    deferred = [param for param in params if param._deferred_init]
+    if deferred:
+        block._deferred_infer_shape(*args)
+        for param in deferred:
+            param._finish_deferred_init()
+    for param in params:
+        param._var = None  # it may be a symbol of a shape that was not known
 
 
 def _run_imperatively(block: HybridBlock, args: tuple[object, ...]) -> Any:

@@ -52,10 +52,10 @@ class BoundaryCast:
         else:
             current.table = inside
             try:
-                output = self._native(block, *(cast_floats(arg, inside.dtype) for arg in args), **params)
+                output = self._native(block, *map(inside.cast_inputs, args), **params)
             finally:
                 current.table = table
-            if table.dtype == "float32":  # no operator after it casts: dtypes meet again here
+            if table.in_float32:  # no operator after it casts: dtypes meet again here
                 output = cast_floats(output, "float32")
         if id(block) in table.outputs:
             output = cast_floats(output, table.policy.output_dtype)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from unifiedamp.backend import Policy, errors, match_layers
+from unifiedamp.backend import Policy, errors, match_layers, rounding
 
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
-from ..mxnet_api import context_of, gluon, param_dtype
+from ..mxnet_api import BFLOAT16, context_of, dtype_name, gluon, param_dtype
+from .bfloat16_bits import bits_of, write_bits
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
@@ -33,7 +34,7 @@ def layer_dtypes(model: Block, policy: Policy) -> dict[str, str]:
     norms = {
         path: "float32"
         for path, block in blocks.items()
-        if policy.keep_norm_float32 and isinstance(block, _NORMS) and _at(path, named) is None
+        if policy.keep_norm_float32 and isinstance(block, _NORMS) and dtype_at(path, named) is None
     }
     return norms | named
 
@@ -54,7 +55,7 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
     before: dict[int, Arrays] = {}
     for _, param, dtype in changes:
         before[id(param)] = list(param._data or ())
-        param.cast(dtype)
+        _cast(param, dtype)
         param._var = None  # MXNet 1.9 leaves a symbol of the old dtype there
     if before:
         for _, block in walk(model):
@@ -63,11 +64,19 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
     return before
 
 
+def _cast(param: Parameter, dtype: str) -> None:
+    before = list(param._data or ())
+    param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
+    for array, values in zip(param._data or (), before if dtype == "bfloat16" else (), strict=False):
+        if dtype_name(values) == "float32":
+            write_bits(array, bits_of(rounding.nearest(values.asnumpy())))
+
+
 def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:
     """Yield the path of a block, a Parameter of it that has another dtype than it should, and that dtype."""
     seen: set[int] = set()
     for path, block in walk(model):
-        dtype = "float32" if hasattr(block, "running_mean") else _at(path, dtypes) or policy.param_dtype
+        dtype = "float32" if hasattr(block, "running_mean") else dtype_at(path, dtypes) or policy.param_dtype
         for param in block._reg_params.values():
             now = param_dtype(param.dtype)
             if now in FLOATING and now != dtype and id(param) not in seen:
@@ -86,7 +95,7 @@ def _check_sparse(changes: Sequence[tuple[str, Parameter, str]]) -> None:
             )
 
 
-def _at(path: str, dtypes: Mapping[str, str]) -> str | None:
+def dtype_at(path: str, dtypes: Mapping[str, str]) -> str | None:
     """Return the dtype of a block at ``path``: its own, or that of the nearest block around it that has one."""
     while path and path not in dtypes:
         path = path.rpartition(".")[0]

@@ -130,24 +130,25 @@ Rules = dict[int, Rule]
 
 def build_rules(policy: Policy, scaled: bool) -> tuple[Rules, str]:
     """Return handle → rule for a policy, and the rule of every operator without one."""
-    low = policy.compute_dtype
-    rules = {} if low == "float32" else dict(_listed(low))
+    low = policy.region_dtype
+    in_float32 = low == "float32" or (policy.emulate and low == "bfloat16")
+    rules = {} if in_float32 else dict(_listed(low))
     for word, choice in policy.op_overrides.items():
         for target in VOCABULARY[word]:
-            if not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
+            if in_float32 or not (choice == COMPUTE and low == "bfloat16" and target in NO_BFLOAT16):
                 _override(rules, target, choice)
-    if policy.emulate:
+    if policy.emulate and low != "float32":
         # MXNet's lists give matrix products the widest dtype of their inputs, which a traced graph does not know.
         words = [word for word in PRODUCTS if word not in policy.op_overrides]
         rules.update(dict.fromkeys(_handles(str(name) for word in words for name in VOCABULARY[word]), COMPUTE))
     convolution = op_handle("Convolution")
-    if low == "bfloat16" and convolution is not None and rules.get(convolution) == COMPUTE:
+    if low == "bfloat16" and not in_float32 and convolution is not None and rules.get(convolution) == COMPUTE:
         # One that has run in float32 keeps its weight in a layout that oneDNN cannot cast if there are groups.
         rules[convolution] = ByAttribute("num_group", {"1": COMPUTE, "None": COMPUTE}, COPIED, place=-6)
     if scaled:
         rules.update(dict.fromkeys(_handles(LOSS_OUTPUTS), REFUSED))
     # Few CPU kernels take bfloat16: whatever MXNet's lists do not name gets float32, or it would fail.
-    return rules, FLOAT32 if low == "bfloat16" else KEEP
+    return rules, FLOAT32 if low == "bfloat16" and not in_float32 else KEEP
 
 
 def replace_lists(
@@ -252,7 +253,8 @@ def check_overrides(policy: Policy) -> None:
         if word not in VOCABULARY:
             reason = COMPOSED.get(word, "it has no such operator")
             raise errors.UnsupportedError(f"op_overrides.{word}: MXNet has no separate operator for it ({reason})")
-        if choice == COMPUTE and policy.compute_dtype == "bfloat16" and word not in BFLOAT16_KERNELS:
+        native = policy.region_dtype == "bfloat16" and not policy.emulate
+        if choice == COMPUTE and native and word not in BFLOAT16_KERNELS:
             raise errors.UnsupportedError(
                 f"op_overrides.{word}='compute': MXNet has no bfloat16 CPU kernel for it "
                 f"(it has: {', '.join(sorted(BFLOAT16_KERNELS))}); leave it out, or set 'float32'"

@@ -13,12 +13,24 @@ from .operations import PRODUCTS, check_overrides
 NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' is the nearest that runs"
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
-NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs"
-NO_BFLOAT16_PARAMS = "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'mixed_bfloat16'"
+NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs{emulated}"
+EMULATED_FLOAT8 = "; 'mixed_float8;emulate=true' runs its numerics on a CPU"
+NO_BFLOAT16_PARAMS = (
+    "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'bfloat16;update=kahan', or "
+    "'mixed_bfloat16'"
+)
+NO_BFLOAT16_PARAMS_2 = (
+    "MXNet 2 makes no gradients for parameters in bfloat16 ('unknown type void16'); use 'mixed_bfloat16'"
+)
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
-ONLY_FLOAT16 = "on MXNet, emulate is for float16 over float32 parameters: 'mixed_float16;emulate=true'"
+EMULATE_WIDE = "on MXNet, emulate is for policies with float32 parameters, such as 'mixed_float16;emulate=true'"
+EMULATE_OUTPUT = (
+    "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are outputs: use "
+    "output_dtype='float32'"
+)
+EMULATE_ON_CPU = "on MXNet, bfloat16 and float8 are emulated on CPU only; 'mixed_float16' is the nearest that runs"
 EMULATED = "emulated, for its numerics alone"
 ON_CPU = "float16 on CPU is slow, and its matrix products run in float32: for trying out the logic"
 BFLOAT16 = "the CPU computes in bfloat16"
@@ -35,10 +47,11 @@ def policy_support(policy: Policy, context: Context) -> Support:
         return gpu
     dtypes = _dtypes(policy)
     if policy.emulate:
-        return _emulation(policy, dtypes)
+        return _emulation(policy, dtypes, on_cpu)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
-        return Support(False, NO_FLOAT8.format(nearest=on_this_cpu if on_cpu else "mixed_float16"))
+        nearest, emulated = (on_this_cpu, EMULATED_FLOAT8) if on_cpu else ("mixed_float16", "")
+        return Support(False, NO_FLOAT8.format(nearest=nearest, emulated=emulated))
     if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
     if on_cpu and "bfloat16" in dtypes and not cpu_runs_bfloat16():
@@ -46,17 +59,23 @@ def policy_support(policy: Policy, context: Context) -> Support:
     if not on_cpu and "bfloat16" in dtypes:
         return Support(False, NO_BFLOAT16_GPU)
     if policy.param_dtype == "bfloat16":
-        return Support(False, NO_BFLOAT16_PARAMS)
+        if NUMPY_API:
+            return Support(False, NO_BFLOAT16_PARAMS_2)
+        return _gain("bfloat16", context) if policy.update else Support(False, NO_BFLOAT16_PARAMS)
     if on_cpu and "float16" in dtypes:
         return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)
 
 
-def _emulation(policy: Policy, dtypes: set[str]) -> Support:
+def _emulation(policy: Policy, dtypes: set[str], on_cpu: bool) -> Support:
     """Return whether a policy's dtypes can be emulated."""
-    if policy.param_dtype != "float32" or dtypes & {"bfloat16", "float8"}:
-        return Support(False, ONLY_FLOAT16)
-    return Support(True, EMULATED)
+    if policy.param_dtype != "float32":
+        return Support(False, EMULATE_WIDE)
+    if not dtypes & {"bfloat16", "float8"}:
+        return Support(True, EMULATED)
+    if not on_cpu:
+        return Support(False, EMULATE_ON_CPU)
+    return Support(True, EMULATED) if policy.output_dtype == "float32" else Support(False, EMULATE_OUTPUT)
 
 
 def multicasts(policy: Policy, context: Context) -> bool:
@@ -89,7 +108,7 @@ def check_session_policy(spec: SessionSpec, context: Context) -> None:
         UnsupportedError: an operator override that MXNet cannot apply.
     """
     check_policy(spec.policy, context)
-    if spec.policy.compute_dtype == "bfloat16" and not cpu_has_bfloat16():
+    if spec.policy.compute_dtype == "bfloat16" and not spec.policy.emulate and not cpu_has_bfloat16():
         spec.warn(NO_BFLOAT16, errors.NoGainWarning)
     if spec.options.get("layout_optimization") and not NUMPY_API:
         spec.warn("backend_options.mxnet.layout_optimization has no effect before MXNet 2", errors.PolicyWarning)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from unifiedamp.backend import Policy
+from unifiedamp.backend import SessionSpec
 
 from .._types import Block
 from ..layer_paths import walk
+from . import float8_layers
 from .layers import BoundaryCasts
 from .low_precision_params import Arrays, cast_parameters, layer_dtypes
 from .tables import CastTables
@@ -15,7 +16,7 @@ class PreparedModels:
     """Casts parameters where the policy says so, and wraps blocks in their casts.
 
     Args:
-        policy: the session's.
+        spec: the session's.
         boundaries: the casts at blocks.
         tables: made anew for each model.
 
@@ -23,8 +24,9 @@ class PreparedModels:
         originals: id of a Parameter → its float32 arrays before it was cast.
     """
 
-    def __init__(self, policy: Policy, boundaries: BoundaryCasts, tables: CastTables) -> None:
-        self._policy, self._boundaries, self._tables = policy, boundaries, tables
+    def __init__(self, spec: SessionSpec, boundaries: BoundaryCasts, tables: CastTables) -> None:
+        self._spec, self._policy = spec, spec.policy
+        self._boundaries, self._tables = boundaries, tables
         self.originals: dict[int, Arrays] = {}
 
     @property
@@ -43,6 +45,15 @@ class PreparedModels:
             self._cast_parameters(model)
         self._boundaries.add_model(model)
         self._tables.reset()
+
+    def check(self) -> None:
+        """Warn where the policy computes in float8 and no layer does.
+
+        Raises:
+            PolicyError: see :meth:`add`.
+        """
+        if self._policy.compute_dtype == "float8":
+            float8_layers.check(self.models, self._spec)
 
     def _cast_parameters(self, model: Block) -> None:
         policy, blocks = self._policy, dict(walk(model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .._types import Array
-from ..mxnet_api import call, context_of, dtype_code
+from ..mxnet_api import CODES, call, context_of, dtype_code
 
 CHUNK = 200
 """Arrays per call of the finite check, as in MXNet's own scaler."""
@@ -13,11 +13,12 @@ CHUNK = 200
 
 def zero(arrays: list[Array]) -> None:
     """Fill arrays with zeros, the dense ones of each context in one call."""
-    for group in by_context(array for array in arrays if array.stype == "default"):
+    apart = [array for array in arrays if array.stype != "default" or dtype_code(array) == CODES["bfloat16"]]
+    known = set(map(id, apart))
+    for group in by_context(array for array in arrays if id(array) not in known):
         call("reset_arrays", group, num_arrays=len(group))
-    for array in arrays:
-        if array.stype != "default":
-            call("zeros_like", [array], out=array)
+    for array in apart:
+        call("zeros_like", [array], out=array)
 
 
 def all_finite(arrays: Iterable[Array]) -> bool:

@@ -13,6 +13,7 @@ from .gradients import GradientBuffer, Gradients
 from .master_weights import MasterWeights
 from .multi_tensor import all_finite
 from .native_calls import check_backward, guard_steps
+from .rounded_weights import RoundedWeights
 from .scaler import SessionScaler, TrainerScaler, attach_scaler
 from .update import LARGEST_RESCALED, WeightUpdate
 
@@ -37,7 +38,7 @@ class PreparedOptimizer:
         trainer: a ``gluon.Trainer`` that updates its weights itself.
         names: id of a Parameter → its name for users.
         scaler: the session's.
-        masters: the Trainer's float32 master weights, None without.
+        masters: the Trainer's float32 master weights, or what rounds its bfloat16 weights; None without.
         rescales, reduce_dtype: see ``GradientBuffer``.
 
     Attributes:
@@ -52,7 +53,7 @@ class PreparedOptimizer:
         trainer: Trainer,
         names: dict[int, str],
         scaler: SessionScaler,
-        masters: MasterWeights | None = None,
+        masters: MasterWeights | RoundedWeights | None = None,
         rescales: bool = False,
         reduce_dtype: str | None = None,
     ) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from unifiedamp.backend import SessionSpec
 
-from .._types import Parameter, Trainer, Undo
+from .._types import HostArray, Parameter, Trainer, Undo
 from ..precision.low_precision_params import Arrays
 from .master_weights import MasterWeights, create_states
 from .prepared_optimizer import PreparedOptimizer
+from .rounded_weights import RoundedWeights
 from .scaler import SessionScaler
 
 
@@ -31,6 +32,7 @@ class PreparedOptimizers:
         fuse: Callable[[Trainer], Iterable[Undo]],
     ) -> None:
         self._scaler, self._originals, self._fuse = scaler, originals, fuse
+        self._policy = spec.policy
         self._master_weights, self._reduce_dtype = spec.master_weights, spec.reduce_dtype
         self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
         self._prepared: dict[int, PreparedOptimizer] = {}
@@ -54,13 +56,20 @@ class PreparedOptimizers:
             names: id of a Parameter → its name for users.
         """
         if id(trainer) not in self._prepared:
-            masters = MasterWeights(trainer, self._originals) if self._master_weights else None
-            create_states(trainer)
+            masters = self._masters(trainer, names)
+            if not isinstance(masters, RoundedWeights):
+                create_states(trainer)
             prepared = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype)
             self._prepared[id(trainer)] = prepared
             self._undo += self._fuse(trainer)
             for call in self._on_new:
                 call(prepared)
+
+    def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
+        if self._policy.update is not None:
+            params = trainer._params
+            return RoundedWeights(trainer, self._policy, lambda index: names.get(id(params[index]), params[index].name))
+        return MasterWeights(trainer, self._originals) if self._master_weights else None
 
     def on_new(self, call: Callable[[PreparedOptimizer], None]) -> None:
         """Call ``call`` with each Trainer that is prepared from here on."""
@@ -73,10 +82,16 @@ class PreparedOptimizers:
 
     def masters_of(self, param: Parameter) -> Arrays | None:
         """Return the float32 values of a 16-bit parameter, one for each context; None where it has none."""
-        if not self._master_weights:
+        if not self._master_weights and self._policy.update is None:
             return None
         found = (prepared.masters.of(param) for prepared in self if prepared.masters is not None)
-        return next((arrays for arrays in found if arrays is not None), self._originals.get(id(param)))
+        before = self._originals.get(id(param)) if self._master_weights else None
+        return next((arrays for arrays in found if arrays is not None), before)
+
+    def load_masters(self, param: Parameter, values: HostArray) -> bool:
+        """Set a parameter whose updates are rounded to float32 values; return False for another one."""
+        rounded = [prepared.masters for prepared in self if isinstance(prepared.masters, RoundedWeights)]
+        return any(weights.load(param, values) for weights in rounded)
 
     def close(self) -> None:
         """Give the Trainers back as they were."""

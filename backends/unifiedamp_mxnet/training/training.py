@@ -67,6 +67,8 @@ class MXNetTraining(Training):
             prepare_checks.warn_fixed_graph(model, self._spec)
             self._models.add(model)
             self._on_model(model)
+        if models:
+            self._models.check()
         for trainer in optimizers:
             self._optimizers.add(trainer, names)
         return list(models), list(optimizers)

@@ -7,6 +7,7 @@ from ..mxnet_api import NUMPY_API
 from ..patches import AttributePatch
 from .gradients import Gradients
 from .master_weights import MasterWeights
+from .rounded_weights import RoundedWeights
 
 LARGEST_RESCALED = 2.0**120
 """Above it ``rescale_grad`` could be a subnormal float32, which MXNet's optimizers refuse."""
@@ -20,10 +21,10 @@ class WeightUpdate:
 
     Args:
         trainer: a ``gluon.Trainer``.
-        masters: its float32 master weights; None without.
+        masters: its float32 master weights, or what rounds its bfloat16 weights; None without.
     """
 
-    def __init__(self, trainer: Trainer, masters: MasterWeights | None) -> None:
+    def __init__(self, trainer: Trainer, masters: MasterWeights | RoundedWeights | None) -> None:
         self._trainer, self._masters = trainer, masters
         self._settings = AttributePatch(trainer._optimizer, {})
         self._updating = False

@@ -191,8 +191,10 @@ def test_context_form_and_closure_form_mean_the_same(harness, form):
 
 @pytest.mark.parametrize("policy", ["float32", MIXED])
 def test_explain_names_native_calls(harness, policy):
-    plan = session(harness, policy=policy).explain()
-    assert plan.row("policy").value == policy
+    amp = session(harness, policy=policy)
+    plan = amp.explain()
+    assert amp.policy.name == policy
+    assert plan.row("policy").value == str(amp.policy)
     assert len(list(plan)) > 3
     assert {row.effect for row in plan} <= {"native", "emulated", "no effect", "unavailable"}
     assert policy in str(plan)

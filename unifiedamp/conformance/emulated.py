@@ -1,0 +1,50 @@
+"""Mixed policies that a machine does not run: the suite runs their emulation in place of skipping, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import unifiedamp as ua
+
+_ran: list[str] = []
+
+
+def take_ran() -> list[str]:
+    """Return the presets that ran emulated since the last call."""
+    taken = list(_ran)
+    _ran.clear()
+    return taken
+
+
+def emulation_of(harness: Any, policy: Any) -> ua.Policy | None:
+    """Return a policy with ``emulate``; None where that is no other policy, or the backend emulates none.
+
+    Args:
+        harness: of the backend under test.
+        policy: a policy or its text.
+    """
+    known = ua.Policy.parse(policy) if isinstance(policy, str) else policy
+    if not isinstance(known, ua.Policy) or known.emulate or known.param_dtype != "float32" or not known.is_mixed:
+        return None
+    return known.replace(emulate=True) if harness.capabilities().feature("emulation") else None
+
+
+def or_emulated(harness: Any, policy: Any, make: Callable[[Any], ua.Amp]) -> ua.Amp:
+    """Return ``make(policy)``; where the backend refuses the policy here but emulates it, that of the emulation.
+
+    Raises:
+        PolicyNotSupportedError: neither runs.
+    """
+    try:
+        return make(policy)
+    except ua.PolicyNotSupportedError as refusal:
+        emulated = emulation_of(harness, policy)
+        if emulated is None:
+            raise
+        try:
+            amp = make(emulated)
+        except ua.PolicyNotSupportedError:
+            raise refusal from None
+    _ran.append(emulated.name or str(emulated))
+    return amp
