@@ -10,7 +10,7 @@ from typing import Any
 from .. import errors
 from ..errors import AmpWarning
 from ..loss_scale import LossScale
-from ..policy import Policy
+from ..policy import PRODUCTS, Float8Recipe, Policy
 from .tuning import Tuning
 
 
@@ -66,3 +66,20 @@ class SessionSpec:
                 raise errors.ConfigError(
                     f"backend_options.{backend} has no setting {key!r}{hint} (it has: {', '.join(names) or 'none'})"
                 )
+
+    def check_tensorwise(self, framework: str) -> None:
+        """Refuse a float8 recipe on a backend that emulates ``recipe="tensorwise"`` alone.
+
+        Raises:
+            PolicyNotSupportedError: another recipe, or a product in bfloat16; with the nearest policy that runs.
+        """
+        policy, default = self.policy, Float8Recipe()
+        if policy.compute_dtype == "float8" and policy.float8 != default:
+            products = {name: getattr(default, name) for name in PRODUCTS}
+            nearest = policy.replace(
+                recipe=default.name, amax_history=default.amax_history, margin=0, emulate=True, **products
+            )
+            raise errors.PolicyNotSupportedError(
+                f"policy {str(policy)!r}: on {framework}, float8 is emulated by recipe 'tensorwise' alone, with all "
+                f"products in float8; nearest that runs: {str(nearest)!r}"
+            )

@@ -70,7 +70,7 @@ class MXNetRecorder(Recorder):
         Raises:
             UnsupportedError: the models are on several contexts.
         """
-        reader = MXNetWeights(self._optimizers.masters_of)
+        reader = MXNetWeights(self._optimizers.masters_of, self._optimizers.load_masters)
         found: dict[str, Any] = {}
         for index, model in enumerate(self._models):
             prefix = f"model{index}." if index else ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import tensorflow as tf
 
-from unifiedamp.backend import Float8Recipe, Policy, SessionSpec, StepResult, StepValues, errors
+from unifiedamp.backend import SessionSpec, StepResult, StepValues, errors
 
 from .._types import Tensor
 from ..precision import emulation
@@ -29,7 +27,7 @@ def check_spec(spec: SessionSpec) -> None:
             raise errors.ConfigError(f"backend_options.tensorflow.{name} must be true or false, got {value!r}")
     asked, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     emulate = asked or spec.policy.emulate
-    check_recipe(spec.policy)
+    spec.check_tensorwise("TensorFlow")
     emulation.check_policy(spec.policy, spec.options.get("mode", "keras"))
     if asked and not float8:
         spec.warn(
@@ -45,21 +43,6 @@ def check_spec(spec: SessionSpec) -> None:
         raise errors.PolicyNotSupportedError(
             f"policy {str(spec.policy)!r} cannot run: {NO_FLOAT8}; nearest that does: 'mixed_bfloat16'; "
             "'mixed_float8;emulate=true' runs its numerics anywhere"
-        )
-
-
-def check_recipe(policy: Policy) -> None:
-    """Refuse a float8 recipe that is not emulated.
-
-    Raises:
-        PolicyNotSupportedError: with the one that is.
-    """
-    if policy.compute_dtype == "float8" and str(policy.float8) != "tensorwise":
-        defaults = {name: value for name, value in asdict(Float8Recipe()).items() if name != "scaling"}
-        nearest = policy.replace(recipe="tensorwise", emulate=True, **defaults)
-        raise errors.PolicyNotSupportedError(
-            f"policy {str(policy)!r}: on TensorFlow, float8 is emulated by recipe 'tensorwise' alone, with all "
-            f"products in float8; nearest that runs: {str(nearest)!r}"
         )
 
 

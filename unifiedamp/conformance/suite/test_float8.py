@@ -278,6 +278,28 @@ def test_micro_batches_add_up(harness, form, settings):
         np.testing.assert_allclose(old - new, whole[old.shape], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.needs("float8")
+@pytest.mark.parametrize("recipe", ["delayed", "rowwise", "rowwise_gw_hp", "block128"])
+def test_a_recipe_scales_as_no_other_does_or_is_refused(harness, settings, recipe):
+    """Rows of unlike sizes, then larger ones: no recipe has the scales of "tensorwise" for both steps."""
+    weights = layers(128, 128)
+    x = batch(128, 128) * np.exp2(-(np.arange(128, dtype=np.float32) % 16))[:, None]
+
+    def trained(name):
+        run = Layers(harness, settings, weights, POLICY.replace(recipe=name), lr=2.0**-10)
+        run.step(x)
+        run.step(64 * x)
+        return run.parameters()
+
+    default = trained("tensorwise")
+    try:
+        found = trained(recipe)
+    except ua.PolicyNotSupportedError as refusal:
+        assert f"recipe={recipe}" in str(refusal) and "'mixed_float8" in str(refusal).split("nearest")[1]
+    else:
+        assert any(not np.array_equal(one, other) for one, other in zip(found, default, strict=True))
+
+
 def test_float8_is_refused_by_name_where_it_does_not_run(harness):
     """With the reason, the nearest policy that runs, and emulation where there is one."""
     if harness.capabilities().policies["mixed_float8"]:
