@@ -19,7 +19,7 @@ from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replic
 from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_layers, layers, recomputation
 from . import prepare_checks as checks
-from .gradients import parameters
+from .gradients import parameters, zero_grad
 from .native_calls import NativeCalls
 from .prepared import Optimizer, PreparedObjects
 
@@ -188,7 +188,13 @@ class Preparation:
         return False
 
     def close(self) -> None:
-        """Remove hooks and layer regions, restore the optimizers' own parameters. Idempotent."""
+        """Remove hooks and layer regions, restore the optimizers' own parameters. Idempotent.
+
+        Gradients of open windows are dropped: they are scaled, or a part of a mean.
+        """
+        for optimizer in self._native.with_open_window(self._prepared.optimizers):
+            self._prepared.masters.zero_model_grads(optimizer)
+            zero_grad(optimizer)
         self._native.close()
         self._prepared.masters.detach(self._prepared.optimizers)
         while self._undo:

@@ -1,5 +1,6 @@
 """``amp.close()`` leaves nothing: neither in the process, nor on models and optimizers, nor in what they compute."""
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session, settled_state
+from unifiedamp.conformance.driver import compiled, probe_run, session, settled_state
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 POLICIES = {
@@ -151,6 +152,26 @@ def test_a_model_is_prepared_anew(harness):
         assert amp.step(optimizer).applied
         assert harness.parameters(model).popitem()[1] == pytest.approx([expected], abs=1e-6)
         amp.close()
+
+
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+def test_a_window_that_is_open_is_dropped(harness, policy):
+    """Its scaled gradients are applied neither by the framework's own step nor by another session's."""
+    options = {} if policy == "float32" else {"policy": harness.pure_policies[policy], "master_weights": True}
+    if options and not harness.capabilities().feature("master_weights"):
+        pytest.skip("the backend declares no master_weights")
+    run = probe_run(harness, loss_scale=1024.0, accumulate_steps=2, **options)
+    x = run.amp.to_native(np.float32([1.0]))
+    run.amp.backward(lambda: run.model(x), run.optimizer)
+    run.amp.close()
+    with contextlib.suppress(UserWarning):  # a framework may refuse a step without gradients
+        harness.native_step(run.optimizer)
+    assert run.weights() == [1.0]
+    amp = session(harness, loss_scale=4.0, **options)
+    model, optimizer = amp.prepare(run.model, harness.sgd([run.model], 0.1))
+    amp.backward(lambda: model(x), optimizer)
+    assert amp.step(optimizer).applied
+    assert run.weights() == pytest.approx([0.9], rel=2.0**-8)
 
 
 @pytest.mark.parametrize("loss_scale", ["none", 4.0])
