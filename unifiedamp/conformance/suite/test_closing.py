@@ -223,6 +223,40 @@ def test_momentum_of_masters_outlives_the_session(harness, form, policy, before)
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("loop", ["session", "native"])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_moments_of_masters_outlive_the_session(harness, policy, loop):
+    """Adam under equal gradients takes the learning rate each time: under another session, or in the framework's own
+    loop, over 16-bit weights.
+    """
+    options = {"policy": harness.pure_policies[policy], "loss_scale": 4.0}
+    run = probe_run(harness, lr=0.125, optimizer="adam", master_weights=True, **options)
+    for _ in range(2):
+        run.feed(1.0)
+    run.amp.close()
+    model, optimizer = run.model, run.optimizer
+    if loop == "session":
+        amp = session(harness, master_weights=True, **options)
+        try:
+            model, optimizer = amp.prepare(model, optimizer)
+        except ua.PrepareError as refusal:
+            pytest.skip(f"refused: {refusal}")
+        x = amp.to_native(np.float32([1.0]))
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+    else:
+        fresh = session(harness)
+        x = harness.cast(fresh.to_native(np.float32([1.0])), policy)
+        with fresh.autocast():
+            loss = model(x)
+        fresh.close()
+        if not (harness.native_backward(loss) and harness.native_step(optimizer)):
+            pytest.skip("the framework has no such calls")
+    assert run.weights() == pytest.approx([1.0 - 3 * 0.125], rel=2.0**-7)
+    assert harness.optimizer_steps(optimizer) == 3
+
+
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 def test_momentum_goes_on_in_16_bits(harness, form, policy):
     """The same of an optimizer that trained in float32 before, under a session that keeps no master weights."""

@@ -45,19 +45,18 @@ def test_an_average_of_a_model_while_others_join_its_optimizer(harness):
     """The optimizer takes another model's parameters between two steps: the first model's average goes on."""
     amp = session(harness, loss_scale=SCALE)
     with amp.scope():
-        model, late = harness.probe([1.0, 2.0]), harness.probe([3.0])
+        model, late = harness.probe([1.0, 2.0]), harness.probe([3.0, 4.0])
         optimizer = harness.sgd([model], 0.5)
     model, optimizer = amp.prepare(model, optimizer)
     ema, oracle = amp.ema(model, 0.75), AverageOracle(0.75)
-    x, y = amp.to_native(np.float32([1.0, 2.0])), amp.to_native(np.float32([1.0]))
-    for joined in (False, False, True, True):
-        if joined and late is not None:
+    models, x = [model], amp.to_native(np.float32([1.0, 2.0]))
+    for joins in (False, False, True, False):
+        if joins:
             late = amp.prepare(late)
             harness.extend(optimizer, late)
-            other, late = late, None
+            models.append(late)
         before = harness.parameters(model)
-        loss = (lambda: model(x) + other(y)) if joined else (lambda: model(x))
-        amp.backward(loss, optimizer)
+        amp.backward(lambda: sum((each(x) for each in models[1:]), models[0](x)), optimizer)
         assert amp.step(optimizer).applied
         oracle.step(before, harness.parameters(model))
         oracle.check(ema.weights())
