@@ -80,8 +80,8 @@ def check_shared(known: Sequence[Trained], fresh: Sequence[Trained]) -> None:
         shared = [name for name, path in one.paths.items() if path in taken]
         if shared:
             raise errors.PrepareError(
-                f"amp.prepare: another optimizer of this session trains {errors.first_names(shared)} already; close the "
-                "session, and prepare the model with the new optimizer in another one"
+                f"amp.prepare: another optimizer of this session trains {errors.first_names(shared)} already; close "
+                "the session, and prepare the model with the new optimizer in another one"
             )
         taken.update(one.paths.values())
 
