@@ -109,11 +109,13 @@ def check_shared(trainers: Iterable[Trainer], prepared: Iterable[Trainer], names
     Raises:
         PrepareError: naming the parameters.
     """
+    held: set[int] = set()
     known = list(prepared)
+    for trainer in known:
+        held.update(id(param) for param in trainer._params)
     for trainer in trainers:
-        if any(trainer is each for each in known):
+        if any(trainer is other for other in known):
             continue
-        held = {id(param) for each in known for param in each._params if param.grad_req != "null"}
         shared = [names.get(id(param), param.name) for param in trainer._params if id(param) in held]
         if shared:
             raise errors.PrepareError(
@@ -121,6 +123,7 @@ def check_shared(trainers: Iterable[Trainer], prepared: Iterable[Trainer], names
                 "Parameter has one gradient: to replace a Trainer, close the session (amp.close()) and prepare the "
                 "model and the new Trainer with another one"
             )
+        held.update(id(param) for param in trainer._params)
         known.append(trainer)
 
 
