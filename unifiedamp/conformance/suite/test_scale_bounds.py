@@ -191,12 +191,11 @@ def test_a_static_scale_is_the_sessions_own(harness, form):
     assert (run.amp.loss_scale, run.weights()) == (8.0, [pytest.approx(0.9, abs=1e-6)])
 
 
-@pytest.mark.parametrize("scale", [2.0**24, 2.0**119, 2.0**122])
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_gradients_are_divided_by_a_large_scale_once(harness, form, scale, unscaled):
-    """Its reciprocal is no normal float32 beyond 2**126, and a backend may divide in two parts."""
+def test_gradients_are_divided_by_a_large_scale_once(harness, unscaled):
+    """Its reciprocal is close to the smallest normal float32, and a backend may divide in another way."""
     clip = (lambda amp, optimizer: amp.clip_grad_value(optimizer, 4.0)) if unscaled else None
-    run = probe_run(harness, form, values=(1.0, 1.0), clip=clip, loss_scale=scale)
+    run = probe_run(harness, values=(1.0, 1.0), clip=clip, loss_scale=2.0**122)
     for _ in range(2):
         run.feed(1.0, 2.0)
     assert run.weights() == pytest.approx([0.8, 0.6], abs=1e-6)
