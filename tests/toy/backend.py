@@ -74,5 +74,7 @@ class ToyBackend(Backend):
         self.training.pending.clear()
         for optimizer in self.optimizers:
             optimizer.hooks = []
+            for parameter in optimizer.parameters.values():
+                parameter.grad = None
         for model in self.models:
             model.layer_dtypes, model.output_dtype = {}, None

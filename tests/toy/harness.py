@@ -99,6 +99,10 @@ class ToyHarness(Harness):
     def parameters(self, model):
         return {name: p.data.astype(np.float64) for name, p in model.parameters.items()}
 
+    def set_parameters(self, model, values):
+        for name, value in values.items():
+            model.parameters[name].data = value.astype(np.float32)
+
     def optimizer_steps(self, optimizer):
         return optimizer.steps
 

@@ -78,6 +78,10 @@ class ToyTraining(Training):
         strange = [name for name, p in optimizer.parameters.items() if id(p) not in known]
         if strange:
             raise errors.PrepareError(f"the optimizer trains {errors.first_names(strange)}, of no prepared model")
+        taken = {id(p) for other in self.optimizers if other is not optimizer for p in other.parameters.values()}
+        shared = [name for name, p in optimizer.parameters.items() if id(p) in taken]
+        if shared:
+            raise errors.PrepareError(f"another optimizer of this session trains {errors.first_names(shared)}")
 
     # -- one step
 

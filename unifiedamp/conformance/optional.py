@@ -123,6 +123,15 @@ class OptionalHarness:
         """
         self._lacks("layers that are frozen later")
 
+    def set_parameters(self, model: Any, values: Mapping[str, Array]) -> None:
+        """Set parameters of a prepared model in place, the framework's own way (as loading weights does).
+
+        Args:
+            model: the model.
+            values: name, as ``Harness.parameters`` gives it → the new value.
+        """
+        self._lacks("parameters that are set in place")
+
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Return a native tensor in the dtype named, by an operation that gradients go through."""
         self._lacks("casts")

@@ -168,7 +168,9 @@ class Policy:
         return Float8Recipe(self.recipe, self.fprop, self.dgrad, wgrad, self.amax_history, self.margin)
 
     def replace(self, **changes: Any) -> Policy:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed; ``wgrad`` is that of a recipe that is given alone."""
+        if "recipe" in changes:
+            changes.setdefault("wgrad", None)
         return replace(self, **changes)
 
     def __str__(self) -> str:

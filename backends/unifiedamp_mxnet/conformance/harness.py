@@ -96,6 +96,11 @@ class MXNetHarness(Harness):
         params = named_parameters(model)
         return {name: to_numpy(p.data()).astype(np.float64) for name, p in params if p.grad_req != "null"}
 
+    def set_parameters(self, model: Block, values: Mapping[str, Array]) -> None:
+        params = dict(named_parameters(model))
+        for name, value in values.items():
+            params[name].set_data(native(value))
+
     def optimizer_steps(self, optimizer: Trainer) -> int:
         return int(optimizer.optimizer.num_update)
 

@@ -103,6 +103,30 @@ def check_owner(trainer: Trainer, known: Mapping[int, str]) -> None:
         )
 
 
+def check_shared(trainers: Iterable[Trainer], prepared: Iterable[Trainer], names: Mapping[int, str]) -> None:
+    """Refuse Trainers over one Parameter: it has one gradient, which cannot hold the windows of both.
+
+    Raises:
+        PrepareError: naming the parameters.
+    """
+    held: set[int] = set()
+    known = list(prepared)
+    for trainer in known:
+        held.update(id(param) for param in trainer._params)
+    for trainer in trainers:
+        if any(trainer is other for other in known):
+            continue
+        shared = [names.get(id(param), param.name) for param in trainer._params if id(param) in held]
+        if shared:
+            raise errors.PrepareError(
+                f"amp.prepare: another Trainer of this session trains {errors.first_names(shared)} already, and a "
+                "Parameter has one gradient: to replace a Trainer, close the session (amp.close()) and prepare the "
+                "model and the new Trainer with another one"
+            )
+        held.update(id(param) for param in trainer._params)
+        known.append(trainer)
+
+
 def parameter_names(models: Sequence[Block]) -> dict[int, str]:
     """Return id of a Parameter → its path in its model ("features.0.weight"), numbered where two collide."""
     names: dict[int, str] = {}

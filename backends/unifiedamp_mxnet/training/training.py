@@ -62,6 +62,7 @@ class MXNetTraining(Training):
             prepare_checks.check_trainer(trainer)
         names = self._names | prepare_checks.parameter_names([*self._models.models, *models])
         prepare_checks.check_prepare(models, optimizers, names, self._spec, self._models.originals)
+        prepare_checks.check_shared(optimizers, [prepared.trainer for prepared in self._optimizers], names)
         self._names = names
         for model in models:
             prepare_checks.warn_fixed_graph(model, self._spec)

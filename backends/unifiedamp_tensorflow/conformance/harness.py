@@ -112,6 +112,11 @@ class TensorFlowHarness(Harness):
         found = named_parameters([model])
         return {name: variable.numpy().astype(np.float64) for name, variable in found.items()}
 
+    def set_parameters(self, model: Any, values: Mapping[str, Array]) -> None:
+        found = named_parameters([model])
+        for name, value in values.items():
+            found[name].assign(tf.cast(value, found[name].dtype))
+
     def optimizer_steps(self, optimizer: Any) -> int:
         return int(optimizer.iterations.numpy())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -201,12 +201,28 @@ class ModelAverage(WeightAverage):
                 f"amp.ema: this {type(prepared.inner).__name__} has gradient_accumulation_steps, so that not each of "
                 "its steps updates weights; give Amp(accumulate_steps=...) instead"
             )
+        self.check(trained.values(), type(prepared.inner).__name__)
         with prepared.replicas.scope(), tf.init_scope():
             self._swapped = replica_counter("swapped_in") if self._swapped is None else self._swapped
             pairs = [Pair(names[id(params.named[name])], params, name) for name in trained]
             share = Share(prepared, pairs, self._decay, self._warmup, self._swapped)
         self.shares.append(share)
         self._undo.append(prepared.follow(share))
+
+    def check(self, trained: Iterable[Variable], optimizer: str) -> None:
+        """Refuse another optimizer of variables whose averages follow one already.
+
+        Raises:
+            PrepareError: naming the variables.
+        """
+        followed = {id(each) for pair in self._pairs() for each in (pair.param, pair.trained)}
+        shared = [variable.name for variable in trained if id(variable) in followed]
+        if shared:
+            raise errors.PrepareError(
+                f"amp.ema: the average of model {self._model.name!r} follows one optimizer per variable, and this "
+                f"{optimizer} trains {errors.first_names(shared)} too: to replace an optimizer, save the average "
+                "(ema.weights()), close the session, and go on with ema.load_weights in another one"
+            )
 
     # -- reading and writing -------------------------------------------------------------------------------------
 
@@ -308,6 +324,11 @@ class TensorFlowAveraging(Averaging):
         """Follow an optimizer that was prepared later."""
         for average in self._all:
             average.join(prepared)
+
+    def check(self, optimizer: str, trained: Sequence[Variable]) -> None:
+        """Refuse an optimizer of variables whose averages follow another one; see :meth:`ModelAverage.check`."""
+        for average in self._all:
+            average.check(trained, optimizer)
 
     def _remove(self, average: ModelAverage) -> None:
         self._all = [each for each in self._all if each is not average]

@@ -58,6 +58,8 @@ class Preparation:
         globs = self._spec.tuning.checkpoint_layers
         recomputed = [recomputation.choose(model, globs) for model in models]
         assigned = prepare_checks.assign_parameters(models, given, self._prepared.owned())
+        for optimizer, named in assigned:
+            self._prepared.averaging.check(type(optimizer).__name__, list(named.values()))
         check_distribution("amp.prepare")
         trained = [v for _, named in assigned for v in named.values()]
         replicas = replicas_of(trained, given, self._spec.reduce_dtype)

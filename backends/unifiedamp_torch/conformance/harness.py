@@ -75,6 +75,9 @@ class TorchHarness(Harness):
             if param.requires_grad
         }
 
+    def set_parameters(self, model: nn.Module, values: Mapping[str, Array]) -> None:
+        model.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()}, strict=False)
+
     def optimizer_steps(self, optimizer: Any) -> int:
         if not isinstance(optimizer, torch.optim.Adam):
             raise NotImplementedError("torch's SGD keeps no count of its steps")

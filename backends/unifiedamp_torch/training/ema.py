@@ -133,7 +133,18 @@ class ModelAverage(WeightAverage):
             return
         if capturing:
             raise AverageDeferred
-        self._refresh(optimizer).start()
+        share = self._refresh(optimizer)
+        earlier = self._moving(share)
+        if earlier and not share.started:  # the optimizer trains what another one trained before
+            share.started = True
+            share.mover.write(max(each.mover.read() for each in earlier))
+        share.start()
+
+    def _moving(self, share: Share) -> list[Share]:
+        """Return shares of other optimizers that have begun to move averages of this share."""
+        own = {id(average) for average, _ in share.pairs}
+        others = [each for each in self._shares.values() if each is not share and each.started]
+        return [each for each in others if any(id(average) in own for average, _ in each.pairs)]
 
     def end(self, optimizer: Optimizer, found: Found | None) -> None:
         """After an optimizer's step."""
@@ -192,7 +203,7 @@ class ModelAverage(WeightAverage):
         """Set averages that no step has moved to the present weights."""
         if self._kept is None:
             for share in self._shares.values():
-                if not share.started:
+                if not share.started and not self._moving(share):
                     share.copy()
 
     @torch.no_grad()

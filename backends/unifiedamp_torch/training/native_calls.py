@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -176,6 +176,10 @@ class NativeCalls:
         """Forget the call that was interrupted."""
         passes.running.clear()
         _stepping.optimizer = None
+
+    def with_open_window(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+        """Return those for which a loss was scaled since their last step."""
+        return [optimizer for optimizer in optimizers if id(optimizer) in self._pending]
 
     def close(self) -> None:
         """Forget what is pending, and remove the hooks from its losses."""

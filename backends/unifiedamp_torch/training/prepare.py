@@ -21,7 +21,7 @@ from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_forward, float8_layers, layers, recomputation
 from ..precision.float8_state import Float8State
 from . import prepare_checks as checks
-from .gradients import parameters
+from .gradients import parameters, zero_grad
 from .native_calls import NativeCalls
 from .prepared import Optimizer, PreparedObjects
 
@@ -200,7 +200,13 @@ class Preparation:
         return False
 
     def close(self) -> None:
-        """Remove hooks and layer regions, restore the optimizers' own parameters. Idempotent."""
+        """Remove hooks and layer regions, restore the optimizers' own parameters. Idempotent.
+
+        Gradients of open windows are dropped: they are scaled, or a part of a mean.
+        """
+        for optimizer in self._native.with_open_window(self._prepared.optimizers):
+            self._prepared.masters.zero_model_grads(optimizer)
+            zero_grad(optimizer)
         self._native.close()
         self._prepared.masters.detach(self._prepared.optimizers)
         while self._undo:

@@ -69,6 +69,23 @@ def bind(optimizer: Any, models: Sequence[nnx.Module], only: nnx.Module | None) 
     return Trained(optimizer, model, paths)
 
 
+def check_shared(known: Sequence[Trained], fresh: Sequence[Trained]) -> None:
+    """Refuse two optimizers over one parameter, whose averages follow one.
+
+    Raises:
+        PrepareError: naming the parameters.
+    """
+    taken = {path for one in known for path in one.paths.values()}
+    for one in fresh:
+        shared = [name for name, path in one.paths.items() if path in taken]
+        if shared:
+            raise errors.PrepareError(
+                f"amp.prepare: another optimizer of this session trains {errors.first_names(shared)} already; close "
+                "the session, and prepare the model with the new optimizer in another one"
+            )
+        taken.update(one.paths.values())
+
+
 def _flat(model: Any, wrt: Any) -> Any:
     return nnx.to_flat_state(nnx.state(model, wrt, graph=True))
 

@@ -136,6 +136,12 @@ class JaxHarness(Harness):
         flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
         return {".".join(map(str, path)): np.asarray(one.get_value(), np.float64) for path, one in flat}
 
+    def set_parameters(self, model: Any, values: Mapping[str, Array]) -> None:
+        """See ``OptionalHarness``."""
+        for path, one in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+            if ".".join(map(str, path)) in values:
+                one.set_value(jnp.asarray(values[".".join(map(str, path))], jnp.float32))
+
     def optimizer_steps(self, optimizer: Any) -> int:
         """See ``Harness``."""
         return int(optimizer.step.get_value())

@@ -56,6 +56,7 @@ class JaxTraining(Training):
         only = everything[0] if len(everything) == 1 else None
         fresh = [one for one in optimizers if all(one is not known.optimizer for known in session.trained)]
         trained = [gradients.bind(optimizer, everything, only) for optimizer in fresh]
+        gradients.check_shared(session.trained, trained)
         session.models = everything
         session.trained += trained
         session.carry.buffers += [scaler.GradientBuffer(jnp.zeros(len(one.paths), bool)) for one in trained]

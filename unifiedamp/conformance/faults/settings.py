@@ -127,7 +127,7 @@ class LayerOverridesIgnored(_Policy):
         return policy.replace(layer_overrides={})
 
 
-@fault("test_an_overridden_operation_runs_in_float32", needs="op_overrides")
+@fault("test_an_overridden_operation_runs_in_what_was_chosen", needs="op_overrides")
 class OpOverridesIgnored(_Policy):
     """Overrides of operations are ignored."""
 

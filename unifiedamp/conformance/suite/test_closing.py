@@ -1,5 +1,6 @@
 """``amp.close()`` leaves nothing: neither in the process, nor on models and optimizers, nor in what they compute."""
 
+import contextlib
 import gc
 import itertools
 import threading
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session, settled_state
+from unifiedamp.conformance.driver import compiled, probe_run, session, settled_state
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 POLICIES = {
@@ -153,6 +154,26 @@ def test_a_model_is_prepared_anew(harness):
         amp.close()
 
 
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+def test_a_window_that_is_open_is_dropped(harness, policy):
+    """Its scaled gradients are applied neither by the framework's own step nor by another session's."""
+    options = {} if policy == "float32" else {"policy": harness.pure_policies[policy], "master_weights": True}
+    if options and not harness.capabilities().feature("master_weights"):
+        pytest.skip("the backend declares no master_weights")
+    run = probe_run(harness, loss_scale=1024.0, accumulate_steps=2, **options)
+    x = run.amp.to_native(np.float32([1.0]))
+    run.amp.backward(lambda: run.model(x), run.optimizer)
+    run.amp.close()
+    with contextlib.suppress(UserWarning):  # a framework may refuse a step without gradients
+        harness.native_step(run.optimizer)
+    assert run.weights() == [1.0]
+    amp = session(harness, loss_scale=4.0, **options)
+    model, optimizer = amp.prepare(run.model, harness.sgd([run.model], 0.1))
+    amp.backward(lambda: model(x), optimizer)
+    assert amp.step(optimizer).applied
+    assert run.weights() == pytest.approx([0.9], rel=2.0**-8)
+
+
 @pytest.mark.parametrize("loss_scale", ["none", 4.0])
 def test_counts_are_those_of_the_session(harness, loss_scale):
     """An optimizer that another session has stepped: its own count goes on, and the new session's begins at 0."""
@@ -200,6 +221,40 @@ def test_momentum_of_masters_outlives_the_session(harness, form, policy, before)
         amp.close()
         amp = session(harness, form, **options)
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("loop", ["session", "native"])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_moments_of_masters_outlive_the_session(harness, policy, loop):
+    """Adam under equal gradients takes the learning rate each time: under another session, or in the framework's own
+    loop, over 16-bit weights.
+    """
+    options = {"policy": harness.pure_policies[policy], "loss_scale": 4.0}
+    run = probe_run(harness, lr=0.125, optimizer="adam", master_weights=True, **options)
+    for _ in range(2):
+        run.feed(1.0)
+    run.amp.close()
+    model, optimizer = run.model, run.optimizer
+    if loop == "session":
+        amp = session(harness, master_weights=True, **options)
+        try:
+            model, optimizer = amp.prepare(model, optimizer)
+        except ua.PrepareError as refusal:
+            pytest.skip(f"refused: {refusal}")
+        x = amp.to_native(np.float32([1.0]))
+        amp.backward(lambda: model(x), optimizer)
+        amp.step(optimizer)
+    else:
+        fresh = session(harness)
+        x = harness.cast(fresh.to_native(np.float32([1.0])), policy)
+        with fresh.autocast():
+            loss = model(x)
+        fresh.close()
+        if not (harness.native_backward(loss) and harness.native_step(optimizer)):
+            pytest.skip("the framework has no such calls")
+    assert run.weights() == pytest.approx([1.0 - 3 * 0.125], rel=2.0**-7)
+    assert harness.optimizer_steps(optimizer) == 3
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])

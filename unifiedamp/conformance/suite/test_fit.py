@@ -8,6 +8,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.recorded import Kept
 
 RATE = 2.0**-4
 ROWS = 2
@@ -63,6 +64,21 @@ def test_each_batch_is_a_step(harness, scale):
     line = Line(harness, loss_scale=scale)
     line.fit(BATCHES)
     line.check(4)
+
+
+@pytest.mark.needs("recording")
+@pytest.mark.parametrize("scale", ["none", 8.0])
+def test_recorded_steps_train_as_others(harness, scale):
+    """What is recorded of every second batch is its own true gradients."""
+    line, kept = Line(harness, loss_scale=scale), Kept()
+    with line.amp.record(kept, every=2):
+        line.fit(BATCHES)
+    line.check(4)
+    line.fit(BATCHES[:1])
+    line.check(5)
+    records = kept.of("step")
+    assert [(record["step"], len(record["gradients"])) for record in records] == [(1, 2), (2, 2), (4, 2)]
+    assert all(record["activations"] for record in records)
 
 
 @pytest.mark.needs("ema", "float32_weights")

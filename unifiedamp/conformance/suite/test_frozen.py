@@ -1,5 +1,6 @@
 """Layers frozen after ``amp.prepare`` stay as they are, to the last bit, and train again once they are unfrozen."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -86,6 +87,25 @@ def test_frozen_layers_stay_and_unfrozen_ones_train(harness, form):
             assert (after[layer] == before[layer]) == (layer in frozen)
         before = after
     assert (amp.applied_steps, amp.skipped_steps) == (2 * len(FREEZING), 0)
+
+
+@pytest.mark.filterwarnings("ignore::unifiedamp.StepWarning")
+def test_a_model_that_is_frozen_whole(harness):
+    """Its loss is refused or gives a step without gradients; it trains again once a layer is unfrozen."""
+    net = Net(harness)
+    amp, optimizers = prepare(harness, "eager", [net])
+    step = stepping(harness, "eager", amp, [net], optimizers)
+    before = net.read()
+    for frozen in (("layer0", "layer1"), ("layer0",)):
+        net.freeze(frozen)
+        with contextlib.suppress(ua.LossError):
+            step(1.5, 0.5)
+        net.train(1.5, 0.5)
+        after = net.read()
+        assert after["layer0"] == before["layer0"]
+        assert after == {layer: pytest.approx(values, rel=1e-5) for layer, values in net.values.items()}
+        assert amp.applied_steps == (len(frozen) == 1)
+    assert (amp.skipped_steps, amp.loss_scale) == (0, 64.0)
 
 
 def test_a_frozen_layers_moments_rest_too(harness, form):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=100)
 MIXED = ua.Policy.parse("mixed_bfloat16")
@@ -116,6 +116,18 @@ def test_weights_that_are_loaded_are_trained_on(harness, when):
     amp.load_master_weights(model, {name: array * 0 + 8.0 for name, array in amp.master_weights(model).items()})
     step(amp, [model], [optimizer])
     assert values(amp, model) == [7.5]
+
+
+@pytest.mark.needs("accumulation")
+def test_weights_that_are_set_natively_are_trained_on(harness, form):
+    """The next step begins with them, also one that was traced before; the window that is open goes on."""
+    run = probe_run(harness, form, lr=0.5, loss_scale=SCALE, accumulate_steps=2)
+    for _ in range(5):
+        run.feed(1.0)
+    harness.set_parameters(run.model, {name: value * 0 + 8.0 for name, value in harness.parameters(run.model).items()})
+    for _ in range(3):
+        run.feed(1.0)
+    assert run.weights() == [7.0]
 
 
 @pytest.mark.needs("master_weights")

@@ -34,9 +34,10 @@ def test_evaluation_between_steps_does_not_count(harness, form):
             model(amp.to_native(batch() * np.float32(1e6)))
         feed(batch())
     (record,) = kept.of("step")
-    assert [row["layer"] for row in record["activations"] if row["layer"] and row["place"] == "output"] == [
-        "layer0", "layer1",
-    ]  # fmt: skip
+    rows = [(row["layer"], row["place"]) for row in record["activations"]]
+    assert [layer for layer, place in rows if place == "output"] == ["layer0", "layer1", ""]
+    assert rows.count(("", "input")) == 1
+    assert ("layer0", "input") not in rows, "it is the model's own, which was recorded"
     assert all(row["largest"] < 1000 for row in record["activations"])
 
 

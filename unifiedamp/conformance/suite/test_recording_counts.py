@@ -3,6 +3,7 @@
 import math
 import struct
 
+import numpy as np
 import pytest
 
 from unifiedamp.conformance.driver import probe_run
@@ -63,3 +64,19 @@ def test_inf_and_nan_are_counted_apart(harness, form):
         run.feed(math.inf, math.nan, 1.0)
     told = {name: g["scaled"] for name, g in kept.of("step")[0]["gradients"].items()}
     assert [(told[f"w{i}"]["inf"], told[f"w{i}"]["nan"]) for i in range(3)] == [(1, 0), (0, 1), (0, 0)]
+
+
+def test_a_layer_that_is_called_twice_is_told_by_its_largest(harness):
+    """In one step; it is the first call's here."""
+    amp, model, optimizer, _ = mlp_run(harness, "eager", layers(4, 2), loss_scale=4.0)
+    x, y = batch(), np.zeros((8, 2), np.float32)
+    first, second, target = map(amp.to_native, (16 * x, x, y))
+    kept = Kept()
+    with amp.record(kept):
+        amp.backward(
+            lambda: harness.mean_square(model(first), target) + harness.mean_square(model(second), target), optimizer
+        )
+        amp.step(optimizer)
+    rows = [row for row in kept.of("step")[0]["activations"] if (row["layer"], row["place"]) == ("layer0", "output")]
+    largest = float(np.abs(x @ layers(4, 2)[0][0]).max())
+    assert [row["largest"] for row in rows] == pytest.approx([16 * largest], rel=1e-2)

@@ -189,3 +189,13 @@ def test_a_static_scale_is_the_sessions_own(harness, form):
         run.amp.load_state_dict(state | {"state": state["state"] | {"scale": 2.0}})
     run.feed(1.0)
     assert (run.amp.loss_scale, run.weights()) == (8.0, [pytest.approx(0.9, abs=1e-6)])
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_gradients_are_divided_by_a_large_scale_once(harness, unscaled):
+    """Its reciprocal is close to the smallest normal float32, and a backend may divide in another way."""
+    clip = (lambda amp, optimizer: amp.clip_grad_value(optimizer, 4.0)) if unscaled else None
+    run = probe_run(harness, values=(1.0, 1.0), clip=clip, loss_scale=2.0**122)
+    for _ in range(2):
+        run.feed(1.0, 2.0)
+    assert run.weights() == pytest.approx([0.8, 0.6], abs=1e-6)

@@ -17,9 +17,9 @@ SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
 class Pair:
     """Two probe models, each with its own optimizer, one session."""
 
-    def __init__(self, harness, form):
-        self.harness, self.amp = harness, session(harness, form, loss_scale=SCALE)
-        first, second = harness.probe([1.0]), harness.probe([1.0])
+    def __init__(self, harness, form, size=1):
+        self.harness, self.amp, self.size = harness, session(harness, form, loss_scale=SCALE), size
+        first, second = harness.probe([1.0] * size), harness.probe([1.0] * size)
         one, two = harness.sgd([first], 0.1), harness.sgd([second], 0.1)
         self.models = [None, None]
         self.optimizers = [None, None]
@@ -28,7 +28,7 @@ class Pair:
         )
 
     def native(self, value):
-        return self.amp.to_native(np.array([value], np.float32))
+        return self.amp.to_native(np.array([value] * self.size, np.float32))
 
     def weights(self):
         return [float(self.harness.parameters(model).popitem()[1][0]) for model in self.models]
@@ -114,6 +114,30 @@ def test_an_interrupted_step_ends_the_iteration_of_the_others(harness):
         seen.append(pair.amp.loss_scale)
     assert seen == [2.0, 2.0, 4.0]
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (4, 1)
+
+
+def test_a_partly_applied_update_is_of_one_optimizer(harness):
+    """The other one goes on, also after a call of its own was interrupted."""
+    pair = Pair(harness, "eager", size=2)
+    context = harness.interrupted_update(pair.optimizers[0], KeyError())
+    if context is None:
+        pytest.skip("updates make new values, so none is ever applied in part")
+
+    def failing():
+        raise KeyError
+
+    with context, pytest.raises(KeyError):
+        pair.train(0, pair.native(1.0))
+    with pytest.raises(KeyError):
+        pair.amp.backward(failing, pair.optimizers[1])
+    pair.train(1, pair.native(1.0))
+    with pytest.raises(ua.StepOrderError, match="interrupted by KeyError"):
+        pair.train(0, pair.native(1.0))
+    assert pair.weights() == pytest.approx([1.0, 0.9])  # the second parameter of each
+    pair.amp.discard_step(pair.optimizers[0])
+    for index in range(2):
+        pair.train(index, pair.native(1.0))
+    assert pair.weights() == pytest.approx([0.9, 0.8])
 
 
 @pytest.mark.filterwarnings("ignore::unifiedamp.StepWarning")

@@ -138,3 +138,5 @@ def test_custom_functions_with_named_inputs(harness):
         function(x, second=x, third=[x], whole=n)
     assert [harness.dtype_of(seen[name]) for name in ("first", "second", "third")] == ["bfloat16"] * 3
     assert amp.to_numpy(seen["whole"]).dtype.kind == "i"
+    function(x, second=x, third=[x], whole=n)
+    assert [harness.dtype_of(seen[name]) for name in ("first", "second", "third")] == ["float32"] * 3
