@@ -201,7 +201,7 @@ class ModelAverage(WeightAverage):
                 f"amp.ema: this {type(prepared.inner).__name__} has gradient_accumulation_steps, so that not each of "
                 "its steps updates weights; give Amp(accumulate_steps=...) instead"
             )
-        self.check(trained.values(), type(prepared.inner).__name__)
+        self.check([params.named[name] for name in trained], type(prepared.inner).__name__)
         with prepared.replicas.scope(), tf.init_scope():
             self._swapped = replica_counter("swapped_in") if self._swapped is None else self._swapped
             pairs = [Pair(names[id(params.named[name])], params, name) for name in trained]
@@ -215,7 +215,7 @@ class ModelAverage(WeightAverage):
         Raises:
             PrepareError: naming the variables.
         """
-        followed = {id(each) for pair in self._pairs() for each in (pair.param, pair.trained)}
+        followed = {id(each) for pair in self._pairs() for each in pair.held()}
         shared = [variable.name for variable in trained if id(variable) in followed]
         if shared:
             raise errors.PrepareError(
