@@ -115,7 +115,8 @@ def _trainers(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def _model(labels: Mapping[str, str]) -> str:
-    name = labels.get("recipe") or f"transformer, {labels.get('blocks × width')}"
+    blocks = f"transformer, {labels['blocks × width']}" if "blocks × width" in labels else ""
+    name = ", ".join(filter(None, (labels.get("recipe"), blocks)))
     optimizer = labels.get("optimizer")
     return f"{name} ({optimizer})" if optimizer else name
 
