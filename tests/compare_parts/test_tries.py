@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from unifiedamp import UnsupportedError
 from unifiedamp.workloads.tries import Tries
 from unifiedamp.workloads.tune.prober import Prober, TuneGoal
 from unifiedamp.workloads.workers import WorkerError
@@ -29,6 +30,9 @@ class Stand:
         bad = policy.startswith("mixed_float16") and "c:float32" not in policy
         return {"losses": [2.0 if bad else 1.0] * steps, "skipped": [0] * steps, "stopped": "", "layers": LAYERS,
                 "scale": 1024.0}  # fmt: skip
+
+    def count(self, steps):
+        raise UnsupportedError("no forecast here")
 
     def rates(self, runs, rounds, lost):
         return {index: [1.0] * rounds for index in range(len(runs))}

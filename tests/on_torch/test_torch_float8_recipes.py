@@ -162,12 +162,12 @@ def test_the_native_product_of_rows_is_the_emulated_one():
 def test_scales_of_blocks_are_laid_out_as_torch_wants_them(monkeypatch, inputs, of_b):
     """Torch's own checks of the GPU's product stand in for it."""
 
-    def checked(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype):
-        monkeypatch.setattr(torch._meta_registrations, "device_hint", lambda _: "cuda")
-        check = torch._meta_registrations._check_scaled_mm_sizes_v2
-        return check(a, b, [scale_a], [kind_a], [scale_b], [kind_b], out_dtype=output_dtype)
+    def checked(a, b, *, scale_a, scale_b, out_dtype):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch._meta_registrations, "device_hint", lambda _: "cuda")
+            return torch._meta_registrations.meta_scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm", checked)
+    monkeypatch.setattr(torch, "_scaled_mm", checked)
     a = cast(torch.randn(256, inputs), E4M3, casts.BLOCKS).rows
     b = cast(torch.randn(384, inputs), E4M3, of_b).rows
     native, emulated_ = both_products(a, b, casts.BLOCKS)
