@@ -83,14 +83,14 @@ def test_a_declared_emulation_runs_some_policy(harness):
 
 
 @pytest.mark.needs("emulation", "float8")
-def test_float8_is_the_emulation_of_the_backends_option(harness, form):
+def test_float8_is_the_emulation_of_the_backends_option(harness):
     """The text ``emulate=true`` gives what ``harness.float8_emulation`` does, which ``test_float8`` compares."""
     layers = weights(32, 16, 16)
     rng = np.random.default_rng(1)
     x, y = (rng.normal(size=(16, size)).astype(np.float32) for size in (32, 16))
 
     def trained(policy, settings=None):
-        amp = session(harness, form, policy, settings)
+        amp = session(harness, policy=policy, settings=settings)
         with amp.scope():
             model = harness.mlp(layers)
             optimizer = harness.sgd([model], 0.5)
@@ -100,9 +100,8 @@ def test_float8_is_the_emulation_of_the_backends_option(harness, form):
             amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
             amp.step(optimizer)
 
-        step = compiled(amp, form, train)
         for _ in range(2):
-            step(amp.to_native(x), amp.to_native(y))
+            train(amp.to_native(x), amp.to_native(y))
         return list(harness.parameters(model).values())
 
     by_policy, by_option = trained("mixed_float8;emulate=true"), trained("mixed_float8", harness.float8_emulation)
