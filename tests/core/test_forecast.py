@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from unifiedamp.forecast.losses import rounding
 from unifiedamp.forecast.totals import Totals
 from unifiedamp.formats import FLOAT_FORMATS
 
+ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = {
     "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2,
