@@ -47,7 +47,7 @@ def _casts_row(policy: Policy, table: CastTable) -> PlanRow:
     if not table.casts:
         return PlanRow("policy", str(policy), "autograd.record()", "native", "nothing is cast")
     if table.in_float32:
-        return PlanRow("policy", str(policy), "rounding in operators of their own", "emulated", "see emulate")
+        return PlanRow("policy", str(policy), "rounding by custom operators", "emulated", "see emulate")
     lists = f"{_AMP}.lists.symbol_{'fp16' if policy.compute_dtype == 'float16' else 'bf16'}"
     note = f"MXNet's own lists and casts, in regions; {_AMP}.init() would patch the process for good"
     return PlanRow("policy", str(policy), f"amp_cast by {lists}", "emulated", note)

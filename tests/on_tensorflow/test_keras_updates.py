@@ -94,7 +94,7 @@ def test_what_is_refused():
         def _apply_weight_decay(self, variables):
             pass
 
-    with pytest.raises(ua.PrepareError, match="Decays has _apply_weight_decay of its own"):
+    with pytest.raises(ua.PrepareError, match="Decays has an overridden _apply_weight_decay"):
         prepared("kahan", Decays(0.1))
 
     _, model, optimizer = prepared("kahan", keras.optimizers.SGD(0.1))

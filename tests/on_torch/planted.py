@@ -28,7 +28,7 @@ class Fade(torch.autograd.Function):
 
 
 class Planted(torch.nn.Module):
-    """Adds up the outputs of linear layers ``l0`` …, each of its own part of the input; all are needed.
+    """Adds up the outputs of linear layers ``l0`` …, each applied to a separate part of the input; all are needed.
 
     ``faint`` ones have tiny gradients, ``spiked`` ones huge padding in their input.
     """

@@ -166,7 +166,7 @@ def check_policy(policy: Policy, mode: str) -> None:
 
 
 def check_layer(path: str, layer: Layer, kind: str, device: DeviceInfo) -> None:
-    """Refuse a layer that would run in a kernel of its own.
+    """Refuse a layer that runs in a fused kernel, which cannot be emulated.
 
     Raises:
         PrepareError: a recurrent layer on a GPU.

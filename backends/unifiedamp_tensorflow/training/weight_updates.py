@@ -161,7 +161,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """Refuse an optimizer whose updates cannot be rounded.
 
     Raises:
-        PrepareError: it averages weights, accumulates gradients, or decays weights in a way of its own.
+        PrepareError: it averages weights, accumulates gradients, or overrides weight decay.
     """
     name, instead = type(optimizer).__name__, ""
     if getattr(optimizer, "use_ema", False):
@@ -171,7 +171,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
             "gradient_accumulation_steps, so that not each of its steps updates weights; use Amp(accumulate_steps=...)"
         )
     elif own_method(optimizer, DECAY):
-        instead = f"{DECAY} of its own, which would decay bfloat16 values; decay in update_step"
+        instead = f"an overridden {DECAY}, which would decay bfloat16 values; decay in update_step"
     if instead:
         raise errors.PrepareError(f"update: this {name} has {instead}")
 

@@ -24,7 +24,7 @@ NOTHING: Pair = (None, None)
 
 
 def no_cache() -> None:
-    """Return what a copied layer has in place of its cache: nobody would tell it of its optimizer's steps."""
+    """Return no cache for a copied layer, because the session does not see the steps of the copy's optimizer."""
     return
 
 
