@@ -10,7 +10,7 @@ from ..forecast.run import ForecastRun
 from ..forecast.start import MAX_ERROR, start_forecast
 from ..training.step_loop import StepLoop
 from .request import FORECAST
-from .run import MeasuredRun
+from .run import MeasuredRun, nothing_prepared
 
 
 class Forecasting:
@@ -52,12 +52,7 @@ class Forecasting:
             AmpError: nothing is prepared.
         """
         if self._forecast is None:
-            self._run.fail(
-                AmpError(
-                    "nothing to forecast: this session trains models that were not given to amp.prepare (a retired "
-                    "interface of unifiedamp.compat does so); see docs/migrate for the form with amp.prepare"
-                )
-            )
+            self._run.fail(nothing_prepared("forecast"))
 
     def end(self) -> None:
         """Write what was counted."""

@@ -128,3 +128,11 @@ def join(folder: str) -> MeasuredRun:
         ConfigError: the folder holds none.
     """
     return MeasuredRun(Path(folder), read_request(Path(folder)))
+
+
+def nothing_prepared(task: str) -> AmpError:
+    """Return why a session that prepared nothing cannot "record" or "forecast"."""
+    return AmpError(
+        f"nothing to {task}: this session trains models that were not given to amp.prepare (a retired interface of "
+        "unifiedamp.compat does so); see docs/migrate for the form with amp.prepare"
+    )

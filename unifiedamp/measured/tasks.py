@@ -12,7 +12,7 @@ from ..recording.sinks import JsonLines, Record
 from ..recording.start import start_recording
 from ..training.step_loop import StepLoop
 from .request import RECORDING
-from .run import MeasuredRun
+from .run import MeasuredRun, nothing_prepared
 
 
 class Recording:
@@ -53,12 +53,7 @@ class Recording:
             AmpError: nothing is prepared.
         """
         if self._recorder is None:
-            self._run.fail(
-                AmpError(
-                    "nothing to record: this session trains models that were not given to amp.prepare (a retired "
-                    "interface of unifiedamp.compat does so); see docs/migrate for the form with amp.prepare"
-                )
-            )
+            self._run.fail(nothing_prepared("record"))
 
     def end(self) -> None:
         """End the recording."""
