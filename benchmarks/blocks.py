@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+import unifiedamp as ua
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,20 @@ class Stack(nn.Module):
 def loss_fn(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of the next token."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def training_step(amp: ua.Amp, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    """Return a step on tokens and next tokens, of prepared objects; it returns the loss."""
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with amp.autocast():
+            loss = loss_fn(model(tokens), targets)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        amp.step(optimizer)
+        return loss
+
+    return step
 
 
 class Chain:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blocks import BLOCKS, LLAMA, SMOKE, Chain, Sizes, Stack, loss_fn
+from blocks import BLOCKS, LLAMA, SMOKE, Chain, Sizes, Stack, training_step
 from native.torch_amp import gpu
 from record import RESULTS, hardware, show, write
 from timing import Comparison, Loop, compare
@@ -46,16 +46,7 @@ def trained(policy: str, form: str, options: Any) -> tuple[ua.Amp, Callable[[Any
         model = Stack(options.sizes)
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, fused=True)
     model, optimizer = amp.prepare(model, optimizer)
-
-    def step(tokens: Any, targets: Any) -> Any:
-        with amp.autocast():
-            loss = loss_fn(model(tokens), targets)
-        with amp.scale_loss(loss, optimizer) as scaled_loss:
-            scaled_loss.backward()
-        amp.step(optimizer)
-        return loss
-
-    return amp, amp.compile(step, mode=form)
+    return amp, amp.compile(training_step(amp, model, optimizer), mode=form)
 
 
 def final_loss(run: tuple[ua.Amp, Callable[[Any, Any], Any]], options: Any) -> float:

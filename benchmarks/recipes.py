@@ -15,7 +15,7 @@ from examples import models
 from unifiedamp.conformance.harness import load_harness
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
-LARGE = ("resnet50", "gpt2", "unet")
+LARGE = ("resnet50", "gpt2", "unet", "vit")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Recipe:
     """A model and its batch.
 
     Attributes:
-        model: from the examples ("conv", "mlp"), from ``nets`` ("resnet50", "gpt2"), or from the conformance harness:
-            an "mlp" if ``width`` is set, or a "chain" of equal dense layers.
+        model: from the examples ("conv", "mlp"), from ``nets`` ("resnet50", "gpt2", "unet", "vit"), or from the
+            conformance harness: an "mlp" if ``width`` is set, or a "chain" of equal dense layers.
         shape: shape of an image (height, width, channels), or length of a text.
         batch: images or texts per batch.
         width: units per hidden layer, for the harness's models.
@@ -71,10 +71,16 @@ RECIPES = {
     "ResNet-50 28": Recipe("resnet50", (28, 28, 3), 512, optimizer="adamw", rate=1e-3),
     "GPT-2 small 1024": Recipe("gpt2", (1024,), 16, classes=50257, optimizer="adamw", rate=1e-4, unit="tok"),
 }
+U_NET = Recipe("unet", (128, 128, 3), 16, classes=2, optimizer="adamw", rate=3e-4)
+WARM_UP = {
+    "ViT-S/16": Recipe("vit", (224, 224, 3), 64, classes=1000, optimizer="adamw", rate=1e-4),
+    "U-Net 128": U_NET,
+}
+"""The recipes of ``warm_up.py``."""
 DISTRIBUTED = {
     "mlp 3x256, AdamW": RECIPES["mlp 3x256, AdamW"],
     "ResNet-50 28": RECIPES["ResNet-50 28"],
-    "U-Net 128": Recipe("unet", (128, 128, 3), 16, classes=2, optimizer="adamw", rate=3e-4),
+    "U-Net 128": U_NET,
     "GPT-2 small 1024": replace(RECIPES["GPT-2 small 1024"], batch=8, classes=50304),
     "GPT-2 small 1024, larger batch": replace(RECIPES["GPT-2 small 1024"], classes=50304),
     "ResNet-50 224": RECIPES["ResNet-50 224"],
@@ -87,7 +93,7 @@ def tiny(recipe: Recipe) -> Recipe:
     """Return a tiny version of a recipe, to test a script."""
     if recipe.model == "gpt2":
         return replace(recipe, shape=(16,), batch=2, classes=64, rate=1e-2, tiny=True)
-    if recipe.model == "unet":
+    if recipe.model in ("unet", "vit"):
         return replace(recipe, shape=(16, 16, 3), batch=2, tiny=True)
     if recipe.model == "resnet50":
         return replace(recipe, shape=(32, 32, 3), batch=2, classes=10, tiny=True)

@@ -2,10 +2,17 @@
 
 `python benchmarks/recorder.py [torch] [tensorflow] [mxnet]` measures each framework in a separate process, prints a
 table and writes `benchmarks/results/recorder-<backend>.json` (`-gpu` on a GPU).
+
+The loops of a row take turns in one process: every fifth step of one is recorded, the other has no recorder. What that
+adds to a step, times 5 / 100, is what recording every 100th step adds. For a GPU, models whose steps take some time:
+
+    python benchmarks/recorder.py torch --recipes "GPT-2 small 1024" "ResNet-50 224" --policy mixed_bfloat16
+        --forms compiled max --what layers gradients states --pairs 40
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,7 +21,7 @@ from typing import Any
 
 import cli
 import numpy as np
-from recipes import Parts, find, layered
+from recipes import RECIPES, Parts, find, layered
 from timing import WARM_UP, Comparison, Loop, hardware, in_rounds, ratio_of, say, write
 
 import unifiedamp as ua
@@ -23,8 +30,15 @@ EVERY = 5
 """Steps of a turn; one of them is recorded."""
 ASKED = 100
 """The default ``every`` of ``amp.record``."""
-FORMS = {"compiled": "default", "eager": "off"}
+FORMS = {"compiled": "default", "eager": "off", "max": "max"}
 KINDS = ("recorded", "stopped", "never")
+WHAT: dict[str, dict[str, bool]] = {
+    "layers": {},
+    "gradients": {"activations": False},
+    "states": {"states": True},
+    "compare": {"compare": True},
+}
+"""What is recorded → arguments of ``amp.record``."""
 
 
 def prepared(kind: str, backend: str, row: dict[str, str], options: Any) -> tuple[ua.Amp, Callable[[], Any]]:
@@ -32,7 +46,7 @@ def prepared(kind: str, backend: str, row: dict[str, str], options: Any) -> tupl
     amp = ua.Amp(backend, row["policy"], compile=FORMS[row["form"]])
     step = layered(amp, Parts(backend, find(row["recipe"], options.smoke)))
     if kind != "never":
-        recorder = amp.record(Path(options.folder) / "numbers.jsonl", every=EVERY)
+        recorder = amp.record(Path(options.folder) / "numbers.jsonl", every=EVERY, **WHAT[row["records"]])
         for _ in range(WARM_UP + 2 * EVERY):
             step()
         if kind == "stopped":
@@ -72,14 +86,16 @@ def measure_all(backend: str, options: Any, path: Path) -> None:
     rows: list[Comparison] = []
     with tempfile.TemporaryDirectory() as options.folder:
         for recipe in options.recipes:
-            for form in FORMS:
-                for first in KINDS:
-                    row = {"recipe": recipe, "policy": options.policy, "form": form}
+            for form, what in itertools.product(options.forms, options.what):
+                for first in KINDS if what == options.what[0] else KINDS[:1]:
+                    row = {"recipe": recipe, "policy": options.policy, "form": form, "records": what}
                     rows.append(measure(backend, row, (first, "never"), options))
                     write(path, title, ("first", "second"), before, rows)
 
 
 if __name__ == "__main__":
-    parser = cli.parser(__doc__, 100, ["conv 28x28"], ("conv 28x28", "conv 8x8", "mlp 3x256"))
+    parser = cli.parser(__doc__, 100, ["conv 28x28"], tuple(RECIPES))
     parser.add_argument("--policy", default="float32", help="policy of both loops (default: float32)")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["compiled", "eager"], help="forms of the loops")
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=["layers"], help="what is recorded")
     sys.exit(cli.run(parser, __file__, "recorder", measure_all))

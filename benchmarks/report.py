@@ -109,6 +109,12 @@ SECTIONS = {
         "recorded. A separate column shows the cost of recording every hundredth step. `stopped` recorded before and "
         "has stopped; `never / never` is two identical loops and shows the noise.",
     ),
+    "warm": (
+        "Warm-up",
+        "The first six steps under `amp.compile`, the capture included, compared with those of a native loop whose "
+        "forward and backward pass `torch.compile` compiles. Each run is a new process; `filled` follows one that left "
+        "its results in the cache of Inductor.",
+    ),
     "bf16": (
         "bfloat16 on CPU",
         "The compiled loop under `mixed_bfloat16`, compared with `float32`. A ratio below 1 means that bfloat16 is "
@@ -117,7 +123,8 @@ SECTIONS = {
     "fp8": (
         "float8",
         "Transformer blocks under `mixed_float8`, compared with `mixed_bfloat16`. The comparison of losses uses a "
-        "fresh batch for each step; the lowest possible loss of the generated sequences is 1.3863.",
+        "fresh batch for each step; the lowest possible loss of the generated sequences is 1.3863. In the tables with "
+        "losses, other work ran on the GPU, so their times say little.",
     ),
 }
 

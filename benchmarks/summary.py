@@ -24,6 +24,7 @@ def summary(folder: Path, details: str) -> list[str]:
         ("times the speed of {}", "distributed", _ranks),
         ("time of an eager step, over {}", "overhead", _overheads),
         ("time added by the recorder at every 100th step", "recorder", _recorded),
+        ("time until a compiled step is ready, over {}", "warm", _warm_ups),
         ("time of a compiled step, over {}", "bf16", _pairs),
         ("time of a compiled step, over {}", "fp8", _pairs),
         ("time of a step in {}, over its own mixed precision", "trainers", _trainers),
@@ -39,7 +40,8 @@ def summary(folder: Path, details: str) -> list[str]:
 
 
 ANCHORS = {
-    "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "bf16": "bfloat16-on-cpu",
+    "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "warm": "warm-up",
+    "bf16": "bfloat16-on-cpu",
     "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus", "keras": "keras-fit",
 }  # fmt: skip
 
@@ -93,12 +95,19 @@ def _overheads(record: Record) -> Iterator[tuple[str, str, str]]:
 def _recorded(record: Record) -> Iterator[tuple[str, str, str]]:
     for row in record["rows"]:
         if row["labels"].get("at every 100th step"):
-            yield "", f"{row['labels']['recipe']}, {row['labels']['form']}", row["labels"]["at every 100th step"]
+            shown = [row["labels"][name] for name in ("recipe", "form", "records") if name in row["labels"]]
+            yield "", ", ".join(shown), row["labels"]["at every 100th step"]
 
 
 def _pairs(record: Record) -> Iterator[tuple[str, str, str]]:
     for row in record["rows"]:
         yield record["columns"][1], _model(row["labels"]), _interval(row)
+
+
+def _warm_ups(record: Record) -> Iterator[tuple[str, str, str]]:
+    for row in record["rows"]:
+        model, mode, cache = row["labels"].values()
+        yield record["columns"][1], f"{model}, {mode}, {cache} cache", f"{row['ratio']:.2f}"
 
 
 def _fits(record: Record) -> Iterator[tuple[str, str, str]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import signal
 import sys
+import threading
 import types
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -42,7 +44,11 @@ def become(wanted: Wanted, *streams: Connection) -> None:
         os.execv(sys.executable, wanted.command)
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = ["", *own, *(path for path in sys.path if path and path not in own)]
-    _run(*wanted.command[1:])
+    try:
+        _run(*wanted.command[1:])
+    finally:  # which multiprocessing leaves out
+        threading._shutdown()
+        atexit._run_exitfuncs()
 
 
 def _run(how: str, *arguments: str) -> None:

@@ -6,7 +6,7 @@ import os
 import effort
 import pytest
 import toy.registered  # noqa: F401
-from selection import ENVIRONMENTS, FRAMEWORKS, is_proved_elsewhere, is_quick, place, sampled
+from selection import ENVIRONMENTS, FRAMEWORKS, is_costly, is_proved_elsewhere, is_quick, is_repeated, place, sampled
 
 from unifiedamp import PolicyNotSupportedError
 from unifiedamp.config import plugins
@@ -34,9 +34,9 @@ def pytest_addoption(parser):
         "--proved-backend", action="append", default=[], help="it proves this backend too: run its own folder alone"
     )
     parser.addoption(
-        "--sample-compiled",
-        action="store_true",
-        help="of each test, run only the first and the last case in each compiled form",
+        "--sample",
+        choices=["compiled", "all"],
+        help="of each test of the suite, run only the first and the last case in each compiled form, or in each form",
     )
 
 
@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(config, items):
         kept = [item for item in kept if not is_proved_elsewhere(item, config.getoption("--proved-backend"))]
     if effort.QUICK:
         kept = [item for item in kept if is_quick(item)]
-    if config.getoption("--sample-compiled"):
-        kept = sampled(kept)
+    if wanted := config.getoption("--sample"):
+        kept = sampled(kept, is_costly if wanted == "compiled" else is_repeated)
     chosen = set(map(id, kept))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
     items[:] = sorted(kept, key=place)

@@ -8,6 +8,7 @@ the seconds that importing frameworks takes are not spent anew.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing as mp
 import multiprocessing.forkserver
 import os
@@ -23,7 +24,7 @@ from typing import IO, Any
 
 import become
 
-PIPE, TimeoutExpired = subprocess.PIPE, subprocess.TimeoutExpired
+PIPE, DEVNULL, TimeoutExpired = subprocess.PIPE, subprocess.DEVNULL, subprocess.TimeoutExpired
 SERVER = mp.get_context("forkserver")
 TESTS = str(Path(__file__).parent)
 _living: weakref.WeakSet[Popen] = weakref.WeakSet()
@@ -43,7 +44,7 @@ def ensure_server() -> None:
 
 
 class Popen:
-    """A process of the server. ``stdin``, ``stdout`` and ``stderr`` take ``PIPE`` or a file."""
+    """A process of the server. ``stdin``, ``stdout`` and ``stderr`` take ``PIPE``, ``DEVNULL`` or a file."""
 
     def __init__(
         self, command: list[Any], stdin: Any = None, stdout: Any = None, stderr: Any = None, *, cwd: Any = None,
@@ -79,7 +80,8 @@ class Popen:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # the server may have waited for it meanwhile
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -113,7 +115,9 @@ class _Stream:
 
     def __init__(self, given: Any, number: int, text: bool) -> None:
         self.ours: IO[Any] | None = None
-        if given != PIPE:
+        if given == DEVNULL:
+            file = os.open(os.devnull, os.O_RDWR)
+        elif given != PIPE:
             file = os.dup(number if given is None else given if isinstance(given, int) else given.fileno())
         elif number:
             ours, file = os.pipe()
@@ -152,5 +156,5 @@ def run(command: list[Any], popen: Any = Popen, timeout: float = 240, **options:
 
 
 def like_subprocess() -> types.SimpleNamespace:
-    """What ``unifiedamp.workloads.workers`` uses of ``subprocess``."""
-    return types.SimpleNamespace(Popen=Popen, PIPE=PIPE, TimeoutExpired=TimeoutExpired)
+    """What ``unifiedamp.workloads`` uses of ``subprocess``."""
+    return types.SimpleNamespace(Popen=Popen, PIPE=PIPE, DEVNULL=DEVNULL, TimeoutExpired=TimeoutExpired)

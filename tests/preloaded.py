@@ -13,7 +13,7 @@ from effort import QUICK
 
 KIT = ("pytest", "_pytest.doctest", "hypothesis", "numpy", "rich.console", "unifiedamp.cli", "toy.harness")
 FRAMEWORKS = (
-    "torch._inductor.compile_fx", "unifiedamp_torch.backend", "examples.models.torch_models",
+    "torch._inductor.compile_fx", "torch.distributed.fsdp", "unifiedamp_torch.backend", "examples.models.torch_models",
     "tensorflow", "unifiedamp_tensorflow.backend", "examples.models.tensorflow_models",
     "unifiedamp.workloads.compare.job", "examples.image_classifier", "sklearn.datasets", "matplotlib.pyplot",
 )  # fmt: skip

@@ -5,7 +5,7 @@ CONTRIBUTING.md says what each environment proves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import effort
 import pytest
@@ -16,10 +16,19 @@ FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 ENVIRONMENTS = {
     "main": FRAMEWORKS, "keras2": ("tensorflow", "mxnet"), "mxnet2": ("mxnet",), "numpy2": ("torch", "tensorflow"),
     "python313": ("tensorflow",), "integrations": ("torch",),
+    "ray": ("torch", "tensorflow"),
 }  # fmt: skip
 """Environment of the noxfile → the frameworks that its tests need."""
 FEWEST_RANKS = 2
 """Of the chapter on ranks, other environments than the main one run the smallest groups."""
+ON_NUMPY = {
+    f"test_{name}"
+    for name in (
+        "arrays", "complex", "ema_saved", "ema_weights", "loaded_states", "master_weights", "model_weights",
+        "optimizer_state", "portability", "prefetched", "sparse", "vectors",
+    )
+}  # fmt: skip
+"""Chapters on arrays that come from numpy, go to it, or are saved: each case runs on each numpy."""
 NAMED_BY = ("harness", "backend", "peer", "other")
 """Parameters of tests that hold a backend's name."""
 
@@ -74,21 +83,25 @@ def is_quick(item: pytest.Item) -> bool:
     return form.startswith("eager") or backend_of(item) == "toy"
 
 
-def sampled(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Leave out cases of compiled forms, which cost several times an eager one: of each test, the first and the last
-    case in each form of each backend stay.
-    """
+def sampled(items: Iterable[pytest.Item], is_left_out: Callable[[pytest.Item], bool]) -> list[pytest.Item]:
+    """Leave out such cases; but of each test, the first and the last case in each form of each backend stay."""
     first: dict[tuple[str, ...], pytest.Item] = {}
     last: dict[tuple[str, ...], pytest.Item] = {}
-    for item in filter(is_costly, items):
+    for item in filter(is_left_out, items):
         first.setdefault(test_and_form(item), item)
         last[test_and_form(item)] = item
     kept = {id(item) for item in (*first.values(), *last.values())}
-    return [item for item in items if not is_costly(item) or id(item) in kept]
+    return [item for item in items if not is_left_out(item) or id(item) in kept]
 
 
 def is_costly(item: pytest.Item) -> bool:
+    """Tell whether a case runs in a compiled form, which costs several times an eager one."""
     return not effort.FULL and not str(parameters_of(item).get("form", "eager")).startswith("eager")
+
+
+def is_repeated(item: pytest.Item) -> bool:
+    """Tell whether a case of the suite is one of many that use Python and numpy alike: where those alone are newer."""
+    return not effort.FULL and backend_of(item) is not None and item.path.stem not in ON_NUMPY
 
 
 def test_and_form(item: pytest.Item) -> tuple[str, ...]:

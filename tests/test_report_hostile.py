@@ -206,7 +206,7 @@ def test_sizes_are_bounded(tmp_path, monkeypatch, limit, value, said):
 
 
 def test_many_names_take_time_by_their_number_alone(tmp_path):
-    """Each of 3,000 steps with a gradient and a layer of its own; by the square this would take minutes."""
+    """Each of 3,000 steps with another gradient and layer; by the square this would take minutes."""
     row = {"kind": "Linear", "dtype": "float16", "place": "output", "largest": 1e5}
     gradient = {form: distribution({-30: 1}) for form in ("scaled", "true")}
     records = [

@@ -31,7 +31,7 @@ from .errors import (
     WrongObjectError,
 )
 from .loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
-from .policy import Policy
+from .policy import Policy, PolicySchedule
 from .session import Amp
 
 __version__ = "0.1.0"
@@ -54,6 +54,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicyNotSupportedError",
+    "PolicySchedule",
     "PolicyWarning",
     "PrepareError",
     "StateWarning",

@@ -18,8 +18,13 @@ else:
 BackendName: TypeAlias = Literal["torch", "tensorflow", "mxnet"]
 """Bundled backends. A plugin's name is any other text."""
 
-PolicyName: TypeAlias = Literal["float32", "mixed_float16", "mixed_bfloat16", "mixed_float8", "float16", "bfloat16"]
-"""Presets. Aliases (``"fp16"``, ``"O1"``, ``"bf16-mixed"``) and ``str(policy)`` are taken too."""
+PolicyName: TypeAlias = Literal[
+    "float32", "mixed_float16", "mixed_bfloat16", "mixed_float8", "float16", "bfloat16", "mixed_mxfp8", "mixed_mxfp6",
+    "mixed_mxfp6_e2m3", "mixed_mxfp4", "mixed_nvfp4", "mixed_mxint8", "mixed_int8",
+]  # fmt: skip
+"""Presets, and block formats for ``emulate``. Aliases (``"fp16"``, ``"O1"``, ``"bf16-mixed"``) and ``str(policy)`` are
+taken too.
+"""
 
 CompileMode: TypeAlias = Literal["default", "max", "off"]
 """Modes of ``amp.compile``."""

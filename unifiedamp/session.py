@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any, overload
 
 from .backend import Capabilities, StepResult, Tuning
-from .backend.tuning import compile_mode
 from .checkpoint import model_weights
 from .checkpoint.session_state import dump_session, load_session
 from .config import values
-from .config.reduction import checked_reduce_dtype
-from .config.resolve import region_policy, resolve
+from .config.resolve import region_policy
 from .explain.plan import Plan
 from .explain.tuning import warn_debug_modes, warn_unsupported
 from .forecast.run import ForecastRun
 from .loss_scale import LossScale
-from .measured import measured_run
 from .names import ArrayDtype, BackendName, CompileMode, Dtype, LossScaleName, NumpyArray, TuningName
-from .policy import AnyPolicy
+from .policy import AnyPolicy, Policy, PolicySchedule
 from .recording.recorder import Recorder
 from .recording.start import start_recording
+from .session_start import start_session
 from .training.closed_session import close_session
 from .training.compiled_steps import CompiledSteps, F
 from .training.ema import Averages, Ema
@@ -39,6 +37,9 @@ class Amp:
         backend: a backend's name. None reads ``UNIFIEDAMP_BACKEND``, else takes the only installed framework.
         policy: a ``Policy``, its name, its text or a mapping of its fields. None reads ``UNIFIEDAMP_POLICY``, else
             takes the policy that the backend recommends for the device.
+        schedule: policies over the course of the run, in place of ``policy``: a ``PolicySchedule``, its text or a
+            mapping ``{0: "mixed_float8", "90%": "mixed_bfloat16"}`` of iterations or percentages to policies.
+        total_steps: the iterations of the whole run, for percentages in ``schedule``.
         loss_scale: a ``LossScale``, a number (static), ``"dynamic"``, ``"none"`` or a mapping; replaces the policy's.
             None reads ``UNIFIEDAMP_LOSS_SCALE``, else takes the policy's.
         accumulate_steps: micro-batches per optimizer step. ``step`` is called after each; a scaled loss is divided by
@@ -48,17 +49,16 @@ class Amp:
         compile: the default mode of ``amp.compile``: "default", "max" or "off".
         tuning: speed settings besides the policy: a ``Tuning``, ``"fast"`` or a mapping of its items. None: none.
         backend_options: settings of single frameworks, by backend: ``{"tensorflow": {"xla": True}}``.
-        master_weights: under a policy with 16-bit parameters (``float16``, ``bfloat16``), optimizers train float32
-            copies of them; ``float16`` then gets a dynamic loss scale unless you pass another one.
-        reduce_dtype: the dtype in which gradients are summed between ranks or replicas: "float32", "bfloat16" or
-            "float16", which needs a loss scale. None leaves it to the framework.
+        master_weights: optimizers train float32 copies of 16-bit parameters (policies ``float16`` and ``bfloat16``);
+            ``float16`` then gets a dynamic loss scale unless you pass another one.
+        reduce_dtype: the dtype in which ranks or replicas sum gradients: "float32", "bfloat16" or "float16", which
+            needs a loss scale. None leaves it to the framework.
 
     Attributes:
-        backend: the roles of the framework's backend.
-        policy, loss_scale_settings, tuning, compile_mode: the settings in force.
-        models: those prepared so far.
+        backend, schedule: the framework's backend, and the policies over the course of the run (None for one policy).
+        loss_scale_settings, tuning, compile_mode: the settings in force.
+        models, averages: those prepared so far, and what :meth:`ema` made.
         step_loop, scale_monitor: the calls of a step, and what polls the loss scale, for loops other than yours.
-        averages: what :meth:`ema` made.
 
     Raises:
         BackendNotFoundError, BackendUnavailableError: the backend is unknown, or its framework is not installed.
@@ -79,20 +79,19 @@ class Amp:
         backend_options: Mapping[str, Any] | None = None,
         master_weights: bool = False,
         reduce_dtype: Dtype | str | None = None,
+        schedule: PolicySchedule | Mapping[Any, Any] | str | None = None,
+        total_steps: int | None = None,
     ) -> None:
-        values.check_accumulate_steps(accumulate_steps)
         self.tuning = Tuning.of(tuning)
-        run = measured_run()
-        if run is not None:  # a command runs this script, and its settings win
-            given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights)
-            policy, loss_scale, compile, backend_options, master_weights = given
-        self.compile_mode = mode = compile_mode(values.check_compile_mode(compile, "compile"), self.tuning)
-        resolved = resolve(backend, policy, loss_scale, device, backend_options, master_weights)
-        self.policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
-        summed = checked_reduce_dtype(reduce_dtype, self.loss_scale_settings, run is not None)
-        self.backend = resolved.backend(accumulate_steps, device, strict, mode, master_weights, self.tuning, summed)
+        start = start_session(
+            backend, policy, loss_scale, accumulate_steps, device, strict, compile, self.tuning, backend_options,
+            master_weights, reduce_dtype, schedule, total_steps,
+        )  # fmt: skip
+        self.backend, self.compile_mode, resolved = start.backend, start.compile_mode, start.resolved
+        self._policy, self.loss_scale_settings, self._origins = resolved.policy, resolved.loss_scale, resolved.origins
+        self.schedule = resolved.schedule
         self._loop = StepLoop(self.backend, accumulate_steps, self.loss_scale_settings)
-        self._loop.measure = None if run is None else run.follow(self, self._loop)
+        self._loop.measure = None if start.run is None else start.run.follow(self, self._loop)
         self._compiled = CompiledSteps(self.backend, self._loop)
         self.averages = Averages(self.backend, self._loop.interruptions)
         self.step_loop, self.scale_monitor = self._loop, self._loop.monitor
@@ -101,11 +100,10 @@ class Amp:
 
     @classmethod
     def from_config(cls, source: str | Path | Mapping[str, Any], **arguments: Any) -> Amp:
-        """Create a session from a TOML or JSON file or a mapping.
+        """Create a session from a TOML or JSON file or a mapping: the arguments of ``Amp``, also in a table ``[amp]``.
 
-        Keys are the arguments of ``Amp``, at the top level or in a table ``[amp]``. The environment variables
-        ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override it.
-        Named ``arguments`` override both; None counts as not given. Raises ``ConfigError``.
+        The environment variables ``UNIFIEDAMP_BACKEND``, ``UNIFIEDAMP_POLICY`` and ``UNIFIEDAMP_LOSS_SCALE`` override
+        it, and ``arguments`` (None counts as not given) override both. Raises ``ConfigError``.
         """
         from .config.arguments import read_arguments
 
@@ -113,6 +111,11 @@ class Amp:
         amp = cls(**read)
         amp._origins = {**amp._origins, **read.origins}
         return amp
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force; under a schedule, that of the next forward pass."""
+        return self._policy if self._loop.policies is None else self._loop.policies.policy
 
     @property
     def capabilities(self) -> Capabilities:
@@ -134,7 +137,7 @@ class Amp:
         on, in this order. Raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
         prepared, models = prepare_objects(self.backend, self._loop, objects)
-        self.models += [model for model in models if not any(model is each for each in self.models)]
+        self.models += [model for model in models if all(model is not each for each in self.models)]
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 
@@ -146,23 +149,21 @@ class Amp:
         """Return a whole step compiled, with the same results as eager; a decorator, with or without arguments.
 
         ``fn`` calls the session's methods, or is a model. ``mode`` is "default", "max" (the fastest, however long it
-        compiles), "off" (returns ``fn``) or None: the session's. Raises ``ConfigError`` or ``UnsupportedError``.
+        compiles), "off" (returns ``fn``) or None: the session's. Raises ``ConfigError``, ``UnsupportedError`` or
+        ``WrongObjectError``.
         """
         return self._compiled.decorate(fn, self.compile_mode if mode is None else mode, self.tuning)
 
     def autocast(self, enabled: bool = True, policy: AnyPolicy = None) -> AbstractContextManager[Any]:
-        """Return a region that runs under the policy; nestable, thread-local.
-
-        ``enabled=False`` runs the region without autocast; ``policy`` replaces the session's.
-        """
+        """Return a region that runs under the policy; nestable, thread-local. ``enabled=False`` runs it without
+        autocast; ``policy`` replaces the session's."""
         chosen = region_policy(self.backend, policy)
         self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 
     def mp_policy(self) -> Any:
         """Return the policy for torch's FSDP2: ``fully_shard(module, mp_policy=amp.mp_policy())``. It gathers in
-        ``compute_dtype`` and reduces in ``reduce_dtype`` (default: float32). Elsewhere raises ``UnsupportedError``.
-        """
+        ``compute_dtype`` and reduces in ``reduce_dtype`` (default: float32). Elsewhere raises ``UnsupportedError``."""
         return self.backend.distributed.mp_policy()
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
@@ -173,15 +174,14 @@ class Amp:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
 
         ``loss`` is a scalar computed inside ``autocast``; ``optimizers`` is the optimizer that it trains, or a list.
-        Raises ``StepOrderError`` outside an autocast region, ``LossError`` for a loss that is not a scalar, and
-        ``UnsupportedError`` where the framework differentiates functions only (see ``backward``).
+        Raises ``StepOrderError`` outside a region, ``LossError`` for a loss that is no scalar, and ``UnsupportedError``
+        where the framework differentiates functions only (see ``backward``).
         """
         return self._loop.scale_loss(loss, optimizers)
 
     def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
         """Run ``closure`` under autocast, scale its loss, differentiate; return the unscaled loss. Any exception, also
-        one of the closure, discards the window.
-        """
+        one of the closure, discards the window."""
         return self._loop.backward(closure, optimizers)
 
     def unscale(self, optimizer: Any) -> None:
@@ -189,11 +189,9 @@ class Amp:
         self._loop.unscale(optimizer)
 
     def clip_grad_norm(self, optimizer: Any, max_norm: float) -> Any:
-        """Clip the global 2-norm of the true gradients; return the norm before, a native scalar.
-
-        Inside an accumulation window, does nothing and returns None. A limit that is not positive raises
-        ``ConfigError``, a call before any scaled loss ``StepOrderError``; :meth:`clip_grad_value` likewise.
-        """
+        """Clip the global 2-norm of the true gradients; return the norm before, a native scalar (inside an accumulation
+        window None: nothing is done). Like :meth:`clip_grad_value`, raises ``ConfigError`` for a limit that is not
+        positive, and ``StepOrderError`` before any scaled loss."""
         return self._loop.clip("clip_grad_norm", "max_norm", optimizer, max_norm)
 
     def clip_grad_value(self, optimizer: Any, clip_value: float) -> None:
@@ -207,25 +205,22 @@ class Amp:
     def step(self, optimizer: Any, scheduler: Any = None) -> StepResult:
         """Check the gradients for inf and nan, apply or skip the step, update the scale, zero the gradients.
 
-        ``scheduler.step()`` is called only after an applied step; finding out may synchronize with the device.
-        Raises ``StepOrderError`` if no loss was scaled in this iteration, or for a scheduler inside a compiled step;
-        ``WrongObjectError`` for a scheduler without ``step``, or whose ``step`` needs arguments (nothing is done); and
-        ``LossScaleExhausted`` after too many skips in a row.
+        ``scheduler.step()`` is called only after an applied step; finding out may synchronize with the device. Raises
+        ``StepOrderError`` (no loss was scaled in this iteration, or a scheduler inside a compiled step),
+        ``LossScaleExhausted`` (too many skips in a row), and ``WrongObjectError`` for what is no scheduler.
         """
         return self._loop.step(optimizer, scheduler)
 
     def discard_step(self, optimizer: Any) -> StepResult:
-        """Drop the window's gradients, also after an exception: nothing is applied, the scale stays. Idempotent. All
-        ranks call it, or one of them in place of the ``step`` of a window in which all called :meth:`skip_if`.
-        """
+        """Drop the window's gradients, also after an exception; the scale stays. Idempotent. All ranks call it, or one
+        of them in place of the ``step`` of a window in which all called :meth:`skip_if`."""
         return self._loop.discard(optimizer)
 
     def skip_if(self, condition: Any) -> None:
         """Drop the open windows if ``condition``, a bool or a scalar tensor, holds on any rank; never waits.
 
-        Call it on all ranks, after the backward pass and before :meth:`step`, which then applies nothing, returns the
-        reason "discarded" and leaves the scale, unless gradients overflow. Raises ``StepOrderError`` where no window is
-        open, and ``WrongObjectError`` for another condition.
+        All ranks call it between the backward pass and :meth:`step`, which then applies nothing, returns the reason
+        "discarded" and leaves the scale, unless gradients overflow. Raises ``StepOrderError`` or ``WrongObjectError``.
         """
         self._loop.skip_if(condition)
 
@@ -244,45 +239,39 @@ class Amp:
         """Optimizer steps skipped for non-finite gradients so far, over all optimizers."""
         return self.backend.training.read_state().skipped_steps
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: the scale, its counters and settings, the policy, averages. Call it at any time."""
-        return dump_session(self)
+    def state_dict(self, *, moments: bool = False) -> dict[str, Any]:
+        """Return plain JSON values: scale, counters, settings, policy, place in the schedule, averages; at any time.
+        ``moments`` adds the optimizers' moments, for another framework (policies with update or state_dtype)."""
+        return dump_session(self, moments)
 
     def load_state_dict(self, state: Mapping[str, Any], *, restart_scale: bool = False) -> None:
-        """Load a state saved here, under another backend, or by a framework's own scaler.
+        """Load what :meth:`state_dict` returned, or a scaler's state of torch, Apex, Keras, MXNet, DeepSpeed, Megatron.
 
-        Pending gradients are dropped: the next loss begins a new iteration. A saved scale is rounded to the nearest
-        float32; one outside the session's bounds is clamped, with a ``StateWarning``.
-        ``state`` is what ``state_dict`` returned, or the scaler state of torch, Apex, Keras, MXNet, DeepSpeed or
-        Megatron-LM. ``restart_scale`` accepts one saved with loss scaling off, and starts from the initial scale.
-        Raises ``CheckpointError``, and changes nothing, for a foreign, truncated or newer state or one without scaling.
+        Pending gradients are dropped: the next loss begins a new iteration. A scale is rounded to float32; one outside
+        the session's bounds is clamped, with a ``StateWarning``. ``restart_scale`` accepts a state saved with loss
+        scaling off, and starts from the initial scale. Raises ``CheckpointError``, and changes nothing, for a foreign,
+        truncated or newer state or one without scaling.
         """
         load_session(self, self._loop.restart, state, restart_scale)
 
     def master_weights(self, model: Any) -> dict[str, NumpyArray]:
-        """Return a model's true weights, for lossless checkpoints: name → float32 (or complex64) numpy array.
-
-        Master weights where there are some, else the model's values, cast; includes statistics of normalization layers.
-        An object that is no model raises ``WrongObjectError``, a backend without the feature ``UnsupportedError``.
-        """
+        """Return name → float32 (or complex64) numpy array of a model's true weights, for lossless checkpoints: master
+        weights where there are some, else the model's values; with statistics of normalization layers. Raises
+        ``WrongObjectError`` or ``UnsupportedError``."""
         return model_weights.master_weights(self.backend, model)
 
     def load_master_weights(self, model: Any, weights: Mapping[str, Any]) -> None:
-        """Set a model's weights, master weights included, to those that :meth:`master_weights` returned.
-
-        A name or shape that does not fit, or a missing one, raises ``CheckpointError`` and changes nothing.
-        """
+        """Set a model's weights, master weights included, to those that :meth:`master_weights` returned. A wrong name
+        or shape, or a missing one, raises ``CheckpointError`` and changes nothing."""
         self.averages.check_idle("load_master_weights")
         model_weights.load_master_weights(self.backend, model, weights)
 
     def ema(self, model: Any, decay: float = 0.999, *, warmup: bool = False) -> Ema:
-        """Keep a float32 average of a model's (master) weights: ``average = d * average + (1 - d) * weight`` at each
-        applied step of an optimizer that trains them. Evaluate it in ``with ema.swapped():``.
+        """Keep an ``Ema``, a float32 average of a model's (master) weights; evaluate it in ``with ema.swapped():``.
 
-        It begins from the weights before the next applied step, and is saved and loaded with :meth:`state_dict`.
-        ``model`` is a prepared one or a part of it, ``decay`` (d) at least 0 and below 1 (else ``ConfigError``); with
-        ``warmup`` d is ``min(decay, (1 + n) / (10 + n))`` at the n-th applied step. Raises ``UnsupportedError`` where
-        the backend cannot, ``WrongObjectError`` and ``PrepareError`` for what is no model, or one that is not trained.
+        ``model`` is a prepared one or a part of it; ``decay`` is at least 0 and below 1; ``warmup`` lets early steps
+        count for more. It is saved and loaded with :meth:`state_dict`. Raises ``ConfigError``, ``UnsupportedError``,
+        and ``WrongObjectError`` or ``PrepareError`` for what is no model, or one that is not trained.
         """
         return self.averages.create(model, decay, warmup)
 
@@ -290,55 +279,54 @@ class Amp:
         """Return a copy of a trained model for low-precision inference; the model itself does not change.
 
         The copy needs no session: it takes the same inputs, computes in the policy's ``compute_dtype`` and returns
-        ``output_dtype``. Layers that ``layer_overrides`` names, and normalization layers under ``keep_norm_float32``,
-        keep their dtype. The copy may be run once on ``example_inputs``, native arrays; ``policy`` replaces the
-        session's. Raises ``PolicyError`` or ``PolicyNotSupportedError`` for a policy of float32 or float8 or one that
-        cannot run, ``WrongObjectError`` for wrong inputs, ``UnsupportedError`` for a model that cannot be converted.
+        ``output_dtype``. Layers of ``layer_overrides``, and norms under ``keep_norm_float32``, keep their dtype. It may
+        be run once on ``example_inputs``, native arrays; ``policy`` replaces the session's. Raises ``PolicyError``,
+        ``PolicyNotSupportedError`` (float32, float8), ``WrongObjectError`` (inputs) and ``UnsupportedError`` (models).
         """
         return model_weights.convert_model(self.backend, model, example_inputs, policy, self.policy)
 
     def explain(self) -> Plan:
         """Return the resolved plan before training: print it, or iterate over its rows."""
-        return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins)
+        step = 0 if self._loop.policies is None else self._loop.policies.step
+        return Plan.of(self.backend, self.policy, self.loss_scale_settings, self.tuning, self._origins, step)
 
     def observe(self, observer: object) -> None:
         """Register an object with hooks of ``unifiedamp.training.observers.ObserverHooks``; else ``ConfigError``."""
         self.scale_monitor.add(observer)
 
     def record(
-        self, *targets: Any, every: int | None = 100, activations: bool = True, compare: bool = False
-    ) -> Recorder:
+        self, *targets: Any, every: int | None = 100, activations: bool = True, compare: bool = False,
+        states: bool = False,
+    ) -> Recorder:  # fmt: skip
         """Record statistics of each layer, on the first step, on every ``every``-th and after a skipped step.
 
         Only these steps compute or synchronize. Leaving the returned context, ``stop()`` and ``amp.close()`` end it.
-        ``targets`` are paths (JSON lines, appended), objects with ``write(record)`` or functions of a record. Several
-        processes all call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets.
-        ``activations``: layers' outputs too (compiled loops may run uncompiled); ``compare``: for ``unifiedamp diff``.
-        Raises ``UnsupportedError``, ``StepOrderError`` (nothing prepared, recording already) and ``ConfigError``.
+        ``targets`` are paths (JSON lines, appended), objects with ``write(record)`` or functions of a record. All
+        ranks call this; the first writes. ``every`` is at least 1; None writes what ``recorder.log`` gets.
+        ``activations``: layers' outputs too (compiled loops may run uncompiled); ``compare``: for ``unifiedamp diff``;
+        ``states``: also weights and optimizer states. Raises ``UnsupportedError``, ``StepOrderError``, ``ConfigError``.
         """
-        return start_recording(self.backend, self._loop, targets, every, activations, compare)
+        return start_recording(self.backend, self._loop, targets, every, activations, compare, states)
 
     def forecast(
         self, steps: int = 50, *, max_error: float = 0.1, formats: Sequence[str] = ("bfloat16", "float16", "float8")
     ) -> ForecastRun:
         """Count the values of each matrix product in the next steps, and forecast what other formats would lose.
 
-        The steps train as they would, uncompiled as recorded ones are, under a policy of float32 or bfloat16. The
+        The steps train as they would, uncompiled, under a policy of float32 or bfloat16 (else ``PolicyError``). The
         returned context counts until ``done``; its ``result()`` is a ``Forecast``: a table of layers and formats, and
         for each of ``formats`` the policy that keeps each tensor's mean squared relative error within ``max_error``.
-        Raises ``UnsupportedError``, ``PolicyError`` (a session in float16 or float8), ``StepOrderError`` (nothing
-        prepared, recording already) and ``ConfigError``.
+        Raises ``UnsupportedError``, ``StepOrderError`` and ``ConfigError``, as :meth:`record` does.
         """
         from .forecast.start import start_forecast
 
         return start_forecast(self.backend, self._loop, steps, max_error, formats)
 
     def to_native(self, array: Any, dtype: ArrayDtype | None = None) -> Any:
-        """Return a batch as a native tensor on the session's device.
+        """Return a batch (numpy array, list, number, array of another framework or native tensor) on the device.
 
-        ``array`` is a numpy array, a list, a number, another framework's array (DLPack), or a native tensor; ``dtype``
-        is "float32", "float16", "bfloat16" or "float64". None: wider floating-point input is returned in float32; all
-        else, and any native tensor, keeps its dtype. One that the framework lacks here raises ``UnsupportedError``.
+        ``dtype`` is "float32", "float16", "bfloat16" or "float64" (else ``UnsupportedError``). None: wider
+        floating-point input is returned in float32; all else, and any native tensor, keeps its dtype.
         """
         return self.backend.device.to_native(array, values.check_array_dtype(dtype))
 
@@ -347,18 +335,17 @@ class Amp:
         return self.backend.device.to_numpy(tensor)
 
     def prefetch(self, batches: Iterable[Any], size: int = 2) -> Iterable[Any]:
-        """Return ``batches`` as native ones on the session's device, prepared ahead of the loop.
+        """Return ``batches`` as native ones on the session's device, ``size`` (at least 1) prepared ahead of the loop.
 
-        A thread reads ``batches`` while the loop computes; a ``tf.data`` dataset prefetches itself. Arrays in nested
-        lists, tuples and dicts are converted as by :meth:`to_native`. ``size`` batches, at least 1, are made ahead.
-        Each loop over the result starts ``batches`` anew, and raises what they raise.
+        A thread reads ``batches``; a ``tf.data`` dataset prefetches itself. Arrays in nested lists, tuples and dicts
+        are converted as by :meth:`to_native`. Each loop starts ``batches`` anew.
         """
         values.check_prefetch(batches, size)
         return self.backend.device.prefetch(batches, size)
 
     def close(self) -> None:
-        """Undo what the session attached to native objects; end a recording. Idempotent. Other calls are then refused
-        (``StepOrderError``), but ``to_numpy``, ``explain``, state and counts."""
+        """Undo what the session attached to native objects; end a recording. Idempotent. Later calls, but ``to_numpy``,
+        ``explain``, state and counts, raise ``StepOrderError``."""
         close_session(self, self._compiled, self._loop.listener)
 
     __repr__, _repr_html_ = session_text, session_html

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from unifiedamp.backend import Backend, Capabilities, PlanRow, SessionSpec, Unsupported, WeightUpdates, errors
+from unifiedamp.backend import (
+    Backend,
+    Capabilities,
+    Launch,
+    PlanRow,
+    Ranks,
+    SessionSpec,
+    Unsupported,
+    WeightUpdates,
+    errors,
+)
 
 from .capabilities import declare
 from .compiling.compiler import Hybridizer, MXNetCompiler
 from .device.device import MXNetDevice
 from .device.selection import resolve_context
 from .device.tuning import MXNetTuner, TuningState
+from .distributed import launched
 from .distributed.distributed import MXNetDistributed
 from .distributed.plan import rank_rows
 from .explain import explain
@@ -19,15 +30,20 @@ from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
 from .mxnet_api import NUMPY_API, mx, upstream
-from .options import check_options, hybridize_call, with_emulation
+from .options import check_options, emulated, hybridize_call, with_emulation
 from .precision.custom_functions import wrap_custom
+from .precision.float8_history import MXNetAmaxHistory
+from .precision.float8_scales import DelayedScaling
 from .precision.layers import BoundaryCasts
 from .precision.policies import NO_BFLOAT16_PARAMS_2, check_session_policy, default_policy
+from .precision.policy_switch import MXNetPolicySwitcher
 from .precision.precision import MXNetPrecision
 from .precision.prepared_models import PreparedModels
 from .precision.tables import CastTables
+from .recording.forecaster import MXNetForecaster
 from .recording.recorder import MXNetRecorder
 from .training.ema import MXNetAveraging
+from .training.optimizer_states_role import MXNetOptimizerStates
 from .training.prepared_optimizers import PreparedOptimizers
 from .training.scaler import SessionScaler
 from .training.training import MXNetTraining
@@ -52,8 +68,11 @@ class MXNetBackend(Backend):
         spec = with_emulation(spec)
         super().__init__(spec)
         context = resolve_context(spec.device)
-        check_session_policy(spec, context)
-        scaler, boundaries = SessionScaler(spec.loss_scale), BoundaryCasts()
+        for policy in spec.policies:
+            check_session_policy(spec.under(emulated(spec, policy)), context)
+        delayed = spec.delayed_recipe
+        scaling = None if delayed is None else DelayedScaling(delayed)
+        scaler, boundaries = SessionScaler(spec.loss_scale), BoundaryCasts(scaling)
         tuning = TuningState(spec)
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
         models = PreparedModels(spec, boundaries, tables)
@@ -64,12 +83,16 @@ class MXNetBackend(Backend):
         self.device = MXNetDevice(context)
         self.precision = MXNetPrecision(context, tables, optimizers.overwrite_gradients)
         self.compiler = MXNetCompiler(hybridizer)
-        self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model)
-        self.recorder = MXNetRecorder(spec.policy, scaler, models.models, optimizers)
+        self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model, scaling)
+        self.amax_history = MXNetAmaxHistory(scaling or DelayedScaling(spec.policy.float8))
+        self.recorder = MXNetRecorder(spec, scaler, models.models, optimizers)
+        self.forecaster = MXNetForecaster(scaler, models.models, optimizers)
         self.weights = MXNetWeights(optimizers.masters_of, optimizers.load_masters)
         if not NUMPY_API:
             self.weight_updates = MXNetWeightUpdates(optimizers)
+        self.optimizer_states = MXNetOptimizerStates(optimizers)
         self.averaging = MXNetAveraging(optimizers)
+        self.policy_switcher = MXNetPolicySwitcher(spec, tables)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
         self.distributed = MXNetDistributed()
@@ -91,6 +114,10 @@ class MXNetBackend(Backend):
     @classmethod
     def custom_function(cls, target: Any, cast_inputs: str | None) -> Any:
         return wrap_custom(target, cast_inputs)
+
+    @classmethod
+    def join(cls, launch: Launch, device: str | None) -> tuple[Ranks, str]:
+        return launched.join(launch, device)
 
     def declare(self) -> Capabilities:
         return declare(self.device.context)

@@ -86,10 +86,15 @@ def _trainer_rows() -> list[PlanRow]:
 
 
 def _param_rows(spec: SessionSpec) -> list[PlanRow]:
-    dtype = spec.policy.param_dtype
+    dtype, kept = spec.policy.param_dtype, spec.policy.state_dtype
+    rows = []
+    if kept is not None:
+        native = "the updater's states, between steps as bits on the host; float32 during Updater.__call__"
+        note = f"rounded stochastically in numpy (seed {spec.policy.update_seed})"
+        rows.append(PlanRow("state_dtype", kept, native, "emulated", note))
     if dtype == "float32":
-        return []
-    rows = [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
+        return rows
+    rows += [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
     if spec.policy.update is not None:
         native = "Updater.__call__ over float32 values, rounded in numpy"
         note = "gradients add up, are unscaled and clipped in float32; states are float32"

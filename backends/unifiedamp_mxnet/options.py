@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from unifiedamp.backend import SessionSpec, errors
+from unifiedamp.backend import Policy, SessionSpec, errors
 
 FLAGS: Mapping[str, bool | int] = {"static_alloc": True, "static_shape": True, "inline_limit": 2}
 """What ``hybridize`` is called with, unless ``backend_options.mxnet`` says otherwise."""
@@ -58,6 +57,9 @@ def hybridize_call(options: Mapping[str, Any], mode: str, bulk: bool) -> str:
 
 def with_emulation(spec: SessionSpec) -> SessionSpec:
     """Return the settings with ``emulate`` in the policy, where ``backend_options.mxnet.emulate`` asks for it."""
-    if not spec.options.get("emulate") or spec.policy.emulate:
-        return spec
-    return dataclasses.replace(spec, policy=spec.policy.replace(emulate=True))
+    return spec.under(emulated(spec, spec.policy))
+
+
+def emulated(spec: SessionSpec, policy: Policy) -> Policy:
+    """Return a policy of the session as it runs."""
+    return policy.replace(emulate=True) if spec.options.get("emulate") and not policy.emulate else policy

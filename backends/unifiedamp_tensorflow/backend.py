@@ -36,14 +36,20 @@ from .models.convert import TensorFlowConverter
 from .models.shapes import TensorFlowLayerShapes
 from .models.weights import TensorFlowWeights
 from .precision import operations
+from .precision.float8_history import TensorFlowAmaxHistory
+from .precision.float8_scales import DelayedScaling
+from .precision.keras_mode import KerasMode
 from .precision.modes import make_mode
+from .precision.policy_switch import TensorFlowPolicySwitcher
 from .precision.precision import TensorFlowPrecision
 from .precision.tapes import Tapes
 from .recording.fit_recorder import FitRecorder
+from .recording.forecaster import TensorFlowForecaster
 from .recording.recorder import TensorFlowRecorder
 from .training.checks import check_spec
 from .training.fit import Fitting
 from .training.native_steps import NativeSteps
+from .training.optimizer_states_role import TensorFlowOptimizerStates
 from .training.prepare import Preparation
 from .training.prepared_objects import PreparedObjects
 from .training.scaled_loss import LossContext
@@ -53,29 +59,36 @@ from .training.steps import Steps
 from .training.training import TensorFlowTraining
 from .training.weight_updates_role import TensorFlowWeightUpdates
 
+FIXED = "the graph rewrite converts a graph once, by one policy; mode='keras' can change it"
+
 
 class TensorFlowBackend(Backend):
     """One session on TensorFlow and Keras."""
 
     name: ClassVar[str] = "tensorflow"
+    ray_trainer: ClassVar[str | None] = "ray.train.tensorflow:TensorflowTrainer"
     distributed: TensorFlowDistributed
 
     def __init__(self, spec: SessionSpec) -> None:
-        check_spec(spec)
+        for policy in spec.policies:
+            check_spec(spec.under(policy))
         super().__init__(spec)
         self._info = info = select_device(spec.device)
         tuner = TensorFlowTuner(spec, info)
-        self._mode = mode = make_mode(spec, info)
-        capabilities.warn_without_gain(spec, info)
+        delayed = spec.delayed_recipe
+        scaling = DelayedScaling(delayed or spec.policy.float8)
+        self._mode = mode = make_mode(spec, info, scaling)
+        for policy in spec.policies:
+            capabilities.warn_without_gain(spec.under(policy), info)
 
-        native_steps, tapes = NativeSteps(), Tapes()
+        native_steps, tapes = NativeSteps(spec.schedule is not None), Tapes()
         scaler = DeviceScaler(spec.loss_scale, info.is_cpu, native_steps) if spec.loss_scale.enabled else None
         device = TensorFlowDevice(info)
         distributed = TensorFlowDistributed(_mover(scaler))
-        prepared, tracing = PreparedObjects(distributed), StepTracing(tapes, native_steps)
+        prepared, tracing = PreparedObjects(distributed, scaling if delayed else None), StepTracing(tapes, native_steps)
         recorder = TensorFlowRecorder(prepared, distributed, scaler)
-        steps = Steps(scaler, native_steps, recorder)
-        fitting = Fitting(native_steps, prepared, scaler, FitRecorder(recorder, prepared))
+        steps = Steps(scaler, native_steps, recorder, scaling)
+        fitting = Fitting(spec, native_steps, prepared, scaler, FitRecorder(recorder, prepared))
         precision = TensorFlowPrecision(mode, tapes, tuner)
         preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, fitting, prepared)
         losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
@@ -83,12 +96,18 @@ class TensorFlowBackend(Backend):
 
         self._preparation = preparation
         self.device, self.precision, self.tuner, self.distributed = device, precision, tuner, distributed
-        self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps)
+        self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps, scaling)
+        self.amax_history = TensorFlowAmaxHistory(scaling)
         self.compiler = TensorFlowCompiler(compiling, device)
         self.recorder = recorder
+        self.forecaster = TensorFlowForecaster(prepared, recorder, scaler)
         self.weights = TensorFlowWeights(prepared.true_weights, prepared.set_true_weights)
         self.averaging = prepared.averaging
         self.weight_updates = TensorFlowWeightUpdates(prepared)
+        self.optimizer_states = TensorFlowOptimizerStates(prepared)
+        self.policy_switcher = (
+            TensorFlowPolicySwitcher(spec, mode, prepared.models) if isinstance(mode, KerasMode) else Unsupported(FIXED)
+        )
         self.converter = TensorFlowConverter(spec, info, prepared.true_weights)
         self.layer_shapes = TensorFlowLayerShapes()
         self.profiler = Unsupported(NO_KERNELS) if info.is_cpu else TensorFlowProfiler()

@@ -15,6 +15,10 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
     """Yield the rows that no role adds itself."""
     if spec.master_weights:
         yield _master_row()
+    if spec.policy.state_dtype is not None:
+        native = "the optimizer's variables; float32 values in their place in optimizer.update_step"
+        note = f"2 bytes per number in place of 4, rounded stochastically (seed {spec.policy.update_seed})"
+        yield PlanRow("state_dtype", spec.policy.state_dtype, native, "emulated", note)
     if spec.policy.update is not None:
         yield _update_row(spec)
     yield _scale_row(spec)

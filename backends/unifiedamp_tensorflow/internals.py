@@ -68,9 +68,18 @@ def caches_dtype(kind: type) -> bool:
 
 def kernel(layer: Dense) -> Variable:
     """Return the kernel of a dense layer as it is stored; Keras 2's casts itself when it is read."""
-    found: Any = getattr(layer, "_kernel", None)
-    found = layer.kernel if found is None else found
-    return getattr(found, "_variable", found)
+    return stored(product_kernel(layer))
+
+
+def product_kernel(layer: Layer | Dense) -> Variable:
+    """Return the kernel of a dense or convolutional layer; Keras 2 names a depthwise one otherwise."""
+    found = (getattr(layer, name, None) for name in ("_kernel", "depthwise_kernel", "kernel"))
+    return next(variable for variable in found if variable is not None)
+
+
+def stored(variable: Any) -> Variable:
+    """Return the variable that holds the values of one that casts itself when it is read."""
+    return getattr(variable, "_variable", variable)
 
 
 def query_kernel(attention: Layer) -> Variable | None:
@@ -144,6 +153,18 @@ def built_for(optimizer: Optimizer, named: Named) -> tuple[list[Variable], list[
     keys = dict(optimizer._index_dict)
     found = [variable for variable in named.values() if keys.pop(optimizer._var_key(variable), None) is not None]
     return found, list(keys)
+
+
+def state_of(variable: Variable, trained: Variable) -> str | None:
+    """Return the name of a state that an optimizer made for a variable that it trains; None for another variable.
+
+    Keras 3 names it "adam/dense_kernel_momentum", Keras 2 "m/dense/kernel".
+    """
+    own, owner = (str(getattr(each, "_shared_name", each.name)) for each in (native(variable), native(trained)))
+    if own.endswith(f"/{owner}"):
+        return own.removesuffix(f"/{owner}")
+    name, prefix = own.rpartition("/")[2], owner.replace("/", "_") + "_"
+    return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
 def decays(optimizer: Optimizer, variable: Variable) -> bool:

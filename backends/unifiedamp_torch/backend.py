@@ -27,12 +27,14 @@ from .models.weights import TorchWeights
 from .options import TorchOptions
 from .precision import custom_functions, emulation, float8_layers
 from .precision.float8_history import TorchAmaxHistory
+from .precision.policy_switch import TorchPolicySwitcher
 from .precision.precision import TorchPrecision
 from .precision.regions import Regions
 from .recording.forecaster import TorchForecaster
 from .recording.recorder import TorchRecorder
 from .training.ema import TorchAveraging
 from .training.host_loops import HostLoops
+from .training.optimizer_states_role import TorchOptimizerStates
 from .training.prepare import Preparation
 from .training.step_context import StepContext
 from .training.training import TorchTraining
@@ -53,49 +55,53 @@ class TorchBackend(Backend):
     def __init__(self, spec: SessionSpec) -> None:
         super().__init__(spec)
         self._options = options = TorchOptions.read(spec)
-        self._emulates_float8 = options.emulate or spec.policy.emulate
         native = pick_device(spec.device)
-        check_policy(spec, native, options.emulate)
+        for policy in spec.policies:
+            check_policy(spec.under(policy), native, options.emulate)
         self.device = TorchDevice(native, options.scale_on_device)
         self.tuner = TorchTuner(spec, native)
         switches, no_sync = self.tuner.switches, self.device.reads_without_sync
         self._regions = Regions(spec, native, switches, options.cache_enabled, self._check_region)
         self.precision = TorchPrecision(self._regions, native, options.scope_device)
 
-        self._steps = steps = StepContext.create(spec, native, no_sync, TrainingRanks(options.process_group))
+        self._steps = steps = StepContext.create(
+            spec, native, no_sync, TrainingRanks(options.process_group, options.shards_reduce_once)
+        )
         self._preparation = Preparation(
             spec,
             native,
             steps.prepared,
             steps.ranks,
+            steps.agreement,
             steps.native,
             self.tuner,
             lambda: steps.steps.read().scale,
             self._regions.cache,
-            self._emulates_float8,
+            options.emulate,
             steps.float8,
             options.float8_min_features,
         )
         self.training = TorchTraining(spec, steps, self._preparation, self.precision, switches, no_sync)
-        self.recorder = TorchRecorder(native, spec.policy, steps)
+        self.recorder = TorchRecorder(native, spec, steps)
         self.forecaster = TorchForecaster(native, steps)
         untraced = [(role, role.UNTRACED) for role in (self.training, self.recorder, self.forecaster)]
-        self.compiler = TorchCompiler(spec, native, steps, switches, self._recording, untraced)
+        self.compiler = TorchCompiler(
+            spec, native, steps, switches, self.recorder, lambda: self.forecaster.counting, untraced
+        )
 
         self.weights = TorchWeights(steps.prepared.masters)
         self.averaging = TorchAveraging(steps.averages)
         self.weight_updates = TorchWeightUpdates(steps.prepared)
-        self.amax_history = TorchAmaxHistory(steps.float8)
+        self.optimizer_states = TorchOptimizerStates(steps.prepared)
+        self.amax_history = TorchAmaxHistory(steps.float8, steps.agreement)
+        self.policy_switcher = TorchPolicySwitcher(
+            spec, self._regions, steps.float8, steps.agreement, self._preparation.follow_policy
+        )
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
         self.distributed = distributed_here(spec, steps.ranks)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
-
-    def _recording(self) -> tuple[bool, bool]:
-        """Return whether something looks at this step, and whether it looks at layers."""
-        step, activations = self.recorder.status()
-        return step or self.forecaster.counting, activations or self.forecaster.counting
 
     def _check_region(self, policy: Policy) -> None:
         check_region(self.spec.policy, policy)
@@ -127,8 +133,8 @@ class TorchBackend(Backend):
         rows = explain.rows(self.spec, options, self.device.native, self._regions.cache, prepared.optimizers, shared)
         rows += rank_rows(self._steps.ranks, prepared.models, self.spec)
         if self.spec.policy.compute_dtype == "float8":
-            least = self._options.float8_min_features
-            rows += float8_layers.rows(self._preparation.float8, self.spec.policy.float8, self._emulates_float8, least)
+            least, emulate = options.float8_min_features, options.emulate or self.spec.policy.emulate
+            rows += float8_layers.rows(self._preparation.float8, self.spec.policy.float8, emulate, least)
         return rows + emulation.rows(self.spec.policy)
 
     def close(self) -> None:

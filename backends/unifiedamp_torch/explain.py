@@ -58,12 +58,21 @@ def rows(
 
 
 def _update_rows(policy: Policy) -> list[PlanRow]:
-    """Return the row on updates of bfloat16 parameters without master weights."""
+    """Return the rows on updates of bfloat16 parameters without master weights, and on moments."""
+    rows = []
+    if policy.state_dtype is not None:
+        size = "2 bytes" if policy.state_dtype == "bfloat16" else "1 byte and a float32 scale for 256 numbers"
+        note = f"{size} per number in place of 4, rounded stochastically (seed {policy.update_seed})"
+        native = "optimizer.state between steps; float32 while optimizer.step() runs, a few parameters at a time"
+        rows.append(PlanRow("state_dtype", policy.state_dtype, native, "emulated", note))
     if policy.update is None:
-        return []
+        return rows
     kept = "2 bytes per parameter for its compensation" if policy.update == "kahan" else f"seed {policy.update_seed}"
     native = "optimizer.step() over float32 values in its param_groups, rounded to bfloat16"
-    return [PlanRow("update", policy.update, native, note=f"{kept}; no float32 master weights (4 bytes per parameter)")]
+    return [
+        *rows,
+        PlanRow("update", policy.update, native, note=f"{kept}; no float32 master weights (4 bytes per parameter)"),
+    ]
 
 
 def device_row(device: torch.device, scope_device: bool) -> PlanRow:
@@ -88,6 +97,16 @@ def _native_row() -> PlanRow:
     )  # fmt: skip
 
 
+def _recorded_row(mode: str, device: torch.device) -> PlanRow:
+    """Return how steps that ``amp.record`` looks at run."""
+    captured = traits(device).captures_graphs
+    how = "a second CUDA graph" if captured else "as compiled"
+    if captured and mode == "default":
+        return PlanRow("compile.recorded steps", how, "forward hooks while it is captured")
+    note = "amp.record(activations=True): uncompiled, because compiled code calls no hooks"
+    return PlanRow("compile.recorded steps", how, "gradients are counted between compiled parts", note=note)
+
+
 def _compile_rows(mode: str, device: torch.device, shared: str) -> list[PlanRow]:
     if mode == "off":
         return [PlanRow("compile", mode, "the function as it is")]
@@ -98,7 +117,7 @@ def _compile_rows(mode: str, device: torch.device, shared: str) -> list[PlanRow]
     if traits(device).captures_graphs:
         inner = f"torch.cuda.CUDAGraph of {inner if mode == 'max' else 'fn'}"
         note = "the whole step, once its shapes are known; tensors are copied in, other arguments are fixed"
-    rows = [PlanRow("compile", mode, inner, note=note)]
+    rows = [PlanRow("compile", mode, inner, note=note), _recorded_row(mode, device)]
     if mode == "max":
         note = "convolutional models only; set by compile='max' of the session"
         rows.append(PlanRow("layout", "channels last", "model.to(memory_format=torch.channels_last)", note=note))

@@ -24,6 +24,8 @@ class TorchOptions:
             them, and ``amp.prepare`` moves the models.
         process_group: the ranks that train together, a ``torch.distributed.ProcessGroup``; False: this rank trains
             alone. None: the group of ``DistributedDataParallel``, the device meshes of DTensors, and else all ranks.
+        shards_reduce_once: models of ``fully_shard`` reduce gradients once per accumulation window, and keep whole ones
+            on each rank until then. False reduces after each backward pass, which takes less memory.
     """
 
     cache_enabled: bool | None = None
@@ -32,6 +34,7 @@ class TorchOptions:
     scale_on_device: bool = False
     scope_device: bool = True
     process_group: Any = None
+    shards_reduce_once: bool = True
 
     @classmethod
     def read(cls, spec: SessionSpec) -> TorchOptions:
@@ -52,7 +55,7 @@ class TorchOptions:
             elif not isinstance(value, bool):
                 raise errors.ConfigError(f"backend_options.torch.{name} must be true or false, got {value!r}")
         options = cls(**spec.options)
-        if options.emulate and spec.policy.compute_dtype != "float8":
+        if options.emulate and all(policy.compute_dtype != "float8" for policy in spec.policies):
             spec.warn(
                 f"backend_options.torch.emulate has no effect under policy {str(spec.policy)!r}: it is for "
                 "mixed_float8",

@@ -31,6 +31,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "description": "False: this rank trains alone. In Python also a torch.distributed.ProcessGroup: the ranks that "
         "train together. Left out: those that share the models.",
     },
+    "shards_reduce_once": {
+        "type": "boolean",
+        "default": True,
+        "description": "Models of fully_shard reduce gradients once per accumulation window, and keep whole ones on "
+        "each rank until then; false reduces after each backward pass, which takes less memory.",
+    },
 }
 """``backend_options.torch``."""
 

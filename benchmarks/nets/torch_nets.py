@@ -1,4 +1,4 @@
-"""torch: GPT-2 and U-Net from this folder, the examples' ResNet-50, and optimizers from ``torch.optim``."""
+"""torch: GPT-2, U-Net and ViT from this folder, the examples' ResNet-50, and optimizers from ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from examples.models import torch_resnet
 
-from . import torch_gpt2, torch_unet
+from . import torch_gpt2, torch_unet, torch_vit
 
 IMAGE_AXES = (0, 3, 1, 2)
 FORMS = {"fused": {"fused": True}, "foreach": {"foreach": True}}
@@ -23,6 +23,9 @@ def make_model(recipe: Any) -> torch.nn.Module:
         if recipe.model == "gpt2":
             size = torch_gpt2.TINY if recipe.tiny else torch_gpt2.SMALL
             return torch_gpt2.Gpt2(recipe.classes, recipe.shape[0], **size)
+        if recipe.model == "vit":
+            size = torch_vit.TINY if recipe.tiny else torch_vit.SMALL
+            return torch_vit.ViT(recipe.shape[0], recipe.classes, **size)
         if recipe.model == "unet":
             return torch_unet.UNet(torch_unet.TINY if recipe.tiny else torch_unet.FULL, recipe.classes)
         return torch_resnet.ResNet(*(torch_resnet.TINY if recipe.tiny else torch_resnet.FULL), recipe.classes)

@@ -54,6 +54,7 @@ def main(
         log.end()
         print(f"{ranks} process{'es' if ranks > 1 else ''}: test accuracy {right:.3f}")
     if ranks > 1:
+        dist.barrier()  # so that no process ends while another, or gloo's threads, still exchange tensors
         dist.destroy_process_group()
 
 

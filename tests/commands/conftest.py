@@ -72,6 +72,12 @@ def command(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def forked_scripts(monkeypatch):
+    """Scripts are run by processes that have their frameworks imported."""
+    monkeypatch.setattr("unifiedamp.workloads.scripts.run.subprocess", forked.like_subprocess())
+
+
+@pytest.fixture
 def fake(monkeypatch, command):
     """Runs of compare and tune are those of ``fake_job.py``; the session under test then needs no framework."""
     from unifiedamp.cli import choices

@@ -56,6 +56,11 @@ def test_what_started_this_process():
     found = launchers.launched_by({**variables, "HOME": "/"})
     assert found == {"launcher": "torchrun", "rank": 1, "size": 4, "variables": variables}
     assert launchers.launched_by({"HOME": "/"}) is None
+    dmlc = {"DMLC_ROLE": "server", "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": "1", "DMLC_NUM_WORKER": "2"}
+    dmlc |= {"DMLC_NUM_SERVER": "1"}
+    server = {"launcher": "launch.py", "rank": 0, "size": 2, "role": "server", "variables": dict(sorted(dmlc.items()))}
+    assert launchers.launched_by(dmlc) == server
+    assert "DMLC_NUM_SERVER is not set" in launchers.launched_by({**dmlc, "DMLC_NUM_SERVER": ""})["error"]
     assert "RANK must be a whole number" in launchers.launched_by({"RANK": "x", "WORLD_SIZE": "4"})["error"]
 
 
@@ -71,6 +76,8 @@ def test_ranks_are_shown(command, monkeypatch, examined, smi):
     assert "launchers: ray; not installed: srun" in out
     assert "started by srun: rank 1 of 2 (SLURM_PROCID=1)" in out
     assert "links between GPUs: 0-1 NVLink (NV18)" in out
+    inside.update(launcher="launch.py", role="scheduler", variables={"DMLC_ROLE": "scheduler"})
+    assert "started by launch.py: scheduler of 2 workers (DMLC_ROLE=scheduler)" in command("doctor").out
 
 
 def test_communication_is_told(examined, backend):

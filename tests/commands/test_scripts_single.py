@@ -10,10 +10,13 @@ import pytest
 from command_runs import mixed_policy_or_skip
 from script_files import RUN, TOY, loop_of, write_script
 
+import unifiedamp as ua
 from unifiedamp.config.arguments import read_config
 from unifiedamp.recording.reading import read_recording
 
 ENDLESS = "while True: step(amp, model, optimizer)"
+
+pytestmark = pytest.mark.usefixtures("forked_scripts")
 
 
 def test_tune_writes_a_table_that_a_session_takes(command):
@@ -96,6 +99,19 @@ model[1] = Faint()
     assert done.json["policies"]["float16"]["hurt"]["2"] == "input: 100% flushed to zero"
     assert done.json["chosen"] == "mixed_float8"
     assert "<html" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "framework", [name for name in ("tensorflow", "mxnet") if ua.available_backends()[name].installed]
+)
+def test_forecast_of_scripts_of_other_frameworks(command, framework):
+    write_script("train.py", *loop_of(framework, "'float32'", steps=3))
+    done = command("forecast", "--steps", 3, "--formats", "float16,nvfp4", "--json", *RUN)
+    assert done.code == 0, done.err
+    assert done.json["steps"] == 3
+    assert [layer["kind"] for layer in done.json["layers"]] == ["Dense", "Dense"]
+    assert done.json["policies"]["float16"]["policy"].startswith("mixed_float16")
+    assert done.json["layers"][0]["losses"]["nvfp4"][0]["error"] > 1e-3
 
 
 def test_forecast_refuses_float16_and_what_cannot_forecast(command):

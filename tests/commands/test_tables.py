@@ -111,7 +111,7 @@ def test_doctor(command, terminal, monkeypatch, width):
 @pytest.mark.skipif(not installed(), reason="needs a backend that the recipe has models for")
 def test_explain(command, terminal, width):
     terminal(width)
-    done = command("explain", CONV, "--backend", installed()[0])
+    done = command("explain", CONV, "--backend", installed()[0], "--policy", "float32")
     assert done.code == 0
     check(done, terminal.tables, width)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.backend.forecast import PLACES, SHIFT, ProductCounts, TensorCounts
+from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT, ProductCounts, TensorCounts
+from unifiedamp.backend.rounding import scale_values
 from unifiedamp.forecast.forecast import Forecast
 from unifiedamp.forecast.losses import rounding
-from unifiedamp.forecast.totals import Totals
-from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.forecast.scaled_formats import SCALED_FORMATS
+from unifiedamp.forecast.totals import LayerTotals, Totals
+from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
+from unifiedamp.formats.block_rounding import round_blocks
+from unifiedamp.formats.rounding import round_to
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = {
@@ -88,10 +93,54 @@ def layer(name, work=100, float8="", **tensors):
     return ProductCounts(name, "Linear", work, float8, {key: counted(values) for key, values in tensors.items()})
 
 
+def totals_of(product):
+    totals = Totals()
+    totals.add([product])
+    return totals.layers[product.layer]
+
+
 def forecast(*products, formats=("bfloat16", "float16", "float8"), max_error=0.1):
     totals = Totals()
     totals.add(products)
     return Forecast.of(ABOUT, list(totals.layers.values()), max_error, formats)
+
+
+def with_scalings(matrix, square=False):
+    """The counts of a matrix, and those of its scaled values."""
+    scaled = {name: counted(scale_values(matrix, name, square).ravel()) for name in SCALINGS}
+    return replace(counted(matrix.ravel()), scaled=scaled)
+
+
+@pytest.mark.parametrize("deviation", [0.3, 3])
+@pytest.mark.parametrize("name", SCALED_FORMATS)
+def test_losses_of_formats_with_block_scales(name, deviation):
+    """Those of the reference of rounding, which scales and rounds each value."""
+    matrix = spread(1, deviation, 128 * 192).reshape(128, 192)
+    scaled = SCALED_FORMATS[name]
+    if name in BLOCK_FORMATS:
+        held = round_blocks(matrix, BLOCK_FORMATS[name])
+    else:
+        scale = scale_values(matrix, scaled.scaling) / matrix
+        held = round_to(matrix * scale, scaled.element) / scale
+    product = ProductCounts("a", "Linear", 1, "", {"input": with_scalings(matrix)})
+    (found,) = forecast(product, formats=[name]).layers[0].losses[name]
+    assert found.flushed == pytest.approx(np.mean(held == 0), abs=1e-9)
+    assert found.error == pytest.approx(np.mean(((held.astype(np.float64) - matrix) / matrix) ** 2), rel=0.05)
+
+
+def test_policies_of_formats_with_block_scales():
+    """Outliers cost their own row or block alone; of formats that run emulated alone, the hurt layers are named."""
+    matrix = spread(1, 0.5, 128 * 192).reshape(128, 192)
+    matrix[0, 0] = 1e9
+    product = ProductCounts("a", "Linear", 1, "", {"input": with_scalings(matrix)})
+    found = forecast(product, formats=["float8", "float8_rowwise", "nvfp4", "mxfp6_e2m3"])
+    assert found.policies["float8"].policy.layer_overrides == {"a": "bfloat16"}
+    assert str(found.policies["float8_rowwise"].policy) == "mixed_float8;recipe=rowwise"
+    assert found.policies["nvfp4"].reason == "nvfp4 runs emulated alone; it would hurt a"
+    assert found.policies["mxfp6_e2m3"].reason == "mxfp6_e2m3 runs emulated alone"
+    assert str(found.policy) == "mixed_float8;recipe=rowwise"
+    again = LayerTotals.from_json(json.loads(json.dumps(totals_of(product).to_json())))
+    assert str(Forecast.of(ABOUT, [again], 0.1, list(found.policies))) == str(found)
 
 
 WELL = {"weight": spread(0.05, 0.5), "input": spread(1, 0.5), "output": spread(1, 0.5)}

@@ -6,6 +6,7 @@ import pytest
 from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
 from unifiedamp.formats.block_rounding import round_blocks
 from unifiedamp.formats.rounding import round_scaled, round_to
+from unifiedamp.formats.scaled_rounding import round_operand
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -122,3 +123,56 @@ def test_blocks_hide_no_inf_or_nan(name, bad):
     assert np.isnan(found[0, :16]).all()
     if BLOCK_FORMATS[name].scale == "e8m0":
         np.testing.assert_array_equal(found[1], values[1])
+
+
+def test_int8_blocks_are_whole_numbers_of_a_127th_of_their_largest():
+    values = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+    values[1, :32] = 0
+    found = round_blocks(values, BLOCK_FORMATS["int8"])
+    for row, answer in zip(values, found, strict=True):
+        for block, mine in ((row[:32], answer[:32]), (row[32:], answer[32:])):
+            step = np.abs(block).astype(np.float64).max() / 127 or 1.0
+            np.testing.assert_allclose(mine, np.rint(block / step) * step, rtol=1e-6)
+
+
+def tile_oracle(values, high, wide):
+    """Tiles scaled by powers of two and cast by ml_dtypes."""
+    out = np.zeros_like(values)
+    for top in range(0, values.shape[0], high):
+        for left in range(0, values.shape[1], wide):
+            tile = values[top : top + high, left : left + wide].astype(np.float64)
+            scale = 2.0 ** np.floor(np.log2(448.0 / np.abs(tile).max()))
+            cast = (tile * scale).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+            out[top : top + high, left : left + wide] = cast.astype(np.float64) / scale
+    return out
+
+
+@pytest.mark.parametrize(
+    ("scaling", "square", "high", "wide"),
+    [("rowwise", False, 1, 300), ("block128", False, 1, 128), ("block128", True, 128, 128)],
+)  # fmt: skip
+def test_operands_of_finer_scales(scaling, square, high, wide):
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=(140, 300)) * np.exp2(rng.integers(-9, 9, (140, 1)))).astype(np.float32)
+    found, inverse = round_operand(values, FLOAT_FORMATS["float8_e4m3fn"], scaling, square=square)
+    assert inverse == 1
+    np.testing.assert_array_equal(found, tile_oracle(values, high, wide))
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "delayed", "rowwise", "block128", "mxfp8_e4m3", "nvfp4", "int8"])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_operands_hide_no_inf_or_nan(scaling, bad):
+    values = np.ones((4, 256), np.float32)
+    values[1, 3] = bad
+    known = np.float32(8) if scaling == "delayed" else None
+    found, inverse = round_operand(values, FLOAT_FORMATS["float8_e4m3fn"], scaling, scale=known)
+    with np.errstate(invalid="ignore"):
+        assert np.isnan((found * inverse) @ np.ones(256, np.float32))[1]
+    zeros, inverse = round_operand(np.zeros((4, 256)), FLOAT_FORMATS["float8_e4m3fn"], scaling, scale=known)
+    assert not (zeros * inverse).any()
+
+
+def test_a_known_scale_saturates():
+    values = np.array([[1.0, -3.0, 1000.0, 0.3]], np.float32)
+    found, inverse = round_operand(values, FLOAT_FORMATS["float8_e4m3fn"], "delayed", scale=np.float32(64))
+    assert (found * inverse).tolist() == [[1.0, -3.0, 7.0, 0.3125]]

@@ -15,6 +15,10 @@ from unifiedamp.workloads.training.on_ray import train_on_ray
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "20012"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+DMLC = {
+    "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "9091", "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+}  # fmt: skip
 TWO = '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}'
 
 
@@ -38,8 +42,12 @@ TWO = '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type"
         ),
         ({"TF_CONFIG": TWO}, Launch("TF_CONFIG", 2, 3)),
         ({"TF_CONFIG": "{}"}, None),
-        ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "1"}, Launch("launch.py", 1, 2)),
-        ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, None),
+        (DMLC | {"DMLC_WORKER_ID": "1"}, Launch("launch.py", 1, 2)),
+        (DMLC | {"DMLC_TASK_ID": "1"}, Launch("launch.py", 1, 2)),
+        (DMLC | {"DMLC_NUM_WORKER": "1"}, Launch("launch.py", 0, 1)),  # scheduler and server wait for it
+        (DMLC | {"DMLC_ROLE": "server", "DMLC_TASK_ID": "7"}, Launch("launch.py", 0, 2, role="server")),
+        (DMLC | {"DMLC_ROLE": "scheduler"}, Launch("launch.py", 0, 2, role="scheduler")),
+        ({"DMLC_NUM_WORKER": "2", "DMLC_TASK_ID": "1"}, None),  # of XGBoost's tracker
     ],
 )
 def test_launchers_are_read(environment, expected):
@@ -54,6 +62,15 @@ def test_launchers_are_read(environment, expected):
         (SLURM, "names no host; set MASTER_ADDR"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG cannot be read"),
         ({"TF_CONFIG": '{"cluster": []}'}, "TF_CONFIG cannot be read"),
+        (
+            {"DMLC_ROLE": "server"},
+            "launch.py: DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER, DMLC_NUM_SERVER are",
+        ),
+        (DMLC | {"DMLC_ROLE": ""}, "launch.py: DMLC_ROLE is not set, and each worker, server and scheduler needs"),
+        (DMLC | {"DMLC_ROLE": "master"}, "DMLC_ROLE must be one of worker, server, scheduler, got 'master'"),
+        (DMLC | {"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER must be at least 1, got '0'"),
+        (DMLC | {"DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be a whole number, got 'x'"),
+        (DMLC | {"DMLC_WORKER_ID": "2"}, "launch.py: rank 2 of 2 processes is out of range"),
     ],
 )
 def test_a_variable_that_makes_no_sense_is_refused(environment, message):
@@ -69,7 +86,7 @@ def test_a_process_alone_decides_alone():
 REFUSED = {
     "toy": "launch.py started 2 processes, and backend 'toy' trains",
     "tensorflow": "launch.py started 2 processes, and TensorFlow joins those of TF_CONFIG alone",
-    "mxnet": "launch.py started 2 processes, and backend 'mxnet' trains",
+    "mxnet": "launch.py started 2 processes, and MXNet joins the workers of its own launch.py alone",
 }
 
 

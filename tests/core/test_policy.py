@@ -18,6 +18,7 @@ def policies(draw):
     param = draw(dtypes)
     ops = draw(st.dictionaries(st.sampled_from(OP_VOCABULARY), st.sampled_from(OP_CHOICES), max_size=3))
     update = draw(st.sampled_from([None, "kahan", "stochastic"])) if param == "bfloat16" else None
+    kept = draw(st.sampled_from([None, "bfloat16", "float8"])) if update or param == "float32" else None
     float8 = param == "float32" and ops.get("linear", "compute") == "compute"
     scale = draw(st.sampled_from([None, NoLossScale(), StaticLossScale(128.0), DynamicLossScale(initial_scale=8.0)]))
     return Policy(
@@ -29,7 +30,8 @@ def policies(draw):
         draw(st.dictionaries(globs, dtypes, max_size=3)),
         draw(st.booleans()),
         update,
-        draw(st.integers(0, 2**31 - 1)) if update == "stochastic" else 0,
+        draw(st.integers(0, 2**31 - 1)) if update == "stochastic" or kept else 0,
+        kept,
     )
 
 
@@ -88,6 +90,11 @@ def test_names_from_elsewhere(alias, preset):
         ("fp8;recipe=delayed;margin=1;amax_history=16;emulate=true",
          "mixed_float8;recipe=delayed;amax_history=16;margin=1;emulate=true"),
         ("mixed_bfloat16;recipe=tensorwise;fprop=float8", "mixed_bfloat16"),
+        ("fp8;recipe=MXFP8BlockScaling;emulate=true", "mixed_mxfp8;emulate=true"),
+        ("fp8;recipe=NVFP4BlockScaling;layers=head:bf16", "mixed_nvfp4;layers=head:bfloat16"),
+        ("p=f32,c=fp8,o=f32;recipe=mxfp6_e3m2", "mixed_mxfp6"),
+        ("p=f32,c=fp8,o=bf16;recipe=int8", "p=float32,c=float8,o=bfloat16;recipe=int8"),
+        ("MIXED_MXINT8;recipe=mxfp4;dgrad=bfloat16", "mixed_mxfp4;dgrad=bfloat16"),
     ],
 )  # fmt: skip
 def test_float8_recipes_have_one_name(text, canonical):
@@ -117,14 +124,19 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
         ("bfloat16;update=kahn", "update must be 'stochastic' or 'kahan'.*did you mean 'kahan'"),
         ("mixed_bfloat16;update=kahan", "param_dtype is float32: use policy 'bfloat16;update=kahan'"),
         ("float16;update=stochastic", "rounds updates of bfloat16 parameters, but param_dtype is float16"),
-        ("bfloat16;update=kahan;update_seed=3", "update_seed has no effect without update='stochastic'"),
+        ("bfloat16;update=kahan;update_seed=3", "update_seed has no effect without update='stochastic' or state_dtype"),
+        ("bfloat16;state_dtype=fp8", "updated in bfloat16: use policy 'bfloat16;update=kahan;state_dtype=float8'"),
+        ("float16;state_dtype=bf16", "keeps the moments of float32 updates, but float16 parameters"),
+        ("float32;state_dtype=float16", "state_dtype must be"),
         ("bfloat16;update=stochastic;update_seed=2147483648", "update_seed must be a whole number from 0 to"),
         ("float32;ops=softmax:wide", "must be one of compute, float32, widest"),
         ("float32;ops=softmax", "not written name:value"),
         ("float32;op=softmax:float32", "did you mean 'ops'"),
         ("float32;loss_scale=-3", "positive number"),
         ("mixed_float8;recipe=delayd", "did you mean 'delayed'"),
-        ("mixed_float8;recipe=MXFP8BlockScaling", "the finest is 'block128'"),
+        ("mixed_nvfp5", "unknown policy 'mixed_nvfp5'; did you mean 'mixed_nvfp4'"),
+        ("mixed_mxfp8;margin=1", "margin has no effect with recipe 'mxfp8'"),
+        ("mixed_bfloat16;recipe=nvfp4", "recipe has no effect without compute_dtype float8"),
         ("mixed_float8;wgrad=float16", "wgrad must be 'float8' or 'bfloat16', got 'float16'"),
         ("mixed_float8;recipe=rowwise_gw_hp;wgrad=float8", "contradicts recipe 'rowwise_gw_hp': use recipe 'rowwise'"),
         ("mixed_float8;fprop=bfloat16;dgrad=bfloat16;wgrad=bfloat16", "nothing runs in float8: use 'mixed_bfloat16'"),

@@ -10,9 +10,9 @@ import unifiedamp as ua
 AMP_CALLS = {
     "applied_steps", "autocast", "backward", "capabilities", "clip_grad_norm", "clip_grad_value", "close", "compile",
     "convert_model", "discard_step", "ema", "explain", "forecast", "from_config", "gradients", "inference",
-    "load_master_weights", "load_state_dict", "loss_scale", "master_weights", "mp_policy", "observe", "prefetch",
-    "prepare", "record", "scale_loss", "scope", "skip_if", "skipped_steps", "state_dict", "step", "to_native",
-    "to_numpy", "unscale",
+    "load_master_weights", "load_state_dict", "loss_scale", "master_weights", "mp_policy", "observe", "policy",
+    "prefetch", "prepare", "record", "scale_loss", "scope", "skip_if", "skipped_steps", "state_dict", "step",
+    "to_native", "to_numpy", "unscale",
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_arguments_of_a_session():
     assert positional == ["backend", "policy"]
     assert set(parameters) - set(positional) == {
         "loss_scale", "accumulate_steps", "device", "strict", "compile", "master_weights", "tuning",
-        "backend_options", "reduce_dtype",
+        "backend_options", "reduce_dtype", "schedule", "total_steps",
     }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def roomy():
 BEYOND = (
     "lies outside", "has no meaning under policy", "needs float32 parameters", "op_overrides.linear is",
     "compute_dtype float8 needs", "has no effect here", "has no effect with", "so nothing runs in float8",
-    "contradicts",
+    "contradicts", "numerics on any device",
     "overflows above 65504",
 )  # fmt: skip
 """What is wrong only with two settings together, or only on some machines."""
@@ -221,18 +221,19 @@ WRONG_SCALE_TEXTS = [
 SCALE_TEXTS_MOSTLY = mostly(st.sampled_from(SCALE_TEXTS), *WRONG_SCALE_TEXTS)
 NAMES = [
     "float32", "mixed_float16", "MIXED_bfloat16", "mixed_float8", "O1", "o0", "bf16-mixed", "16-true", "fp8", "no",
-    "float8_from_mixed_bfloat16", "p=float32,c=float16", "p=f32, c=bf16, o=f32", "params=float32,compute=FP8",
-    "c=float16,p=float32", "P=float16,C=float16",
+    "float8_from_mixed_bfloat16", "mixed_NVFP4", "p=float32,c=float16", "p=f32, c=bf16, o=f32",
+    "params=float32,compute=FP8", "c=float16,p=float32", "P=float16,C=float16",
 ]  # fmt: skip
 WRONG_NAMES = [
-    "", "mixed", "16", "half", "float64", "mixed-float16", "p=float32", "c=float16", "p=float32,c=int8",
+    "", "mixed", "16", "half", "float64", "mixed-float16", "p=float32", "c=float16", "p=float32,c=int8", "mixed_mxfp5",
     "p=float8,c=float8", "p=float32,c=float16,x=1", "p=float32,c=float16,", "p=float32;c=float16", "float32,",
 ]  # fmt: skip
 SETTINGS = [
     "ops=softmax:float32", "ops=softmax:float32,exp:widest", "ops=", "layers=head.*:float32", "layers=a*:bf16,b:c:FP16",
     "keep_norm_float32=false", "keep_norm_float32 = True", "emulate=true",
     "loss_scale=dynamic(initial_scale=8.0)", "loss_scale=4",
-    "recipe=Delayed", "recipe = Float8BlockScaling", "wgrad=bfloat16", "amax_history=9999", "margin=9",
+    "recipe=Delayed", "recipe = Float8BlockScaling", "recipe=MXFP8BlockScaling", "wgrad=bfloat16",
+    "amax_history=9999", "margin=9",
 ]  # fmt: skip
 WRONG_SETTINGS = [
     "", "ops=softmx:float32", "ops=softmax:bfloat16", "ops=softmax", "ops=softmax: float32", "layers=:float32",

@@ -20,6 +20,7 @@ from unifiedamp.loss_scale import parse_loss_scale
 from unifiedamp.names import BackendName, PolicyName
 from unifiedamp.notebook import table_html
 from unifiedamp.policy.dtypes import COMPUTE_DTYPES, DTYPES
+from unifiedamp.policy.presets import BLOCK_POLICIES
 
 HOSTILE = '<img src=x onerror="alert(1)">&amp;\u202e\x1b[31m'
 
@@ -195,7 +196,7 @@ def test_a_loss_scales_repr_makes_it_again(scale):
 
 
 def test_names_of_types_are_those_that_are_known():
-    assert set(get_args(PolicyName)) == set(PRESETS)
+    assert set(get_args(PolicyName)) == {*PRESETS, *BLOCK_POLICIES}
     assert {"torch", "tensorflow", "mxnet"} == set(get_args(BackendName)) <= set(ua.available_backends())
     assert set(get_args(names.CompileMode)) == set(COMPILE_MODES)
     assert set(get_args(names.TuningName)) == set(TUNING_PRESETS)

@@ -19,7 +19,8 @@ LAYERS = (
     {"errors", "names", "visible"}, {"notebook", "plain_values"}, {"loss_scale"}, {"formats"}, {"policy"}, {"backend"},
     {"output", "machine"},
     {"config", "training", "recording", "forecast", "checkpoint", "explain", "custom_functions"}, {"measured"},
-    {"session"}, {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"}, {"__main__"},
+    {"session_start"}, {"session"}, {"conformance"}, {"workloads"}, {"compat", "migrate", "integrations"}, {"cli"},
+    {"__main__"},
 )  # fmt: skip
 """First-level parts of core, lower layers first: a part imports none of a higher layer."""
 

@@ -1,15 +1,17 @@
 """Each example script runs as its page says, with ``--smoke``: it learns, and what it prints are numbers."""
 
+import functools
 import importlib.util
 import math
 import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
+from clusters import of_mxnet, of_tensorflow, run_together
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SUMMARY = re.compile(r"loss (\S+) -> (\S+) +scale (\S+) +(\d+) steps applied, (\d+) skipped")
@@ -104,23 +106,30 @@ def test_accumulation_checkpointing_and_clipping(script):
     assert with_it < 0.7 * without
 
 
-@torch
-@pytest.mark.parametrize("arguments", [[], ["--shard"], ["--window", "2"]], ids=["ddp", "fsdp2", "windows"])
-def test_several_processes_train_the_model_of_one(arguments, tmp_path):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    said = []
-    for start, more in (([], [each for each in arguments if each != "--shard"]), (launcher, arguments)):
-        command = [sys.executable, *start, str(EXAMPLES / "torch" / "several_ranks.py"), "--smoke", *more]
-        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-        done = subprocess.run(
-            [*command, "--policy", "float32"],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+@pytest.fixture(scope="module")
+def in_ranks(tmp_path_factory):
+    """Run ``several_ranks.py``; return the test accuracy that it prints. What was run before is not run again."""
+
+    @functools.cache
+    def run(processes, *arguments):
+        script = [str(EXAMPLES / "torch" / "several_ranks.py"), "--smoke", "--policy", "float32", *arguments]
+        options = {"cwd": tmp_path_factory.mktemp("ranks"), "env": {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}}
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        launcher += ["--start-method", "fork", "--run-path"]  # in processes that have imported torch
+        done = forked.run([sys.executable, *(launcher if processes > 1 else ()), *script], **options)
         assert done.returncode == 0, done.stderr
         assert learnt(done.stdout) == [(65536.0, 60, 0)]
-        said.append(float(re.search(r"process(?:es)?: test accuracy (\S+)", done.stdout)[1]))
-    assert said[0] > 0.9
-    assert said[1] == pytest.approx(said[0], abs=0.01)
+        return float(re.search(r"process(?:es)?: test accuracy (\S+)", done.stdout)[1])
+
+    return run
+
+
+@torch
+@pytest.mark.parametrize("arguments", [[], ["--shard"], ["--window", "2"]], ids=["ddp", "fsdp2", "windows"])
+def test_several_processes_train_the_model_of_one(in_ranks, arguments):
+    alone = in_ranks(1, *(each for each in arguments if each != "--shard"))
+    assert alone > 0.9
+    assert in_ranks(2, *arguments) == pytest.approx(alone, abs=0.01)
 
 
 # -- TensorFlow --------------------------------------------------------------------------------------------------------
@@ -150,12 +159,37 @@ def test_a_v1_session(script):
     assert (scale, applied) == (4 * 65536, 40)
 
 
+@tensorflow
+def test_workers_of_tf_config_train_the_model_of_one():
+    train_alike("tensorflow/several_workers.py", of_tensorflow())
+
+
+def train_alike(script, environments):
+    """Run a script alone and on two workers: one reports, and gets the model of one process."""
+    command = [str(EXAMPLES / script), "--smoke", "--policy", "float32"]
+    (alone,) = run_together(command, [{}], 1)
+    # MXNet gives rank 0 to whichever worker registers first.
+    silent, together = sorted(run_together(command, environments, 2), key=len)
+    assert not silent
+    found = []
+    for text, count in ((alone, "1 worker"), (together, "2 workers")):
+        assert learnt(text) == [(65536.0, 60, 0)]
+        found.append(float(re.search(rf"{count}: test accuracy (\S+)", text)[1]))
+    assert found[0] > 0.8
+    assert found[1] == pytest.approx(found[0], abs=0.01)
+
+
 # -- MXNet -------------------------------------------------------------------------------------------------------------
 
 
 @mxnet
 def test_resnet50_in_gluon(script):
     assert learnt(script("mxnet/resnet50_gluon.py")) == [(4 * 65536, 30, 0)]
+
+
+@mxnet
+def test_workers_of_a_kvstore_train_the_model_of_one():
+    train_alike("mxnet/several_workers.py", of_mxnet())
 
 
 @mxnet

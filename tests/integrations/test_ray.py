@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray.train")
-pytest.importorskip("torch")
 
-FILE = Path(__file__).parents[1] / "workloads" / "divided.py"
+FOLDER = Path(__file__).parents[1] / "workloads"
+FILES = {"torch": FOLDER / "divided.py", "tensorflow": FOLDER / "divided_keras.py"}
 CONFIG = """
 workload = "{file}:Regression"
 [amp]
-backend = "torch"
+backend = "{backend}"
 device = "cpu"
 policy = "float32"
 [settings]
@@ -29,17 +29,21 @@ checkpoint_every = 5
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
-def train(folder, fault, *options):
+def train(folder, backend, fault, *options):
     config = folder / f"{fault or 'alone'}.toml"
-    config.write_text(CONFIG.format(file=FILE, fault=fault, mark=folder / "mark"))
+    config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **QUIET})
     return done, folder / config.stem
 
 
-def test_a_killed_worker_is_started_anew_and_all_train_as_one(tmp_path):
+@pytest.mark.parametrize("backend", FILES)
+def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path):
     """SIGKILL to one of two workers in the second epoch; Ray starts both anew, from the last checkpoint."""
-    done, out = train(tmp_path, "killed", "--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json")
+    pytest.importorskip(backend)
+    done, out = train(
+        tmp_path, backend, "killed", "--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists(), "nothing was killed"
     assert re.search(r"resumed at epoch (1, batch 5|2, batch 0)", done.stderr), (
@@ -49,7 +53,7 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(tmp_path):
     assert run["finished"]
     assert run["files"] == [str(out / name) for name in ("checkpoint.npz", "log.json", "curves.png")]
     assert not (out / "ray").exists(), "copies of checkpoints are left"
-    alone, other = train(tmp_path, "")
+    alone, other = train(tmp_path, backend, "")
     assert alone.returncode == 0, alone.stderr
     losses, expected = (json.loads((folder / "log.json").read_text())["losses"] for folder in (out, other))
     assert losses == pytest.approx(expected, rel=2e-5)

@@ -1,23 +1,27 @@
 """Two workers of a ``dist_sync`` kvstore, their scheduler and server, each this file in a process.
 
-Each worker writes what became of its steps to the folder ``RESULTS``, for ``test_dist_conditions.py``.
+Each worker writes what became of its steps to the folder ``RESULTS``, for ``test_dist_conditions.py``: those of
+``amp.skip_if``, or of one case of the kit's, since a process can make one distributed kvstore.
 """
 
 import json
+import math
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 
 import unifiedamp as ua
-
-amp = ua.Amp("mxnet", "float32", loss_scale=8.0, device="cpu")
+from unifiedamp.conformance.ranks import LEARNING_RATE, RankCase, RankKind, play
+from unifiedamp.conformance.ranks.cases import SCALE, Maker
 
 MOMENTS = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 0))
 """Whether the condition holds on each worker."""
 
 
 def train(rank):
+    amp = ua.Amp("mxnet", "float32", loss_scale=8.0, device="cpu")
     import mxnet as mx
     from mxnet import gluon
 
@@ -37,6 +41,51 @@ def train(rank):
     return seen
 
 
-if os.environ["DMLC_ROLE"] == "worker":  # importing MXNet serves the others, until the workers end
+KIND = RankKind(reduction="sum", counts=(2,))
+WINDOW = 2
+
+
+def case():
+    """Windows, clipped; inf on each worker in turn, in each place of a window, and nan."""
+    make = Maker(KIND, 2)
+    batches = make.batches(9 * WINDOW)
+    for index, rank, value in (
+        (2, 0, math.inf),
+        (5, 1, -math.inf),
+        (9, 1, math.nan),
+        (12, 0, math.inf),
+        (12, 1, math.inf),
+    ):
+        make.spoil(batches, index, rank, value, index % 3)
+    return RankCase("workers", make.frozen(batches), SCALE, WINDOW, max_norm=3.0)
+
+
+def worker(rank):
+    from unifiedamp_mxnet.conformance.ranks import Contexts
+    from unifiedamp_mxnet.mxnet_api import gluon
+
+    class Worker(Contexts):
+        """One context in each worker."""
+
+        def make(self, case):
+            model, _ = super().make(case)
+            settings = {"learning_rate": LEARNING_RATE, "momentum": case.momentum}
+            return model, [
+                gluon.Trainer(model.ordered(), "sgd", settings, kvstore="dist_sync", update_on_kvstore=False)
+            ]
+
+        def batch(self, ranks):
+            return super().batch([ranks[rank]])
+
+    return play(Worker(1, {}), case(), os.environ["FORM"])
+
+
+if os.environ.get("DMLC_ROLE") in ("scheduler", "server"):
+    # Importing MXNet serves the workers, until they end.
+    ua.Amp("mxnet", "float32", device="cpu")
+elif os.environ.get("DMLC_ROLE") == "worker":
     rank = int(os.environ["RANK"])
-    Path(os.environ["RESULTS"], f"{rank}.json").write_text(json.dumps(train(rank)))
+    if os.environ["FORM"]:
+        Path(os.environ["RESULTS"], f"{rank}.pickle").write_bytes(pickle.dumps(worker(rank)))
+    else:
+        Path(os.environ["RESULTS"], f"{rank}.json").write_text(json.dumps(train(rank)))

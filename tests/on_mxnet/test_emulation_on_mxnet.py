@@ -102,12 +102,14 @@ def images():
     """Convolutions, whose arrays oneDNN lays out in its own way, and shapes that the first batch decides."""
     mx.random.seed(0)
     model = gluon.nn.HybridSequential()
-    model.add(gluon.nn.Conv2D(16, 3), gluon.nn.Conv2D(16, 3, groups=4), gluon.nn.BatchNorm(), gluon.nn.Dense(16))
+    model.add(gluon.nn.Conv2D(16, 3), gluon.nn.Conv2D(16, 3, groups=4), gluon.nn.BatchNorm(), gluon.nn.Dense(32))
     model.initialize(mx.init.Xavier())
     return model
 
 
-@pytest.mark.parametrize("policy", [BFLOAT16, FLOAT8])
+@pytest.mark.parametrize(
+    "policy", [BFLOAT16, FLOAT8, FLOAT8.replace(";", ";recipe=delayed;"), FLOAT8.replace("float8", "mxfp8")]
+)
 def test_graphs_train_as_eager_steps_do(policy):
     x = np.random.default_rng(0).normal(size=(16, 8, 9, 9)).astype(np.float32)
     eager, hybrid = (losses(policy, images, x, hybrid) for hybrid in (False, True))

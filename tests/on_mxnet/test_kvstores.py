@@ -45,6 +45,26 @@ def test_asynchronous_kvstores_are_refused(kind):
         prepared(kind)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_second_distributed_trainer_is_refused(together):
+    """MXNet hangs in its constructor; nothing is connected before the first step, so no scheduler is needed here."""
+    amp = session(**PLAIN)
+    models = [product(), product()]
+    trainers = [gluon.Trainer(each.collect_params(), "sgd", {}, kvstore="dist_sync") for each in models]
+    with pytest.raises(ua.PrepareError, match="2 Trainers have the kvstore 'dist_sync', and MXNet hangs"):
+        if together:
+            amp.prepare(*models, *trainers)
+        else:
+            amp.prepare(models[0], trainers[0])
+            amp.prepare(models[1], trainers[1])
+
+
+@pytest.mark.parametrize("library", ["horovod", "byteps"])
+def test_other_libraries_of_workers_are_refused_by_name(library):
+    with pytest.raises(ua.PrepareError, match=f"{library} sums this Trainer's gradients.*kvstore='dist_sync'"):
+        prepared(library)
+
+
 def test_compressed_gradients_are_refused_under_a_scaler():
     compression = {"type": "2bit", "threshold": 0.5}
     with pytest.raises(ua.PrepareError, match=r"compression_params.*loss_scale='none'"):
@@ -114,3 +134,12 @@ def test_closing_leaves_nothing(compiled):
     assert changed <= {"num_update", "_index_update_count", "_all_index_update_counts"}
     assert set(vars(model)) - of_model <= {"_cached_op_args"}  # MXNet 2's own, in any hybridized block
     assert type(model) is Product
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_masters_take_no_other_sum_than_float32(dtype):
+    """Refused before the first step; in float32 it is what is done anyway."""
+    with pytest.raises(ua.PrepareError, match=f"reduce_dtype='{dtype}': with master_weights=True"):
+        prepared(settings={"reduce_dtype": dtype})
+    amp, model, trainer = prepared(settings={"reduce_dtype": "float32"})
+    assert feed(amp, model, trainer, [from_numpy(ONES, ctx) for ctx in CONTEXTS]).applied

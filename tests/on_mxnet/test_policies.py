@@ -5,10 +5,11 @@ import pytest
 from trainers import batch, sgd, weights
 
 import unifiedamp as ua
+from unifiedamp.conformance.harness import load_harness
 from unifiedamp_mxnet import capabilities
 from unifiedamp_mxnet.device import selection
 from unifiedamp_mxnet.device.cpu_features import cpu_runs_bfloat16
-from unifiedamp_mxnet.mxnet_api import NUMPY_API, dtype_name, mx
+from unifiedamp_mxnet.mxnet_api import NUMPY_API, dtype_name, gluon, mx
 from unifiedamp_mxnet.precision import policies
 
 MIXED = ua.Policy(compute_dtype="bfloat16")
@@ -98,6 +99,26 @@ def test_the_plan_names_the_native_calls():
     lists = "mxnet.amp.lists" if NUMPY_API else "mxnet.contrib.amp.lists"
     for part in (lists, "multi_all_finite", "grad_req", "hybridize(static_alloc=True", "update_on_kvstore=False"):
         assert part in text
+
+
+def test_grad_req_add_that_is_set_inside_a_region(array):
+    """The region has begun, so "write" is not set again: 16-bit gradients that are in the window already are zeroed."""
+    policy = load_harness("mxnet").pure_policies["float16"]
+    amp = ua.Amp("mxnet", policy, loss_scale=4.0, master_weights=True)
+    with amp.scope():
+        model = gluon.nn.Dense(1, in_units=2, use_bias=False)
+        model.initialize(mx.init.One())
+        trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.125})
+    model, trainer = amp.prepare(model, trainer)
+    with amp.autocast():
+        model.weight.grad_req = "add"
+        losses = [model(array(np.ones((1, 2)))).sum() for _ in range(2)]
+    for loss in losses:
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    assert amp.step(trainer).applied
+    (master,) = amp.master_weights(model).values()
+    assert master.tolist() == [[0.75, 0.75]]
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

@@ -129,6 +129,17 @@ def test_compiling_hybridizes_what_it_can_and_says_what_it_cannot(net):
     assert all(model[i]._active for i in range(2))
 
 
+def test_a_model_prepared_after_a_step_was_compiled_is_hybridized(net):
+    amp = ua.Amp("mxnet", "float32")
+    before, after = net(), net(seed=2)
+    amp.prepare(before)
+    assert not before._active
+    amp.compile(lambda: None)
+    amp.prepare(after)
+    assert before._active
+    assert after._active
+
+
 def test_compiling_keeps_the_users_own_settings(net):
     amp = ua.Amp("mxnet", "float32")
     model = net()

@@ -59,3 +59,20 @@ def test_mxnet_2_makes_no_gradients_in_bfloat16():
     model = product()
     with pytest.raises(mx.base.MXNetError, match="void16"):
         model.w.cast(BFLOAT16)
+
+
+def test_saved_states_are_float32_arrays_that_a_native_trainer_loads(tmp_path):
+    path = str(tmp_path / "states")
+    amp, model, trainer = run("float32;state_dtype=float8", "adam")
+    for gradient in GRADIENTS:
+        feed(amp, model, trainer, gradient)
+    (wanted,) = amp.backend.optimizer_states.read()
+    trainer.save_states(path)
+    other, model, native = run("float32", "adam")
+    native.load_states(path)
+    first, second = (each.asnumpy() for each in native._updaters[0].states[0])
+    np.testing.assert_array_equal(first, wanted["w/first_moment"])
+    np.testing.assert_array_equal(second, wanted["w/second_moment"])
+    feed(other, model, native, GRADIENTS[0])
+    with pytest.raises(ua.PrepareError, match="moments of this NAG are not known; use one of mxnet.optimizer's SGD"):
+        run("float32;state_dtype=bfloat16", "nag")

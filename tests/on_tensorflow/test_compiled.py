@@ -228,3 +228,24 @@ def test_import_of_the_plugin_imports_no_tensorflow():
     code = "import sys, unifiedamp_tensorflow.plugin; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+class Scaled(tf.Module):
+    """A step that is an object with variables, not a function."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.factor = model, tf.Variable(2.0)
+
+    def __call__(self, x):
+        return self.factor * self.model(x)
+
+
+def test_a_module_is_compiled_as_its_call():
+    amp, model, _ = prepared("float32")
+    module = Scaled(model)
+    call = amp.compile(module)
+    x, _ = batch(4)
+    for factor in (2.0, -1.0):
+        module.factor.assign(factor)
+        np.testing.assert_allclose(call(x), factor * model(x).numpy(), rtol=1e-5)

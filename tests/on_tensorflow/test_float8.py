@@ -26,12 +26,6 @@ def inputs(*shape):
     return x.astype(np.float32)
 
 
-@pytest.mark.parametrize("setting", ["recipe=delayed;amax_history=16", "recipe=rowwise", "wgrad=bfloat16"])
-def test_other_recipes_are_refused_with_the_nearest(setting):
-    with pytest.raises(ua.PolicyNotSupportedError, match=r"nearest that runs: 'mixed_float8;emulate=true'"):
-        ua.Amp("tensorflow", f"mixed_float8;{setting};emulate=true")
-
-
 def test_einsum_dense_layers():
     """A projection into four heads of eight is a product with 32 outputs."""
 
@@ -47,6 +41,51 @@ def test_einsum_dense_layers():
     kernel, bias = model.get_layer("heads").get_weights()
     wanted = oracle.forward(x.reshape(16, 48), kernel.reshape(48, 32), bias.reshape(32))
     np.testing.assert_allclose(out.reshape(16, 32), wanted, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "block128", "mxfp8", "nvfp4"])
+def test_einsums_are_scaled_as_dense_layers_of_their_sizes(recipe):
+    """Two summed and two new dimensions, and an ellipsis: blocks lie along both as if they were one."""
+
+    def einsum():
+        layer = keras.layers.EinsumDense("...xy,xyde->...de", (8, 16), name="layer")
+        return keras.Sequential([keras.Input((3, 4, 32)), layer])
+
+    def plain():
+        return keras.Sequential([keras.Input((3, 128)), keras.layers.Dense(128, use_bias=False, name="layer")])
+
+    x = inputs(2, 3, 4, 32) * np.exp2(-np.arange(32.0) % 7).astype(np.float32)
+    kernel = np.random.default_rng(1).normal(size=(128, 128)).astype(np.float32)
+    found = []
+    for make, shape in ((einsum, (3, 4, 32)), (plain, (3, 128))):
+        amp, model, optimizer = float8(make, f"mixed_float8;recipe={recipe};emulate=true")
+        model.set_weights([kernel.reshape(model.get_weights()[0].shape)])
+        given = tf.constant(x.reshape(2, *shape))
+        amp.backward(lambda: tf.reduce_sum(model(given) ** 3), optimizer)  # noqa: B023
+        (gradient,) = amp.gradients(optimizer).values()
+        found.append((model(given).numpy().reshape(6, 128), gradient.numpy().reshape(128, 128)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("loss_scale", "xla"), [(None, False), ("dynamic", False), ("dynamic", True)])
+def test_fit_ends_iterations_of_delayed_scaling(loss_scale, xla):
+    policy = "mixed_float8;recipe=delayed;amax_history=6;emulate=true"
+    amp, model, optimizer = float8(dense, policy, lr=0.0, loss_scale=loss_scale)
+    x = inputs(64, 48) * np.repeat([1, 2, 4, 8], 16).astype(np.float32)[:, None]
+    model.compile(optimizer, "mse", jit_compile=xla)
+    for _ in range(2):
+        model.fit(x, x[:, :32], batch_size=16, shuffle=False, verbose=0)
+    (history,) = amp.backend.amax_history.read().values()
+    largest = np.abs(x).reshape(4, -1).max(1)[::-1]
+    np.testing.assert_array_equal(history[0], [*largest, *largest[:2]])
+    assert (history[1] == np.abs(model.get_layer("dense").get_weights()[0]).max()).all()
+
+
+def test_a_region_of_another_recipe_is_refused():
+    amp, _, _ = float8(dense)
+    with pytest.raises(ua.UnsupportedError, match="made ready for recipe 'tensorwise'"):
+        amp.autocast(policy="mixed_nvfp4;emulate=true")
 
 
 def test_the_sizes_of_an_einsum_are_products():

@@ -196,3 +196,24 @@ def test_a_closed_session_leaves_the_optimizer_as_it_was():
     fitted.amp.close()
     assert "apply" not in vars(fitted.optimizer)
     assert "apply_gradients" not in vars(fitted.optimizer)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_native_step_of_each_optimizer_is_refused_while_swapped_in(second):
+    """Of a model whose variables have an optimizer each, by Keras's own call."""
+    amp = ua.Amp("tensorflow", "float32", loss_scale=SCALE)
+    model, made = Probe([1.0, -2.0]), [keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.5)]
+    for optimizer, variable in zip(made, model.ws, strict=True):
+        optimizer.build([variable])
+    model, *optimizers = amp.prepare(model, *made)
+    ema = amp.ema(model, 0.5)
+    x = tf.constant([1.0, 1.0])
+    amp.backward(lambda: model(x), optimizers)
+    for optimizer in optimizers:
+        amp.step(optimizer)
+    with ema.swapped():
+        before = [weight.numpy().copy() for weight in model.ws]
+        with pytest.raises(ua.StepOrderError, match="swapped in"):
+            optimizers[second].apply_gradients([(tf.ones(1), model.ws[second])])
+        for weight, average in zip(model.ws, before, strict=True):
+            np.testing.assert_array_equal(weight.numpy(), average)

@@ -1,4 +1,4 @@
-"""Recording on TensorFlow: traces of their own, layers whose tensors cannot leave, the graph rewrite."""
+"""Recording on TensorFlow: separate traces, layers whose tensors cannot leave, the graph rewrite."""
 
 import numpy as np
 import pytest

@@ -13,9 +13,9 @@ X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
 
 
-def prepared(update, optimizer, **options):
+def prepared(update, optimizer, policy=None, **options):
     keras.utils.set_random_seed(0)
-    policy = "bfloat16" if update is None else f"bfloat16;update={update}"
+    policy = policy or ("bfloat16" if update is None else f"bfloat16;update={update}")
     amp = ua.Amp("tensorflow", policy, device="cpu", **options)
     with amp.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, name="a"), keras.layers.Dense(1, name="b")])
@@ -112,3 +112,28 @@ def test_an_optimizer_that_ignores_its_values_is_refused():
     amp.backward(lambda: tf.reduce_sum(tf.cast(model(X), tf.float32)), optimizer)
     with pytest.raises(ua.UnsupportedError, match="Ignores did not update the float32 values"):
         amp.step(optimizer)
+
+
+def test_state_dtype_in_fit_and_what_it_refuses():
+    """Moments are bfloat16 variables, as they are in Keras's own files."""
+    narrow = "float32;state_dtype=bfloat16"
+    runs = []
+    for policy in (narrow, "float32"):
+        amp, model, optimizer = prepared(None, keras.optimizers.Adam(1e-3), policy)
+        model.compile(optimizer=optimizer, loss="mse")
+        model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        runs.append(weights(amp, model))
+        if policy == narrow:
+            kept = [each for each in optimizer.inner_optimizer.variables if len(each.shape)]
+            assert {tf.as_dtype(each.dtype).name for each in kept} == {"bfloat16"}
+            assert amp.state_dict()["states"]["steps"] == [16]
+            assert amp.backend.optimizer_states.nbytes() == 2 * 2 * len(runs[0])
+    assert 0 < np.abs(runs[0] - runs[1]).max() < 2e-3
+    with pytest.raises(
+        ua.PrepareError, match="moments of this Nadam are not known; use one of tf.keras.optimizers' Adam"
+    ):
+        prepared(None, keras.optimizers.Nadam(0.1), narrow)
+    built = keras.optimizers.SGD(0.1, 0.9)
+    built.build([tf.Variable(1.0)])
+    with pytest.raises(ua.PrepareError, match="state_dtype= needs bfloat16 slots; make a new one"):
+        prepared(None, built, narrow)

@@ -42,7 +42,7 @@ class Trained:
             self.captured = compiled.__wrapped__ if hasattr(compiled, "__wrapped__") else compiled
             return compiled
         self.stage, rates = TapeCapturer(), DeviceLearningRates(device)
-        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type)
+        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, device.type, backend.recorder)
         return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
 
     def feed(self, seed, bad=False, size=32):
@@ -50,6 +50,18 @@ class Trained:
         if bad:
             x[0] = math.inf
         return self.step(x, y)
+
+
+class Recorded(Trained):
+    """The captured step as ``amp.compile`` gives it on a GPU."""
+
+    def _captured(self, step):
+        captured = super()._captured(step)
+        if self.stage is None:
+            self.inner = self.captured
+            return captured
+        self.inner = captured
+        return self.amp._compiled.follow(captured)
 
 
 def plain(run, x, y):

@@ -27,6 +27,7 @@ class RankMutant(NamedTuple):
         kind, count: of ranks.
         topic: of ``cases_of``, or "resume".
         hangs: whether a rank waits forever.
+        refused: what the backend says of it, where it refuses to train; empty where the cases must notice.
     """
 
     apply: Callable[[], list[Any]]
@@ -34,6 +35,7 @@ class RankMutant(NamedTuple):
     topic: str
     count: int = 2
     hangs: bool = False
+    refused: str = ""
 
 
 MUTANTS: dict[str, RankMutant] = {}
@@ -182,7 +184,7 @@ def _on_the_last_rank(change):
     return [patch.object(TorchTraining, "write_state", written)]
 
 
-@mutant("fsdp2", "resume")
+@mutant("fsdp2", "resume", refused="the present loss scale is")
 def resumed_rank_begins_with_a_fresh_scale():
     return _on_the_last_rank(lambda training, _: training.read_state())
 

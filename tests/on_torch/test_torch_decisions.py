@@ -199,7 +199,7 @@ def uncaptured(_rank, how):
     options = {"unused": {"find_unused_parameters": True}, "group": {"process_group": dist.new_group([0, 1])}}
     if how != "plain":
         model = torch.nn.parallel.DistributedDataParallel(model, **options.get(how, {}))
-    return why_uncaptured([model])
+    return why_uncaptured([model], "cuda" if how == "gloo" else "cpu")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +209,7 @@ def uncaptured(_rank, how):
         ("unused", "find_unused_parameters=True) reads from the device"),
         ("group", "with the default group alone"),
         ("wrapped", ""),
+        ("gloo", "the ranks communicate by gloo, through the host's memory"),
     ],
 )
 def test_what_cannot_be_captured_is_said(how, why):
@@ -238,7 +239,7 @@ def explained(_rank, how):
     [
         ("ddp", "torch.distributed.all_reduce(found_inf, MAX)", ("all-reduce", "once per window")),
         ("bfloat16", "none", ("all-reduce", "once per window")),
-        ("fsdp2", "torch.distributed.all_reduce(found_inf, MAX)", ("reduce-scatter", "after each backward pass")),
+        ("fsdp2", "torch.distributed.all_reduce(found_inf, MAX)", ("reduce-scatter", "once per window")),
         ("plain", "torch.distributed.all_reduce(found_inf, MAX)", ("none", "no model is wrapped")),
     ],
 )

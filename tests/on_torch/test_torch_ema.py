@@ -84,7 +84,7 @@ class Captured:
     def _captured(self, step):
         backend = self.amp.backend
         self.stage, rates = TapeCapturer(), DeviceLearningRates(backend.device.native)
-        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, "cpu")
+        context = CaptureContext(self.stage, rates, backend.compiler.steps, backend.spec, "cpu", backend.recorder)
         return CapturedStep(step, context, self.amp._loop.order, backend.compiler.must_run)
 
     def _step(self, x, y):

@@ -71,7 +71,12 @@ def test_kernels_are_profiled_where_the_row_says_so(monkeypatch):
 
 def test_dynamo_traces_compiled_updates_and_no_other_part_of_a_step():
     untraced = untraced_modules()
-    for traced in ("training.compiled_update", "training.scale_transition", "precision.casts"):
+    for traced in (
+        "training.compiled_update",
+        "training.rounded_update",
+        "training.scale_transition",
+        "precision.casts",
+    ):
         assert f"unifiedamp_torch.{traced}" not in untraced
     for left in ("training.training", "training.scale_state", "compiling", "device", "backend"):
         assert f"unifiedamp_torch.{left}" in untraced

@@ -53,7 +53,7 @@ def captured(amp, step):
         return amp.compile(step)
     backend, device = amp.backend, amp.backend.device.native
     context = CaptureContext(
-        TapeCapturer(), DeviceLearningRates(device), backend.compiler.steps, backend.spec, device.type
+        TapeCapturer(), DeviceLearningRates(device), backend.compiler.steps, backend.spec, device.type, backend.recorder
     )
     traced = CapturedStep(amp._loop.measure.traced(step), context, amp._loop.order, backend.compiler.must_run)
     return amp._compiled.follow(traced)
@@ -88,6 +88,12 @@ def test_arguments_are_overridden(run_folder):
     assert amp.compile_mode == "off"
     assert amp.backend.spec.options == {"cache_enabled": False}
     assert amp.compile(len, mode="max") is len
+
+
+def test_a_policy_of_the_commands_takes_the_place_of_a_schedule(run_folder):
+    RunRequest("steps", (2,), Overrides(policy="mixed_bfloat16")).write(run_folder)
+    amp = ua.Amp("torch", schedule={0: "float32", "50%": "mixed_bfloat16"}, total_steps=10)
+    assert (str(amp.policy), amp.schedule) == ("mixed_bfloat16", None)
 
 
 @pytest.mark.parametrize("scale", [None, 8.0])

@@ -59,6 +59,52 @@ def gathered(rank):
     prepare(model, params=params)
 
 
+def step(amp, model, optimizer):
+    amp.backward(lambda: model(torch.ones(1, 2)).sum(), optimizer)
+    amp.step(optimizer)
+
+
+def without_a_wrapper(rank):
+    """Nothing shares the model, and the ranks skip together: they are compared in the first step."""
+    step(*prepare(linear(), loss_scale=ua.DynamicLossScale(initial_scale=(8.0, 16.0)[rank])))
+
+
+def loaded_on_one(rank):
+    """A checkpoint that rank 0 alone loads: gradients would be averaged with two scales, and unscaled by two."""
+    amp, model, optimizer = prepare(ddp(), loss_scale=ua.DynamicLossScale(initial_scale=8.0))
+    state = amp.state_dict()
+    if not rank:
+        amp.load_state_dict({**state, "state": {**state["state"], "scale": 32.0}})
+    before = [param.clone() for param in model.parameters()]
+    try:
+        step(amp, model, optimizer)
+    finally:
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def group_of_one(rank):
+    """Rank 0 names a group of itself; rank 1 finds out where it asks for a session."""
+    groups = [dist.new_group([each]) for each in range(2)]
+    prepare(ddp(), backend_options={"torch": {"process_group": groups[rank]}})
+
+
+def other_shards(rank):
+    """Adam's moments as one process saved them, for a model that two ranks share."""
+    from torch.distributed.fsdp import fully_shard
+
+    whole = linear()
+    adam = torch.optim.Adam(whole.parameters())
+    whole(torch.ones(1, 2)).sum().backward()
+    adam.step()
+    model = linear()
+    fully_shard(model, mesh=mesh())
+    _, optimizer = session(loss_scale=8.0).prepare(model, torch.optim.Adam(model.parameters()))[-2:]
+    try:
+        optimizer.load_state_dict(adam.state_dict())
+    finally:
+        assert not optimizer.state, "nothing was loaded"
+
+
 CASES = {
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
     "scale": (different(loss_scale=(8.0, 16.0)), "loss_scale is"),
@@ -66,6 +112,10 @@ CASES = {
     "gathered": (gathered, "2 of the 2 parameters of SGD belong to no prepared model"),
     "sharded late": (sharded_late, "fully_shard"),
     "wrapped late": (wrapped_late, "DistributedDataParallel"),
+    "without a wrapper": (without_a_wrapper, "initial_scale=8.0) on rank 0 and dynamic(initial_scale=16.0) on rank 1"),
+    "loaded on one": (loaded_on_one, "the present loss scale is 32 on rank 0 and 8 on rank 1; load the session's"),
+    "group of one": (group_of_one, "with which rank"),
+    "other shards": (other_shards, "shape (2, 2), sharded over 2 ranks"),
 }
 
 
@@ -90,5 +140,5 @@ def refused():
 @pytest.mark.parametrize("name", CASES)
 def test_both_ranks_are_told(refused, name):
     for rank in refused:
-        assert rank[name].startswith("PrepareError: amp.")
+        assert rank[name].startswith(("PrepareError: amp.", "CheckpointError: Adam.load_state_dict"))
         assert CASES[name][1] in rank[name]

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from captured import STEPS, Recorded
 from loops import batch, make_step, mlp, session
-from test_torch_capture import STEPS, Trained
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
@@ -20,18 +20,7 @@ def steps_of(records):
 # -- captured in a CUDA graph (on the CPU a tape stands in for it) ----------------------------------------------------
 
 
-class Recorded(Trained):
-    """The captured step as ``amp.compile`` gives it on a GPU."""
-
-    def _captured(self, step):
-        captured = super()._captured(step)
-        if self.stage is None:
-            return captured
-        self.inner = captured
-        return self.amp._compiled.follow(captured)
-
-
-def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
+def test_a_replayed_step_counts_and_is_recorded_by_a_second_graph(monkeypatch):
     ended, records = [], []
     for every in (None, 6):
         run = Recorded(monkeypatch, captured=True)
@@ -39,7 +28,7 @@ def test_a_replayed_step_counts_and_a_recorded_one_runs_uncaptured(monkeypatch):
         recorder = run.amp.record(records.append, every=every) if every else None
         losses = [run.feed(seed, bad=seed == 14).item() for seed in range(STEPS)]
         ended.append((losses, run.amp.state_dict()["state"], [param.tolist() for param in run.model.parameters()]))
-        assert run.stage is None or run.inner.graphs
+        assert len(run.inner.graphs) == (2 if every else 1)
     assert recorder.step == STEPS
     assert str(ended[0]) == str(ended[1])  # nan is no equal of itself
     assert [(record["step"], record["reason"]) for record in steps_of(records)] == [

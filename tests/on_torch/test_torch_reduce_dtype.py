@@ -132,7 +132,7 @@ def refusals(rank):
         "other": message_of(lambda: prepared_with(amp("float32"), twice)),
         "policy": message_of(lambda: prepared_with(amp(), fully_shard(Weights()))),
         "plain": message_of(lambda: prepared_with(amp(strict=True), Weights())),
-        "captured": why_uncaptured([twice]),
+        "captured": why_uncaptured([twice], "cpu"),
         "ranks": message_of(lambda: prepared_with(amp(DTYPES[rank]), wrapped(Weights()))),
     }
 

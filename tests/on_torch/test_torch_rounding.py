@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import unifiedamp as ua
-from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
+from unifiedamp.formats.block_rounding import round_blocks as block_reference
 from unifiedamp.formats.rounding import round_to as reference
+from unifiedamp_torch.precision.block_rounding import round_blocks
 from unifiedamp_torch.precision.rounding import round_to, rounded
 
 
@@ -35,6 +37,25 @@ def test_compiled_bits_are_those_of_eager():
     found = torch.compile(lambda x: [round_to(x, form) for form in forms])(torch.from_numpy(given))
     for form, each in zip(forms, found, strict=True):
         np.testing.assert_array_equal(bits(each), bits(reference(given, form)))
+
+
+def blocks():
+    """Rows of 72 numbers: random bits of float32, and all bfloat16 numbers with those of like size side by side."""
+    random = np.random.default_rng(0).integers(0, 2**32, 2**14, np.uint32).view(np.float32)
+    both = np.concatenate([random, values()[: 2**16]])
+    return both[: len(both) // 72 * 72].reshape(-1, 72)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # as above
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_bits_of_block_formats(form):
+    def run(given):
+        return [round_blocks(given, format) for format in BLOCK_FORMATS.values()]
+
+    given = blocks()
+    found = (run if form == "eager" else torch.compile(run))(torch.from_numpy(given))
+    for each, format in zip(found, BLOCK_FORMATS.values(), strict=True):
+        np.testing.assert_array_equal(bits(each), bits(block_reference(given, format)), format.name)
 
 
 def test_the_gradient_is_rounded_too():

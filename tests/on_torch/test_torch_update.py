@@ -10,7 +10,8 @@ import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
 from unifiedamp_torch.device.placement import steps_to_device
-from unifiedamp_torch.training.compiled_update import TRACEABLE, CompiledUpdate, traceable
+from unifiedamp_torch.training.compiled_update import MOST_TENSORS, TRACEABLE, CompiledUpdate, compiles, traceable
+from unifiedamp_torch.training.kernel_skips import skips_in_kernel, step_in_kernel
 from unifiedamp_torch.training.scale_transition import update_scale_by_formula
 
 
@@ -28,10 +29,10 @@ def tensors(optimizer):
     return [each.detach().clone().double() for each in (*params, *state)]
 
 
-def stepped(kind, **options):
+def stepped(kind, shapes=((3, 4), (5,)), **options):
     """Return an optimizer that had one step, with gradients for the next."""
     generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,))]
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     optimizer = getattr(torch.optim, kind)(params, lr=0.1, **options)
     for step in (True, False):
         for param in params:
@@ -71,6 +72,34 @@ def test_a_compiled_step_is_the_optimizers_own_or_nothing(kind):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert ours.param_groups[0]["lr"] == 0.1
     assert ours.param_groups[0].get("fused") == native.param_groups[0].get("fused")
+
+
+MANY = [(3,)] * (MOST_TENSORS + 1)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "SGD"])
+def test_steps_of_many_tensors_run_the_fused_kernel(kind):
+    """Compiling them takes longer than compiling the model."""
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+    native, ours = stepped(kind, MANY, **options), stepped(kind, MANY, **options)
+    assert not compiles(ours)
+    assert compiles(stepped(kind, MANY[1:], **options))
+    kept = DeviceLearningRates(torch.device("cpu")).install([ours], compiled=True)
+    before = tensors(ours)
+    assert skips_in_kernel(ours)
+    step_in_kernel(ours, torch.ones(()))
+    for one, other in zip(tensors(ours), before, strict=True):
+        assert torch.equal(one, other)
+    step_in_kernel(ours, torch.zeros(()))
+    DeviceLearningRates.restore(kept)
+    assert not skips_in_kernel(ours)
+    native.step()
+    for one, other in zip(tensors(ours), tensors(native), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_of_many_tensors_are_compiled_where_no_kernel_is_fused():
+    assert compiles(stepped("RMSprop", MANY))
 
 
 def test_a_subclass_is_left_alone():

@@ -197,3 +197,108 @@ def test_windows_of_two_optimizers_are_those_of_one_process():
     weights, *rest = duel([0, 1], lambda model: model)
     assert close(run_ranks(dueling), weights) == [tuple(rest)] * 2
     assert rest[0].count("non_finite") == 1
+
+
+class Shards(torch.nn.Module):
+    """Two sharded layers; the second is left out where its input is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+
+    def forward(self, x, both=True):
+        return self.first(x) + self.second(x) if both else self.first(x)
+
+
+SCATTERS = "reduce_scatter_single", "reduce_scatter_tensor"
+"""What ``fully_shard`` reduces by; the second name is that of torch 2.12 and earlier."""
+
+
+def whole_model():
+    torch.manual_seed(0)
+    return Shards()
+
+
+def counted_shards(monkeypatch, **options):
+    """Return a session, its model and optimizer, and a list that grows with each reduce-scatter."""
+    from torch.distributed.fsdp import fully_shard
+
+    amp, model, reduced = (
+        session("mixed_bfloat16", accumulate_steps=STEPS, loss_scale=8.0, **options),
+        whole_model(),
+        [],
+    )
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    for module in (model.first, model.second, model):
+        fully_shard(module, mesh=mesh, mp_policy=amp.mp_policy())
+    name = next(each for each in SCATTERS if hasattr(torch.distributed, each))
+    scatter = getattr(torch.distributed, name)
+    monkeypatch.setattr(torch.distributed, name, lambda *args, **more: (reduced.append(1), scatter(*args, **more))[1])
+    return amp, *amp.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5)), reduced
+
+
+def shards(rank, case):
+    """Train two windows of halves of batches; return the weights, and how many reductions there were after each part.
+
+    Before them, in the case "dropped", a window that is dropped; the last micro-batch leaves a layer out in "unused".
+    """
+    monkeypatch = pytest.MonkeyPatch()
+    options = {"backend_options": {"torch": {"shards_reduce_once": False}}} if case == "each" else {}
+    amp, model, optimizer, reduced = counted_shards(monkeypatch, **options)
+    half = slice(ROWS // 2 * rank, ROWS // 2 * (rank + 1))
+    after = []
+    if case == "dropped":
+        amp.backward(lambda: model(batch(50)[0][half]).sum(), optimizer)
+        amp.step(optimizer)
+        amp.discard_step(optimizer)
+    for seed in range(STEPS * WINDOWS):
+        x, y = (each[half] for each in batch(seed))
+        both = case != "unused" or seed % STEPS != STEPS - 1
+        amp.backward(lambda x=x, y=y, both=both: cross_entropy(model(x, both).float(), y), optimizer)
+        amp.step(optimizer)
+        after.append(len(reduced))
+    monkeypatch.undo()
+    return (
+        [array.tolist() for array in amp.master_weights(model).values()],
+        after,
+        amp.explain().row("gradients of ranks").note,
+    )
+
+
+def of_whole_batches(case):
+    model = whole_model()
+    for seed in range(STEPS * WINDOWS):
+        x, y = batch(seed)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x, case != "unused" or seed % STEPS != STEPS - 1)
+        (cross_entropy(out.float(), y) / STEPS).backward()
+        if seed % STEPS == STEPS - 1:
+            with torch.no_grad():
+                for param in model.parameters():
+                    param -= 0.5 * param.grad
+            model.zero_grad()
+    return [param.tolist() for param in model.parameters()]
+
+
+def all_shards(rank):
+    return {case: shards(rank, case) for case in SHARDS}
+
+
+SHARDS = {
+    "once": [0, 0, 2, 2, 2, 4],
+    "dropped": [0, 0, 2, 2, 2, 4],
+    "unused": [0, 0, 2, 2, 2, 4],
+    "each": [2, 4, 6, 8, 10, 12],
+}
+
+
+def test_sharded_models_reduce_once_per_window():
+    answers = run_ranks(all_shards)
+    for case, counts in SHARDS.items():
+        for answer in answers:
+            assert not isinstance(answer, str), answer
+            weights, reductions, note = answer[case]
+            assert reductions == counts, case
+            assert ("once per window" in note) is (case != "each")
+            for found, wanted in zip(weights, of_whole_batches(case), strict=True):
+                torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=2.0**-7, atol=2.0**-7)

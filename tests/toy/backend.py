@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from unifiedamp.backend import PRESETS, Backend, Capabilities, Distributed, PlanRow, Support, Unsupported, errors
+from unifiedamp.backend import (
+    PRESETS,
+    Backend,
+    Capabilities,
+    Distributed,
+    PlanRow,
+    Support,
+    Unsupported,
+    errors,
+)
 
 from . import autograd as toy
 from . import precision
 from .device import ToyDevice
 from .ema import ToyAveraging
-from .precision import ToyPrecision
+from .precision import ToyPolicySwitcher, ToyPrecision
 from .training import ToyTraining
 
 NO_FLOAT8 = "no linear layer has three products to run in float8"
@@ -19,7 +28,7 @@ class ToyBackend(Backend):
 
     name = "toy"
     device_class, precision_class, training_class = ToyDevice, ToyPrecision, ToyTraining
-    averaging_class = ToyAveraging
+    averaging_class, switcher_class = ToyAveraging, ToyPolicySwitcher
 
     compiler = Unsupported("numpy has nothing to compile with")
     recorder = Unsupported("a toy is looked at by hand")
@@ -31,15 +40,19 @@ class ToyBackend(Backend):
     def __init__(self, spec):
         super().__init__(spec)
         spec.check_options([], self.name)
-        if spec.policy.compute_dtype == "float8":
-            raise errors.PolicyNotSupportedError(f"toy: {NO_FLOAT8} ('{spec.policy}'); nearest: 'mixed_bfloat16'")
-        if spec.policy.op_overrides:
-            raise errors.UnsupportedError(f"toy has no op_overrides ({', '.join(spec.policy.op_overrides)})")
+        if spec.device not in (None, "cpu", "cpu:0"):
+            raise errors.ConfigError(f"toy: no device {spec.device!r}: it has 'cpu'")
+        for policy in spec.policies:
+            if policy.compute_dtype == "float8":
+                raise errors.PolicyNotSupportedError(f"toy: {NO_FLOAT8} ('{policy}'); nearest: 'mixed_bfloat16'")
+            if policy.op_overrides:
+                raise errors.UnsupportedError(f"toy has no op_overrides ({', '.join(policy.op_overrides)})")
         self.models: list[toy.Model] = []
         self.optimizers: list[toy.Sgd] = []
         self.device = self.device_class()
         self.precision = self.precision_class(spec.policy, self.models)
         self.training = self.training_class(spec, self.precision, self.models, self.optimizers)
+        self.policy_switcher = self.switcher_class(spec, self.precision, self.models)
         self.averaging = self.averaging_class(self.optimizers, self.training.averages)
         self.distributed = Distributed()
 

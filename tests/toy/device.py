@@ -22,6 +22,8 @@ class ToyDevice(Device):
         plain = np.from_dlpack(array) if _dlpack_alone(array) else np.asarray(array)
         if dtype is not None:
             return toy.Tensor(plain.astype(np.float32), dtype)
+        if plain.dtype.name == "bfloat16":  # an extension of numpy
+            return toy.Tensor(plain.astype(np.float32), "bfloat16")
         return toy.Tensor(plain, "float16" if plain.dtype == np.float16 else "float32")
 
     def to_numpy(self, tensor):

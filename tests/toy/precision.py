@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from unifiedamp.backend import Precision, errors
+from unifiedamp.backend import PolicySwitcher, Precision, errors, match_layers
 
 from . import autograd as toy
 
@@ -50,6 +50,19 @@ class ToyPrecision(Precision):
                 yield
             finally:
                 self.inferring = before
+
+
+class ToyPolicySwitcher(PolicySwitcher):
+    """Regions and prepared models take the dtypes of another policy."""
+
+    def __init__(self, spec, precision, models):
+        self.spec, self.precision, self.models = spec, precision, models
+
+    def switch(self, policy):
+        self.spec.policy = self.precision.policy = policy
+        for model in self.models:
+            model.layer_dtypes = match_layers(policy.layer_overrides, model.layers)
+            model.output_dtype = policy.output_dtype
 
 
 def custom_function(target, cast_inputs):

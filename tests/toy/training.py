@@ -63,6 +63,8 @@ class ToyTraining(Training):
             bad = [name for name, p in model.parameters.items() if p.dtype != "float32"]
             if bad and self.spec.loss_scale.enabled:
                 raise errors.ParamDtypeError(f"parameters {errors.first_names(bad)} are 16-bit under a loss scaler")
+            for later in self.spec.policies:  # so that no switch fails in the middle of a run
+                match_layers(later.layer_overrides, model.layers)
             model.layer_dtypes = match_layers(policy.layer_overrides, model.layers)
             model.output_dtype = policy.output_dtype
         self.models += models

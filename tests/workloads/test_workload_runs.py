@@ -104,9 +104,20 @@ def test_several_processes_of_a_launcher_are_refused(backend, tmp_path, monkeypa
         pytest.skip("it joins them: test_workload_ranks")
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    reasons = "torchrun started 2 processes, and (backend .* in one|TensorFlow joins those of TF_CONFIG)"
+    reasons = "torchrun started 2 processes, and (TensorFlow joins those of TF_CONFIG|MXNet joins .* launch.py)"
     with pytest.raises(ua.UnsupportedError, match=reasons):
         run(tmp_path, backend, model="mlp", epochs=1)
     assert not list(tmp_path.rglob("checkpoint.npz"))
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert run(tmp_path, backend, model="mlp", epochs=1).history.losses
+
+
+def test_a_schedule_of_percentages_knows_the_length_of_the_run(backend, tmp_path):
+    """Two epochs of 11 windows; a run of fewer steps is shorter."""
+    amp = {"schedule": {"0": "float32", "50%": "mixed_bfloat16"}, "accumulate_steps": 2}
+    done = run(tmp_path, backend, None, model="mlp", epochs=2, amp=amp)
+    assert done.amp.schedule.steps == (0, 11)
+    assert [row["policy"] for row in done.history.epochs] == ["mixed_bfloat16"] * 2
+    assert done.amp.state_dict()["schedule"]["step"] == 22
+    short = run(tmp_path, backend, None, out="short", model="mlp", epochs=2, steps=4, amp=amp)
+    assert short.amp.schedule.steps == (0, 2)

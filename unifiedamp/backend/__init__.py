@@ -16,10 +16,10 @@ from .. import errors
 from ..formats import BLOCK_FORMATS, FLOAT_FORMATS, LARGEST_SCALE, BlockFormat, FloatFormat
 from ..loss_scale import LossScale, ScaleState, float32
 from ..names import StepReason
-from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Float8Recipe, Policy
+from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Float8Recipe, Policy, PolicySchedule
 from ..policy import PRODUCTS as FLOAT8_PRODUCTS
 from ..policy.layer_globs import match_layers
-from . import forecast, recording, result, rounding
+from . import forecast, recording, result, rounding, state_rounding
 from .amax_history import AmaxHistory
 from .backend import Backend
 from .capabilities import (
@@ -34,11 +34,11 @@ from .capabilities import (
     PlanRow,
     Support,
 )
-from .ema import ema_weight
+from .ema import Averaging, WeightAverage, ema_weight
 from .forecast import Forecaster, ProductCounts, TensorCounts
 from .launch import Launch, Ranks, read_launch
+from .optimizer_states import OptimizerStates, converted
 from .optional_roles import (
-    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -48,11 +48,11 @@ from .optional_roles import (
     StepOrderState,
     Tuner,
     Unsupported,
-    WeightAverage,
     Weights,
     WrappedStep,
 )
 from .plugin import BackendPlugin, hookimpl
+from .policy_switcher import PolicySwitcher
 from .prefetch import Prefetcher, convert_batch, prefetch_in_thread
 from .processor import Processor, this_processor
 from .required import required
@@ -94,8 +94,11 @@ __all__ = [
     "LossScale",
     "MatmulShape",
     "NonFiniteReport",
+    "OptimizerStates",
     "PlanRow",
     "Policy",
+    "PolicySchedule",
+    "PolicySwitcher",
     "Precision",
     "Prefetcher",
     "Processor",
@@ -127,6 +130,7 @@ __all__ = [
     "bias_rows",
     "compile_note",
     "convert_batch",
+    "converted",
     "ema_weight",
     "errors",
     "float32",
@@ -140,5 +144,6 @@ __all__ = [
     "required",
     "result",
     "rounding",
+    "state_rounding",
     "this_processor",
 ]

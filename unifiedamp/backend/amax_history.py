@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..formats import FLOAT_FORMATS
 from .required import required
+
+OPERANDS = {"input": "float8_e4m3fn", "weight": "float8_e4m3fn", "gradient": "float8_e5m2"}
+"""Operand of a layer → its format, in the order of the rows of a history."""
+
+
+def operand_limits(margin: int) -> list[float]:
+    """Return the largest number that each operand is scaled to.
+
+    Args:
+        margin: powers of two that are left below the format's maximum.
+    """
+    return [FLOAT_FORMATS[format].max * 2.0**-margin for format in OPERANDS.values()]
 
 
 class AmaxHistory:

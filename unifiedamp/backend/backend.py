@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from ..errors import UnsupportedError
 from .amax_history import AmaxHistory
 from .capabilities import Capabilities, EnvironmentDefaults, PlanRow, Support
+from .ema import Averaging
 from .forecast import Forecaster
 from .launch import Launch, Ranks
+from .optimizer_states import OptimizerStates
 from .optional_roles import (
     ROLE_FEATURES,
-    Averaging,
     Compiler,
     Converter,
     Distributed,
@@ -24,6 +25,7 @@ from .optional_roles import (
     Unsupported,
     Weights,
 )
+from .policy_switcher import PolicySwitcher
 from .required import required
 from .roles import Device, Precision, Training
 from .spec import SessionSpec
@@ -57,7 +59,9 @@ class Backend:
     weights: Weights | Unsupported = Unsupported()
     averaging: Averaging | Unsupported = Unsupported()
     weight_updates: WeightUpdates | Unsupported = Unsupported()
+    optimizer_states: OptimizerStates | Unsupported = Unsupported()
     amax_history: AmaxHistory | Unsupported = Unsupported()
+    policy_switcher: PolicySwitcher | Unsupported = Unsupported()
     converter: Converter | Unsupported = Unsupported()
     layer_shapes: LayerShapes | Unsupported = Unsupported()
     profiler: Profiler | Unsupported = Unsupported()

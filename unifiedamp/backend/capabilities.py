@@ -74,11 +74,13 @@ FEATURES = {
     "master_weights": "float32 master weights under a policy whose parameters have 16 bits (Amp(master_weights=True))",
     "weight_updates": "bfloat16 parameters without master weights, updated with stochastic rounding or Kahan summation "
     "(Policy.update)",
+    "state_dtype": "optimizers' moments in bfloat16 or float8 between steps (Policy.state_dtype)",
     "float32_weights": "amp.master_weights and amp.load_master_weights: a model's true weights in float32, by name",
     "ema": "amp.ema: an exponential moving average of a model's weights that moves with applied steps",
     "convert_model": "amp.convert_model: a copy of a model for inference in low precision",
     "float8": "linear layers in float8 (mixed_float8), emulated where the hardware has none",
     "amax_history": "float8 recipe 'delayed': scales from the largest magnitudes of earlier steps",
+    "policy_schedule": "a policy that changes in the course of a run (Amp(schedule=...))",
     "emulation": "a compute dtype's numerics on any device, by float32 products of rounded operands (Policy.emulate)",
     "several_devices": "one decision over all devices or ranks",
     "reduce_dtype": "the dtype in which gradients are summed between ranks or replicas (Amp(reduce_dtype=...))",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .required import required
@@ -26,6 +27,19 @@ RESULTS = ("output", "weight_gradient")
 """Tensors that come out: the layer's output and the gradient of its weight."""
 
 
+SCALINGS = {
+    "row": "a power of two for each row, by which its largest magnitude becomes at most 448",
+    "block128": "the same for 1 x 128 values of a row; for 128 x 128 values of a weight",
+    "block32": "for 32 values of a row, a power of two by which their largest magnitude becomes 1 to 2",
+    "block16": "the inverse of NVFP4's two scales: E4M3 for 16 values of a row, and float32 for the tensor",
+}
+"""What the values of a matrix may be multiplied by before they are counted; ``rounding.scale_values`` is the reference.
+
+Matrices have shape (m, k): a weight (outputs, inputs), an input (…, inputs), the gradient of an output (…, outputs). So
+scales lie along the dimension that the first product sums over that the tensor enters.
+"""
+
+
 @dataclass(frozen=True)
 class TensorCounts:
     """The values of one tensor in one step; of a layer that ran several times, those of all runs.
@@ -33,10 +47,27 @@ class TensorCounts:
     Attributes:
         counts: a numpy array of :data:`PLACES` whole numbers.
         largest: the largest absolute value, inf or nan where there was such a value.
+        scaled: name of :data:`SCALINGS` → the same of the scaled values, where they were asked for.
     """
 
     counts: Any
     largest: float
+    scaled: Mapping[str, TensorCounts] = field(default_factory=dict)
+
+    def plus(self, other: TensorCounts) -> TensorCounts:
+        """Return the counts of both."""
+        larger = other.largest if other.largest > self.largest or math.isnan(other.largest) else self.largest
+        both = {name: each.plus(other.scaled[name]) for name, each in self.scaled.items()}
+        return TensorCounts(self.counts + other.counts, larger, both)
+
+
+def by_tensor(counts: Mapping[tuple[str, str], TensorCounts]) -> dict[str, TensorCounts]:
+    """Return name → counts with those of its scaled values, given (name, scaling or "") → counts."""
+    return {
+        name: replace(found, scaled={which: each for (of, which), each in counts.items() if of == name and which})
+        for (name, scaling), found in counts.items()
+        if not scaling
+    }
 
 
 @dataclass(frozen=True)
@@ -63,11 +94,17 @@ class Forecaster:
 
     means: str = ""
 
+    scalings: Sequence[str] = ()
+    """Names of :data:`SCALINGS` that the backend counts, for the operands of linear layers."""
+
     @required
-    def begin(self) -> None:
+    def begin(self, scalings: Sequence[str] = ()) -> None:
         """Count the steps from here to :meth:`end`, on the device; nothing may be left that costs time afterwards.
 
         Inference regions do not count.
+
+        Args:
+            scalings: those of :attr:`scalings` that are counted too; a backend that has none is called without.
         """
 
     def note_gradients(self, optimizer: Optimizer) -> None:

@@ -14,6 +14,10 @@ from ..errors import ConfigError
 USUAL_PORT = 29500
 """Where the processes meet, if nothing says so; torch's own default."""
 
+DMLC = ("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+"""The variables that MXNet's ``launch.py`` gives each process."""
+ROLES = ("worker", "server", "scheduler")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -21,11 +25,12 @@ class Launch:
 
     Attributes:
         launcher: its name.
-        rank: number of this process, from 0.
-        size: how many there are; at least 2.
+        rank: number of this process, from 0; MXNet's scheduler may number the workers of ``launch.py`` otherwise.
+        size: how many there are; at least 2, or one worker of ``launch.py``, for which scheduler and servers wait.
         local_rank: number of this process on its host, from 0.
         address: "host:port" where they meet; None where the framework reads it from the environment itself.
         restarts: how often the launcher has started them anew.
+        role: "worker"; or "server" or "scheduler" of ``launch.py``, which train nothing.
     """
 
     launcher: str
@@ -34,6 +39,7 @@ class Launch:
     local_rank: int = 0
     address: str | None = None
     restarts: int = 0
+    role: str = "worker"
 
 
 class Ranks:
@@ -63,6 +69,11 @@ class Ranks:
         """Return a model whose backward pass averages the gradients of all processes, with rank 0's weights."""
         return model
 
+    def connect(self, optimizer: Any) -> None:
+        """Let an optimizer of the wrapped model average gradients over the processes where the model does not; called
+        before ``amp.prepare``.
+        """
+
     def largest(self, number: int) -> int:
         """Return the largest of a small number; several processes return that of the call before, and do not wait."""
         return number
@@ -87,11 +98,11 @@ def read_launch(environment: Mapping[str, str]) -> Launch | None:
         environment: the process's.
 
     Raises:
-        ConfigError: a variable is no number, or out of range.
+        ConfigError: a variable is no number or out of range, or those of ``launch.py`` are incomplete.
     """
     for read in (_torchrun, _slurm, _mpirun, _tensorflow, _mxnet):
         found = read(environment)
-        if found is not None and found.size > 1:
+        if found is not None and (found.size > 1 or read is _mxnet):
             if not 0 <= found.rank < found.size:
                 raise ConfigError(f"{found.launcher}: rank {found.rank} of {found.size} processes is out of range")
             return found
@@ -150,10 +161,24 @@ def _tensorflow(environment: Mapping[str, str]) -> Launch | None:
 
 
 def _mxnet(environment: Mapping[str, str]) -> Launch | None:
-    if environment.get("DMLC_ROLE") != "worker":
+    role = environment.get("DMLC_ROLE")
+    if not role and not environment.get("DMLC_PS_ROOT_URI"):
         return None
-    rank, size = _numbers(environment, "DMLC_WORKER_ID", "DMLC_NUM_WORKER")
-    return Launch("launch.py", rank, size)
+    missing = [name for name in DMLC if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"launch.py: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, and each worker, server "
+            f"and scheduler needs {', '.join(DMLC)}: start all of them by launch.py, or unset DMLC_ROLE and "
+            "DMLC_PS_ROOT_URI to train in one process"
+        )
+    if role not in ROLES:
+        raise ConfigError(f"launch.py: DMLC_ROLE must be one of {', '.join(ROLES)}, got {str(role)[:40]!r}")
+    for name in DMLC[2:]:
+        if _numbers(environment, name)[0] < 1:
+            raise ConfigError(f"launch.py: {name} must be at least 1, got {environment[name][:40]!r}")
+    rank_of = "DMLC_WORKER_ID" if environment.get("DMLC_WORKER_ID") else "DMLC_TASK_ID"
+    rank, size = _numbers(environment, rank_of, "DMLC_NUM_WORKER")
+    return Launch("launch.py", rank if role == "worker" else 0, size, role=role)
 
 
 def _numbers(environment: Mapping[str, str], *names: str) -> list[int]:

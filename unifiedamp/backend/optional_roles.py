@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from ..errors import UnsupportedError
 from ..policy import Policy
 from .capabilities import MatmulShape, PlanRow, Support
-from .recording import Epsilon, RankMessages, RecordedStep
+from .recording import Epsilon, RankMessages, RecordedStep, States
 from .required import required
 from .roles import Model, Optimizer
 
@@ -23,7 +23,9 @@ ROLE_FEATURES = {
     "weights": "float32_weights",
     "averaging": "ema",
     "weight_updates": "weight_updates",
+    "optimizer_states": "state_dtype",
     "amax_history": "amax_history",
+    "policy_switcher": "policy_schedule",
     "converter": "convert_model",
     "layer_shapes": "shape_advice",
     "profiler": "kernel_profile",
@@ -115,7 +117,11 @@ class Recorder:
     """Whether :meth:`begin` takes ``compare``, and :meth:`weights` returns weights."""
 
     runs_uncompiled: bool = False
-    """Whether recorded steps of a compiled loop run as plain Python."""
+    """Whether steps of a compiled loop run as plain Python where their layers are recorded. Elsewhere recording changes
+    no bit of what trains."""
+
+    records_states: bool = False
+    """Whether :meth:`states` is there."""
 
     @required
     def begin(self, activations: bool, compare: bool = False) -> None:
@@ -151,6 +157,17 @@ class Recorder:
         """Return the name of each weight of the prepared models → its true values as a float32 numpy array.
 
         Copies: a later step does not change them. Names of trained weights are those of :meth:`note_gradients`.
+        """
+        return {}
+
+    def keep_weights(self) -> None:
+        """Keep copies of the trained weights, on the device, until the next :meth:`states`; called between steps."""
+
+    def states(self) -> States:
+        """Count the values of each trained weight, its master where it has one, of its update since
+        :meth:`keep_weights`, and of its optimizer's states.
+
+        Called between steps, when recording begins and after :meth:`end`; counted where they are, and read at once.
         """
         return {}
 
@@ -193,63 +210,6 @@ class Weights:
 
     def write_optimizer(self, optimizer: Optimizer, models: Sequence[Model], state: Mapping[str, Any]) -> None:
         """Set what :meth:`read_optimizer` returned; learning rates and other settings stay."""
-
-
-class WeightAverage(Protocol):
-    """An exponential moving average of one model's trained weights, in float32 (complex64 for complex ones).
-
-    Weights that no optimizer trains and buffers (statistics of normalization, counters) are not averaged.
-    """
-
-    def updates(self) -> list[int]:
-        """Return how many applied steps have moved it, for each optimizer that trains the model, in order of
-        ``prepare``; may synchronize.
-        """
-
-    def read(self) -> dict[str, Any]:
-        """Return name → float32 numpy array, by the names of ``Weights.read``; the model's weights as long as no step
-        was applied and nothing was written. The averages also while they are swapped in.
-        """
-
-    def write(self, weights: Mapping[str, Any], updates: Sequence[int]) -> None:
-        """Set what :meth:`read` and :meth:`updates` returned; compiled steps move what was set, also where
-        no step was applied before.
-        """
-
-    def restart(self) -> None:
-        """Start anew, from the model's weights before the next applied step."""
-
-    def swap_in(self) -> None:
-        """Keep the model's true weights aside, and set the model's weights (masters included) to the averages."""
-
-    def swap_out(self) -> None:
-        """Restore what :meth:`swap_in` kept, bit for bit; also after one that was interrupted. Idempotent."""
-
-    def stop(self) -> None:
-        """Stop moving; what there is can still be read."""
-
-
-class Averaging:
-    """Keeps exponential moving averages of models' weights: feature ``ema``."""
-
-    means: str = ""
-
-    @required
-    def start(self, model: Model, decay: float, warmup: bool) -> WeightAverage:
-        """Return an average that moves inside each applied step of an optimizer that trains the model, on the device
-        and without synchronizing, also in compiled steps and in steps of the framework's own loops.
-
-        The n-th applied step moves it by ``average += (1 - d) * (weight - average)``, from the weights (master weights
-        where there are some) before the first. Steps that are skipped, discarded or accumulate leave it bit for bit.
-
-        Args:
-            model: a prepared model.
-            decay: d, at least 0 and below 1.
-            warmup: d is ``min(decay, (1 + n) / (10 + n))``.
-
-        Raises:
-            PrepareError: no optimizer of the session trains the model.
-        """
 
 
 class Converter:

@@ -46,6 +46,29 @@ class GradientCounts:
 
 
 @dataclass(frozen=True)
+class StateCounts:
+    """How the values of a weight, or of an optimizer's state of it, are distributed.
+
+    Attributes:
+        counts: :data:`BUCKETS` counts.
+        norm: the Euclidean norm; inf or nan where the tensor holds one.
+        dtype: that it is kept in.
+    """
+
+    counts: Sequence[int]
+    norm: float
+    dtype: str
+
+
+WEIGHT, UPDATE = "weight", "update"
+"""The names of a weight, and of what changed it, among its optimizer's states, in :data:`States`."""
+
+States = Mapping[str, Mapping[str, StateCounts]]
+"""Parameter name → :data:`WEIGHT`, :data:`UPDATE` where weights were kept, and the name of each of the optimizer's
+states of its shape, as the framework names it → its counts."""
+
+
+@dataclass(frozen=True)
 class Activation:
     """The largest absolute value of what went into a layer or came out of it.
 

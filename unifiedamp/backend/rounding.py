@@ -15,6 +15,7 @@ import zlib
 from typing import Any
 
 from ..formats import FLOAT_FORMATS, FloatFormat
+from ..policy import Float8Recipe
 
 Array = Any
 """A numpy array."""
@@ -96,11 +97,29 @@ def to_format(values: Array, format: FloatFormat) -> Array:
     return round_to(values, format)
 
 
-def to_scaled_format(values: Array, format: FloatFormat) -> tuple[Array, Array]:
-    """Return float32 values scaled to the format's range and rounded, and the inverse of their one scale; float32."""
-    from ..formats.rounding import round_scaled
+def to_operand(
+    values: Array, recipe: Float8Recipe, *, gradient: bool = False, weight: bool = False, scale: Array | None = None
+) -> tuple[Array, Array]:
+    """Return a matrix rounded as an operand of a product that sums over its last dimension, and the inverse of its
+    scales; float32. See ``unifiedamp.formats.scaled_rounding``.
 
-    return round_scaled(values, format)
+    Args:
+        values: float32 of shape (m, k).
+        recipe: of the layer.
+        gradient, weight: what the matrix is, if not an input.
+        scale: of delayed scaling, where it is known; None for the present largest magnitude.
+    """
+    from ..formats.scaled_rounding import round_operand
+
+    format = FLOAT_FORMATS["float8_e5m2" if gradient and recipe.gradient_format == "e5m2" else "float8_e4m3fn"]
+    return round_operand(values, format, recipe.block_format or recipe.scaling, square=weight, scale=scale)
+
+
+def scale_values(matrix: Array, scaling: str, square: bool = False) -> Array:
+    """Return a matrix times the scales of its rows or blocks; see ``forecast.SCALINGS``. ``square``: of weights."""
+    from ..formats.scaling import scale_values
+
+    return scale_values(matrix, scaling, square)
 
 
 def kahan_split(values: Array) -> tuple[Array, Array]:

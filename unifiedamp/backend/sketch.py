@@ -7,6 +7,7 @@ squared distance of the tensors as its expectation, with a standard deviation of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,11 @@ class Sketch:
         """Return the sketch of what a device computed: the norm, then ``WIDTH`` numbers for each part in order."""
         parts = [list(numbers[start : start + WIDTH]) for start in range(1, len(numbers), WIDTH)]
         return cls(list(shape), dtype, numbers[0], *parts)
+
+    def plus(self, other: Sketch) -> Sketch:
+        """Return the sketch of the sum of two tensors, without its parts; its norm is estimated from the sketch."""
+        values = [one + another for one, another in zip(self.values, other.values, strict=True)]
+        return Sketch(self.shape, self.dtype, math.hypot(*values), values)
 
 
 def sketch_of(array: Any, batch: bool = False) -> Sketch:

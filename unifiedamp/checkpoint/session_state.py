@@ -7,11 +7,15 @@ A session's state is plain JSON::
      "state": {"scale": 65536.0, "good_steps": 3, "bad_steps": 0, "applied_steps": 10, "skipped_steps": 2},
      "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}],
      "update": {"kind": "kahan", "seed": 0, "steps": [10], "compensation": {"layer0.weight": {...}}},
-     "amax_history": {"layer0": {...}}}
+     "states": {"dtype": "bfloat16", "seed": 0, "steps": [10]},
+     "amax_history": {"layer0": {...}},
+     "schedule": {"policies": "0: mixed_float8 | 9000: mixed_bfloat16", "step": 4000}}
 
 ``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
-(``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``),
-``amax_history`` under float8 recipe "delayed" (see ``amax_history``).
+(``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``), ``states``
+where it has a ``state_dtype`` (see ``optimizer_states``), ``amax_history`` under float8 recipe "delayed" (see
+``amax_history``), ``schedule`` where the policy changes in the course of the run (see ``schedule``); ``policy`` is then
+the one in force.
 """
 
 from __future__ import annotations
@@ -27,8 +31,11 @@ from ..loss_scale.foreign_layouts import read_foreign
 from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
 from ..training.ema import Averages
+from ..training.step_loop import StepLoop
 from .amax_history import check_histories, dump_histories, keeps_history, load_histories, read_histories
 from .averages import dump_averages, read_averages
+from .optimizer_states import check_states, dump_states, load_states, read_states
+from .schedule import dump_schedule, going_on, read_schedule
 from .weight_updates import check_update, dump_update, load_update, read_update
 
 SCHEMA = "unifiedamp"
@@ -39,9 +46,13 @@ class Session(Protocol):
     """The part of ``Amp`` that its state is made of."""
 
     backend: Backend
-    policy: Policy
     loss_scale_settings: LossScale
     averages: Averages
+    step_loop: StepLoop
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +76,18 @@ class SavedState:
     hysteresis_left: int | None = None
 
 
-def dump_session(amp: Session) -> dict[str, Any]:
-    """Return the state of ``amp`` as plain JSON values."""
+def dump_session(amp: Session, moments: bool = False) -> dict[str, Any]:
+    """Return the state of ``amp`` as plain JSON values; see ``Amp.state_dict``."""
     averages = amp.averages.state()
     kept: dict[str, Any] = {"ema": dump_averages(averages)} if averages else {}
     if amp.policy.update is not None:
         kept["update"] = dump_update(amp.backend, amp.policy)
+    if amp.policy.state_dtype is not None or moments:
+        kept["states"] = dump_states(amp.backend, amp.policy, moments)
     if keeps_history(amp.policy):
         kept["amax_history"] = dump_histories(amp.backend)
+    if amp.backend.spec.schedule is not None and amp.step_loop.policies is not None:
+        kept["schedule"] = dump_schedule(amp.step_loop.policies)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -96,15 +111,28 @@ def load_session(
 ) -> None:
     """Check ``raw`` wholly, then continue from it; see ``Amp.load_state_dict``. ``restart`` continues from a scale."""
     amp.averages.check_idle("load_state_dict")
-    state = read_session(amp, raw, restart_scale)
+    saved = read_saved(raw)
+    place = read_schedule(raw.get("schedule")) if "schema" in raw else None  # foreign states have none
+    with going_on(amp, place, saved.state) as warned:
+        saved = replace(saved, policy=None) if warned else saved
+        _load(amp, restart, raw, restart_scale, saved)
+
+
+def _load(
+    amp: Session, restart: Callable[[ScaleState], None], raw: Mapping[str, Any], restart_scale: bool, saved: SavedState
+) -> None:
+    state = _state_here(amp, saved, restart_scale)
     averages = read_averages(raw.get("ema", ())) if "schema" in raw else []  # foreign states have none
     update = read_update(raw.get("update")) if "schema" in raw else None
+    states = read_states(raw.get("states")) if "schema" in raw else None
     histories = read_histories(raw.get("amax_history")) if "schema" in raw else None
     amp.averages.check(averages)
     check_update(amp.backend, amp.policy, update)
+    check_states(amp.backend, amp.policy, states)
     check_histories(amp.backend, amp.policy, histories)
     restart(state)
     load_update(amp.backend, amp.policy, update)
+    load_states(amp.backend, amp.policy, states)
     load_histories(amp.backend, amp.policy, histories)
     amp.averages.load(averages)
 
@@ -114,7 +142,10 @@ def read_session(amp: Session, raw: Mapping[str, Any], restart_scale: bool) -> S
 
     Warns of what this session does otherwise than the one that saved; changes nothing.
     """
-    saved = read_saved(raw)
+    return _state_here(amp, read_saved(raw), restart_scale)
+
+
+def _state_here(amp: Session, saved: SavedState, restart_scale: bool) -> ScaleState:
     mine = amp.loss_scale_settings
     off = saved.state is None or (saved.loss_scale is not None and not saved.loss_scale.enabled)
     warn = amp.backend.spec.warn

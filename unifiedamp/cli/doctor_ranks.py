@@ -17,7 +17,7 @@ def show_ranks(out: Console, found: dict[str, Any]) -> None:
     say(out, f"{line}; not installed: {', '.join(absent)}" if absent else line)
     inside = found["launched_by"]
     if inside is not None:
-        place = inside.get("error") or f"rank {inside['rank']} of {inside['size']}"
+        place = inside.get("error") or _place(inside)
         variables = " ".join(f"{name}={value}" for name, value in inside["variables"].items())
         say(out, f"started by {inside['launcher']}: {place} ({variables})")
     for name, one in found["backends"].items():
@@ -26,6 +26,12 @@ def show_ranks(out: Console, found: dict[str, Any]) -> None:
             say(out, f"communication of {name}: {'; '.join(parts)}")
     if len(found["gpus"]) > 1:
         say(out, f"links between GPUs: {_links(found['links'])}")
+
+
+def _place(inside: dict[str, Any]) -> str:
+    if "role" in inside:
+        return f"{inside['role']} of {inside['size']} workers"
+    return f"rank {inside['rank']} of {inside['size']}"
 
 
 def _links(links: dict[str, Any]) -> str:

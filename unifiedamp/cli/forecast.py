@@ -33,7 +33,8 @@ def forecast(
         float, typer.Option(help="The mean squared relative error of a tensor that is accepted, between 0 and 1.")
     ] = MAX_ERROR,
     formats: Annotated[
-        list[str] | None, typer.Option(help="Formats to find policies for: bfloat16,float16,float8.")
+        list[str] | None,
+        typer.Option(help="Formats to forecast: bfloat16,float16,float8, and e.g. float8_rowwise,mxfp4,nvfp4."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures here (one file).")] = None,
     policy: Annotated[str | None, typer.Option(help="In the place of the script's own policy.")] = None,
@@ -56,14 +57,14 @@ def forecast(
     Exit code 0: the forecast is printed, of fewer steps too where the script has no more; 1: the script failed, and the
     forecast is of the steps until then; 2: wrong arguments, a session in float16 or float8, or no step was counted.
     """
-    from ..forecast.choice import FORMATS
+    from ..forecast.choice import ALL_FORMATS, FORMATS
     from ..forecast.forecast import Forecast
     from ..forecast.start import check_settings
 
     script = script_of(context)
     if script is None:
         raise ConfigError(f"name the script to forecast: unifiedamp forecast -- {EXAMPLE}")
-    wanted = choices.one_of(choices.split(formats), FORMATS, "--formats") or list(FORMATS)
+    wanted = choices.one_of(choices.split(formats), ALL_FORMATS, "--formats") or list(FORMATS)
     check_settings(steps, max_error, wanted, "forecast: ")
     if html is not None:
         check_file(html, "--html")
@@ -72,7 +73,7 @@ def forecast(
     options = ScriptOptions(script, steps=steps, timeout=timeout, backend_options=backend_options(backend_option))
     with console(stderr=True).status(plain("starting the script")) as status:
         left = TimeLeft(steps)
-        counted = count_script(options, named, lambda at: status.update(f"step {at} of {steps}{left(at)}"))
+        counted = count_script(options, named, lambda at: status.update(f"step {at} of {steps}{left(at)}"), wanted)
     if counted.interrupted is not None:
         raise counted.interrupted
     found: dict[str, Any] = json_text.loads(counted.content or b'{"layers": [], "about": {"steps": 0}}')
@@ -93,7 +94,6 @@ def _check(steps: int, layers: int, reason: str) -> None:
 
 
 def _show(found: Forecast, counted: Recorded, html: Path | None, json: bool) -> None:
-    from ..forecast.layers import HEADS
     from ..forecast.page import page
 
     if html is not None:
@@ -108,7 +108,7 @@ def _show(found: Forecast, counted: Recorded, html: Path | None, json: bool) -> 
     out = console()
     for note in counted.session["said"]:
         say(out, note, "dim")
-    out.print(table(found.title(), HEADS, found.rows()))
+    out.print(table(found.title(), found.heads(), found.rows()))
     for path in written:
         say(out, f"written: {path}")
     for line in found.summary():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..backend.launch import read_launch
 from ..output.files import check_file, check_folder
 from ..workloads.configuration import read_settings, read_source
 from ..workloads.definition.settings import read_assignments
@@ -58,6 +60,7 @@ def train(
 
     Exit code 0: trained; 2: wrong arguments, or a workload that cannot be trained; 130: Ctrl-C; 143: SIGTERM.
     """
+    read_launch(os.environ)  # refuses what a framework's import would crash on
     choices.launcher(launcher, workers, max_restarts)
     given = read_assignments(assignments or ())
     modes = choices.compile_modes([compile] if compile else None)

@@ -43,6 +43,9 @@ class PolicyTable(BaseModel):
         None, description="How bfloat16 parameters without master weights are updated: stochastic or kahan."
     )
     update_seed: StrictInt | None = Field(None, description="The seed of stochastic rounding.")
+    state_dtype: StrictStr | None = Field(
+        None, description="What an optimizer's moments are kept in between steps: bfloat16 or float8."
+    )
     emulate: StrictBool | None = Field(
         None, description="Run the compute dtype's numerics on any device, by float32 products of rounded operands."
     )
@@ -75,6 +78,13 @@ class AmpConfig(BaseModel):
     )
     policy: StrictStr | PolicyTable | None = Field(
         None, description="A preset, another library's name for one, text, or a table. Left out: the device's best."
+    )
+    schedule: StrictStr | dict[StrictStr, StrictStr | PolicyTable] | None = Field(
+        None,
+        description="Policies by the iteration from which on they are in force, or by a percentage of total_steps.",
+    )
+    total_steps: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="The iterations of the whole run, of which percentages in schedule are parts."
     )
     loss_scale: StrictStr | StrictInt | StrictFloat | dict[StrictStr, Any] | None = Field(
         None, description="A number (a fixed scale), dynamic, none, text or a table. Left out: the policy's."
@@ -129,11 +139,18 @@ def read_arguments(source: str | Path | Mapping[str, Any], named: Mapping[str, A
     if isinstance(named.get("policy"), Mapping):
         named["policy"] = policy_of_table(named["policy"])
     arguments = {**read_config(source), **named}
+    if "schedule" in named:
+        arguments["policy"] = named.get("policy")
+    elif "policy" in named or environment.text_of("policy") is not None:
+        arguments["schedule"] = arguments["total_steps"] = None  # one policy takes the place of all
     origins = {}
     for key in environment.VARIABLES.keys() - named.keys():
         written = arguments[key]
         if written is not None:
             origins[key] = "configuration"
+        if key == "policy" and arguments["schedule"] is not None:
+            origins[key] = "configuration"
+            continue
         text = None if key == "loss_scale" and _has_scale(named.get("policy")) else environment.text_of(key)
         if text is not None:
             before = "" if written is None else f", before the configuration's {_shown(key, written)!r}"
@@ -160,6 +177,10 @@ def read_config(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {key: getattr(config, key) for key in AmpConfig.model_fields}
     if isinstance(config.policy, PolicyTable):
         arguments["policy"] = config.policy.policy()
+    if isinstance(config.schedule, dict):
+        arguments["schedule"] = {
+            key: each.policy() if isinstance(each, PolicyTable) else each for key, each in config.schedule.items()
+        }
     return arguments
 
 

@@ -13,8 +13,8 @@ from ..loss_scale import HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.float8 import PRODUCT_DTYPES, PRODUCTS, RECIPE_ALIASES, RECIPES
-from ..policy.presets import ALIASES, PRESET_FIELDS
-from ..policy.updates import UPDATES
+from ..policy.presets import ALIASES, BLOCK_POLICIES, PRESET_FIELDS
+from ..policy.updates import STATE_WORDS, UPDATES
 
 NUMBER = r"[+]?(?=[0-9.]*[1-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 COUNT = r"[+]?0*[1-9][0-9]*"
@@ -55,7 +55,7 @@ def _scale_value(name: str) -> str:
 
 def policy() -> str:
     """Return the pattern of a policy: a preset, an alias or three dtypes, then what differs from them."""
-    name = any_case([*PRESET_FIELDS, *ALIASES])
+    name = any_case([*PRESET_FIELDS, *BLOCK_POLICIES, *ALIASES])
     return rf"^\s*(?:{name}|{_triple()})\s*(?:;{_setting()})*$"
 
 
@@ -76,6 +76,7 @@ def _setting() -> str:
     layers = _listed(rf"[^,;\s][^,;]*:{dtype()}")
     flag = any_case(["true", "false"])
     update = rf"update\s*=\s*(?:{'|'.join(UPDATES)})\s*"
+    update += rf"|state_dtype\s*={dtype(STATE_WORDS)}"
     flags = rf"(?:keep_norm_float32|emulate)\s*=\s*{flag}\s*|{update}|update_seed\s*=\s*[0-9]+\s*|{_float8()}"
     return rf"\s*(?:loss_scale\s*={loss_scale()}|ops\s*={ops}|layers\s*={layers}|{flags})"
 

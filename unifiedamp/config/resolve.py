@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Backend, EnvironmentDefaults, SessionSpec, Tuning
-from ..errors import ConfigError, PolicyError, PolicyWarning
+from ..errors import ConfigError, PolicyError, PolicyNotSupportedError, PolicyWarning, UnsupportedError
 from ..loss_scale import DynamicLossScale, LossScale, parse_loss_scale
 from ..plain_values import plain
-from ..policy import AnyPolicy, Policy
+from ..policy import AnyPolicy, Policy, PolicySchedule
+from ..policy.schedule import check_total_steps
 from . import environment, plugins
 
 
@@ -19,8 +20,10 @@ class Resolved:
     """What a session runs with.
 
     Attributes:
+        policy: the one to begin with.
         origins: where backend, policy and loss scale came from.
         warnings: what the backend says of the environment, for the session to warn of.
+        schedule: all policies; None for one.
     """
 
     backend_class: type[Backend]
@@ -29,6 +32,7 @@ class Resolved:
     options: Mapping[str, Any]
     origins: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    schedule: PolicySchedule | None = None
 
     def backend(
         self,
@@ -43,17 +47,24 @@ class Resolved:
         """Create the backend for the other arguments of ``Amp``, and warn of settings without effect.
 
         Raises:
-            UnsupportedError: the backend lacks master weights, ``reduce_dtype`` or emulation, and it is asked for.
+            UnsupportedError: the backend lacks what is asked for: master weights, ``reduce_dtype``, emulation or
+                schedules.
+            PolicyNotSupportedError: see :func:`check_block_format`.
         """
         spec = SessionSpec(
             self.policy, self.loss_scale, accumulate_steps, device, bool(strict), self.options, compile_mode,
-            master_weights, tuning, reduce_dtype,
+            master_weights, tuning, reduce_dtype, self.schedule,
         )  # fmt: skip
         for message in self.warnings:
             spec.warn(message, PolicyWarning)
+        for policy in spec.policies:
+            check_block_format(policy)
         backend = self.backend_class(spec)
-        if self.policy.emulate:
-            backend.require("emulation", f"policy {str(self.policy)!r}")
+        for policy in spec.policies:
+            if policy.emulate:
+                backend.require("emulation", f"policy {str(policy)!r}")
+        if self.schedule is not None:
+            backend.require("policy_schedule", f"schedule={str(self.schedule)!r}")
         if master_weights:
             backend.require("master_weights", "master_weights=True")
         check_update(backend, self.policy)
@@ -62,14 +73,37 @@ class Resolved:
         return backend
 
 
+def check_block_format(policy: Policy) -> None:
+    """Refuse a block format that is not emulated.
+
+    Raises:
+        PolicyNotSupportedError: naming ``emulate``.
+    """
+    if policy.compute_dtype == "float8" and policy.float8.block_format and not policy.emulate:
+        raise PolicyNotSupportedError(
+            f"policy {str(policy)!r} cannot run: products of block formats need hardware such as a GPU of compute "
+            f"capability 10.0, and no backend here calls them; {str(policy.replace(emulate=True))!r} runs its "
+            "numerics on any device; nearest that runs on a GPU of compute capability 8.9: 'mixed_float8'"
+        )
+
+
 def check_update(backend: Backend, policy: Policy) -> None:
-    """Refuse an update of bfloat16 parameters that the backend does not have.
+    """Refuse an update of bfloat16 parameters, or a dtype of moments, that the backend does not have.
 
     Raises:
         UnsupportedError: with the reason.
     """
     if policy.update is not None:
         backend.require("weight_updates", f"update={policy.update!r}")
+    dtype = policy.state_dtype
+    if dtype is not None:
+        backend.require("state_dtype", f"state_dtype={dtype!r}")
+        known = backend.optimizer_states.dtypes
+        if dtype not in known:
+            raise UnsupportedError(
+                f"state_dtype={dtype!r}: backend {backend.name!r} keeps moments in {' or '.join(known)} alone; nearest "
+                f"policy that runs: {str(policy.replace(state_dtype=known[0]))!r}"
+            )
 
 
 def resolve(
@@ -79,28 +113,33 @@ def resolve(
     device: str | None,
     backend_options: Mapping[str, Any] | None,
     master_weights: bool = False,
+    schedule: Any = None,
+    total_steps: int | None = None,
 ) -> Resolved:
     """Resolve the arguments of ``Amp``; see there."""
     origins: dict[str, str] = {}
     name = _backend_name(backend, origins)
     options = _options(backend_options, name)
     backend_class = _backend_class(name, origins)
-    policy = _given_policy(policy, origins)
+    plan = _given_schedule(schedule, policy, total_steps)
+    policy = _given_policy(policy if plan is None else plan.at(0), origins)
     defaults = EnvironmentDefaults() if policy else backend_class.environment_defaults(device, options)
     chosen = policy or _default_policy(defaults, backend_class, device, origins)
     if loss_scale is not None:
         origins["loss_scale"] = "argument"
-    elif not (origins["policy"] == "argument" and chosen.loss_scale is not None):
+    elif not (origins["policy"] == "argument" and any(each.loss_scale is not None for each in _all(chosen, plan))):
         loss_scale = environment.text_of("loss_scale")
         if loss_scale is not None:
             origins["loss_scale"] = environment.origin("loss_scale")
     if loss_scale is not None:
-        chosen = chosen.replace(loss_scale=parse_loss_scale(loss_scale))
+        scale = parse_loss_scale(loss_scale)
+        chosen, plan = chosen.replace(loss_scale=scale), None if plan is None else plan.with_loss_scale(scale)
     origins.setdefault("loss_scale", "policy" if chosen.loss_scale is not None else "default of the policy")
     check_masters(chosen, master_weights)
     options = {**defaults.options, **options}
     warnings = (defaults.warning,) if defaults.warning else ()
-    return Resolved(backend_class, chosen, _loss_scale(chosen, master_weights), options, origins, warnings)
+    scale = _loss_scale(chosen, master_weights) if plan is None else plan.loss_scale
+    return Resolved(backend_class, chosen, scale, options, origins, warnings, plan)
 
 
 def region_policy(backend: Backend, policy: AnyPolicy) -> Policy | None:
@@ -109,8 +148,11 @@ def region_policy(backend: Backend, policy: AnyPolicy) -> Policy | None:
     Raises:
         PolicyError: no policy has this name.
         UnsupportedError: ``emulate=True`` on a backend that would run the native dtype instead.
+        PolicyNotSupportedError: see :func:`check_block_format`.
     """
     chosen = Policy.parse(policy) if isinstance(policy, str) else policy
+    if chosen is not None:
+        check_block_format(chosen)
     if chosen is not None and chosen.emulate:
         backend.require("emulation", f"amp.autocast(policy={str(chosen)!r})")
     return chosen
@@ -180,19 +222,39 @@ def _backend_class(name: str, origins: Mapping[str, str]) -> Any:
         return plugins.load_backend(name)
 
 
-def _given_policy(policy: str | Policy | Mapping[str, Any] | None, origins: dict[str, str]) -> Policy | None:
-    """Return the policy named by the argument or the environment variable."""
-    if isinstance(policy, Mapping):
+def _given_schedule(schedule: Any, policy: Any, total_steps: int | None) -> PolicySchedule | None:
+    check_total_steps(total_steps)
+    if schedule is None:
+        if total_steps is not None:
+            raise ConfigError("total_steps has no effect without schedule: leave it out")
+        return None
+    if policy is not None:
+        raise ConfigError("policy and schedule exclude each other: name the policy in schedule, as the entry for 0")
+    return PolicySchedule.of(plain(schedule, "schedule"), total_steps, _read_policy)
+
+
+def _all(policy: Policy, schedule: PolicySchedule | None) -> tuple[Policy, ...]:
+    return (policy,) if schedule is None else schedule.policies
+
+
+def _read_policy(value: Any) -> Policy:
+    """Return the policy that an argument names."""
+    if isinstance(value, Mapping):
         from .arguments import policy_of_table
 
-        policy = policy_of_table(policy)
-    if policy is not None and not isinstance(policy, (str, Policy)):
-        raise PolicyError(f"policy must be a Policy, its name or a table of its fields, got {policy!r}")
+        return policy_of_table(value)
+    if not isinstance(value, (str, Policy)):
+        raise PolicyError(f"policy must be a Policy, its name or a table of its fields, got {value!r}")
+    return Policy.parse(value) if isinstance(value, str) else value
+
+
+def _given_policy(policy: str | Policy | Mapping[str, Any] | None, origins: dict[str, str]) -> Policy | None:
+    """Return the policy named by the argument or the environment variable."""
     origins["policy"] = "argument"
     if policy is None:
         origins["policy"] = environment.origin("policy")
         policy = environment.text_of("policy")
-    return Policy.parse(policy) if isinstance(policy, str) else policy
+    return None if policy is None else _read_policy(policy)
 
 
 def _default_policy(

@@ -63,6 +63,7 @@ def _amp(backends: list[BackendPlugin]) -> Schema:
     special = {
         "backend": parts.any_of({"enum": [each.name for each in backends]}, {"type": "string"}, parts.NULL),
         "policy": parts.any_of({"$ref": "#/definitions/policy_text"}, {"$ref": "#/definitions/policy"}, parts.NULL),
+        "schedule": _or_null(parts.schedule({"$ref": "#/definitions/policy_text"}, {"$ref": "#/definitions/policy"})),
         "loss_scale": _or_null(parts.loss_scale()),
         "reduce_dtype": _or_null(parts.dtype(DTYPES)),
         "compile": parts.compile_mode(),

@@ -13,8 +13,8 @@ from ..loss_scale import FLOAT32_MAX, HYSTERESIS_RESETS, KINDS
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.float8 import LARGEST_HISTORY, LARGEST_MARGIN, PRODUCT_DTYPES, PRODUCTS, RECIPES
-from ..policy.presets import PRESET_FIELDS
-from ..policy.updates import LARGEST_SEED, UPDATES
+from ..policy.presets import BLOCK_POLICIES, PRESET_FIELDS
+from ..policy.updates import LARGEST_SEED, STATE_WORDS, UPDATES
 from . import patterns
 
 Schema = dict[str, Any]
@@ -61,7 +61,16 @@ def text(pattern: str) -> Schema:
 
 def policy_text() -> Schema:
     """Return the schema of a policy's name or text."""
-    return any_of({"enum": [*PRESET_FIELDS]}, text(patterns.policy()))
+    return any_of({"enum": [*PRESET_FIELDS, *BLOCK_POLICIES]}, text(patterns.policy()))
+
+
+def schedule(*policy: Schema) -> Schema:
+    """Return the schema of a schedule: text, or a table of iterations and percentages whose values are policies."""
+    keys = r"^\s*(\d+|\d{1,2}(\.\d+)?\s*%)\s*$"
+    return any_of(
+        {"type": "object", "propertyNames": {"pattern": keys}, "additionalProperties": any_of(*policy)},
+        text(r"\s*0\s*:[^|]+(\|\s*[0-9.]+\s*%?\s*:[^|]+)*"),
+    )
 
 
 def dtype(known: Mapping[str, str]) -> Schema:
@@ -87,6 +96,7 @@ def policy_settings() -> dict[str, Schema]:
         "keep_norm_float32": {"type": "boolean"},
         "update": {"enum": [*UPDATES]},
         "update_seed": {"type": "integer", "minimum": 0, "maximum": LARGEST_SEED},
+        "state_dtype": dtype(STATE_WORDS),
         "emulate": {"type": "boolean"},
         "recipe": any_of({"enum": [*RECIPES]}, text(patterns.recipe())),
         **{name: {"enum": [*PRODUCT_DTYPES]} for name in PRODUCTS},

@@ -6,7 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from unifiedamp.backend import Capabilities, required
@@ -102,6 +102,12 @@ class Harness(OptionalHarness):
     @required
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
         """Return the framework's own Adam (beta 0.9 and 0.999, epsilon 1e-8)."""
+
+    def left_to_prepare(self) -> AbstractContextManager[None]:
+        """Return a context: optimizers that are made inside have no variables before ``amp.prepare``, where the
+        framework's optimizers are built over their parameters.
+        """
+        return nullcontext()
 
     @required
     def mean_square(self, output: Any, target: Any) -> Any:

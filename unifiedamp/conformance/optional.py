@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
@@ -111,6 +112,22 @@ class OptionalHarness:
         """
         self._lacks("its own training loop")
 
+    def native_loop(self, amp: Any, model: Any, optimizer: Any, checks_first: bool) -> Callable[[Any], None]:
+        """Return a step in the form that the framework documents for its own mixed precision, whose scaler is the
+        session's.
+
+        Args:
+            amp: a session with a loss scale.
+            model: what :meth:`Harness.probe` returned, not prepared.
+            optimizer: what :meth:`Harness.sgd` returned, not prepared.
+            checks_first: divide the gradients by the scale in a separate call, before the optimizer's step, where
+                the framework leaves that out otherwise.
+
+        Returns:
+            What takes a native vector, for the model, and makes a step.
+        """
+        self._lacks("a native scaler that the session's replaces")
+
     def set_trainable(self, model: Any, layer: str, trainable: bool) -> None:
         """Freeze or unfreeze the parameters of one layer, the framework's own way, after ``amp.prepare``.
 
@@ -135,6 +152,14 @@ class OptionalHarness:
     def cast(self, tensor: Any, dtype: str) -> Any:
         """Return a native tensor in the dtype named, by an operation that gradients go through."""
         self._lacks("casts")
+
+    def selections(self, tensor: Any) -> Mapping[str, Any]:
+        """Return native scalars of a native (rows, columns) tensor, each by an operation of the framework's own through
+        which gradients reach a part of it: ``largest``, the sum of each row's largest number; ``top``, that of its two
+        largest; ``positive``, that of numbers times whether they are positive; ``detached``, that of numbers times
+        themselves, the second ones without a gradient.
+        """
+        self._lacks("operations that select numbers")
 
     def structured(self, weight: Array, bias: Array) -> Any:
         """Return a model of a dense layer with this (inputs, outputs) weight and bias.
@@ -166,6 +191,26 @@ class OptionalHarness:
         """Return a model of a dense layer ``dense`` and a layer normalization ``norm``, both of this size."""
         self._lacks("layer normalization")
 
+    def residual(self, weight: Array) -> Any:
+        """Return a model of a dense layer ``dense`` with this square weight and no bias, whose output is added to its
+        float32 input.
+        """
+        self._lacks("layers whose outputs are added to inputs")
+
+    def joined(self, weights: Sequence[Array]) -> Any:
+        """Return a model of two dense layers ``left`` and ``right`` with these weights (inputs, outputs) and no bias,
+        over one input, and a layer ``join`` that takes both outputs and returns their product, number by number.
+        """
+        self._lacks("layers of two inputs")
+
+    def sized(self, kind: str) -> Any:
+        """Return a model of one layer, for ``advise``: ``depthwise``, a depthwise convolution of 10 channels;
+        ``transposed``, a transposed convolution of 10 channels to 12; ``recurrent``, an LSTM of 13 inputs and 7 units;
+        ``late convolution`` and ``late transposed``, of 10 channels to 12, which know their inputs from the first
+        batch on.
+        """
+        self._lacks("layers of other kinds")
+
     def dropout(self, size: int, rate: float) -> Any:
         """Return a model of a dense layer ``dense`` of this size and, after it, a dropout ``drop`` of this rate."""
         self._lacks("dropout")
@@ -173,6 +218,27 @@ class OptionalHarness:
     def nested_norm(self, size: int) -> Any:
         """Return a model of one block ``block`` that holds what :meth:`layer_norm` returns the layers of."""
         self._lacks("blocks that hold layers")
+
+    def fixed_graph(self, folder: Path) -> Any:
+        """Return a model read from a file that was saved in ``folder``, whose precision no policy changes."""
+        self._lacks("models of a fixed precision")
+
+    def refused_optimizers(self, model: Any) -> Mapping[str, Any]:
+        """Return name → optimizer over what :meth:`Harness.probe` returned, which no session can check gradients of
+        before they change weights, or whose ranks do not decide together.
+        """
+        self._lacks("optimizers that cannot be checked")
+
+    def refused_scopes(self) -> Mapping[str, AbstractContextManager[Any]]:
+        """Return name → context of the framework under which a model would be spread in ways that no session trains."""
+        self._lacks("ways to spread a model that cannot train")
+
+    def replace_weight(self, model: Any, layer: str, factor: float) -> None:
+        """Give a layer, ``layer0`` …, of what :meth:`Harness.mlp` returned another weight object: the old times this.
+
+        For frameworks whose layers may get another object.
+        """
+        self._lacks("weights that are replaced by other objects")
 
     def extend(self, optimizer: Any, model: Any) -> None:
         """Add a model's parameters to a prepared optimizer that is in use."""

@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker and the reporter."""
     config.addinivalue_line("markers", "needs(*features): run where the backend declares these capabilities")
+    # A session that warns where nothing is wrong is not believed where something is. `-W` overrides this.
+    config.addinivalue_line("filterwarnings", "error::unifiedamp.errors.AmpWarning")
+    config.addinivalue_line("filterwarnings", "ignore::unifiedamp.errors.NoGainWarning")
     shares = hasattr(config, "workerinput")  # a worker of pytest-xdist, whose outcomes reach the process that writes
     path = None if shares else config.getoption("--amp-json")
     config.pluginmanager.register(report.Reporter(path), "unifiedamp-report")

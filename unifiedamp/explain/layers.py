@@ -26,7 +26,8 @@ def layer_rows(amp: Any, models: Sequence[Any], batch_size: int | None = None) -
     # A glob may name a layer that is none of these.
     globs = {g: d for g, d in amp.policy.layer_overrides.items() if any(fnmatchcase(one.layer, g) for one in known)}
     other = match_layers(globs, [one.layer for one in known])
-    float8 = {row.setting.removeprefix("float8.") for row in amp.explain() if row.value == "float8"}
+    in_use = amp.policy.float8.layer_format
+    float8 = {row.setting.removeprefix("float8.") for row in amp.explain() if row.value == in_use}
     dtypes = {
         one.layer: "float8" if one.layer in float8 else one.dtype or other.get(one.layer) or amp.policy.region_dtype
         for one in known

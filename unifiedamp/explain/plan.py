@@ -24,9 +24,23 @@ class Plan:
 
     @classmethod
     def of(
-        cls, backend: Backend, policy: Policy, loss_scale: LossScale, tuning: Tuning, origins: Mapping[str, str]
+        cls,
+        backend: Backend,
+        policy: Policy,
+        loss_scale: LossScale,
+        tuning: Tuning,
+        origins: Mapping[str, str],
+        step: int = 0,
     ) -> Plan:
-        """Put core's own rows before the backend's, and those of tuning after them."""
+        """Put core's own rows before the backend's, and those of tuning after them.
+
+        Args:
+            backend: the session's.
+            policy: the one in force, which the backend's rows are about.
+            loss_scale, tuning: the session's settings.
+            origins: where settings came from.
+            step: iterations that have ended, for the schedule.
+        """
         device = backend.capabilities().device
         core = (
             PlanRow(
@@ -35,7 +49,8 @@ class Plan:
             PlanRow("policy", str(policy), "see the rows below", note=origins.get("policy", "")),
             PlanRow("loss_scale", str(loss_scale), "see the rows below", note=origins.get("loss_scale", "")),
         )
-        return cls(backend.name, core + tuple(backend.explain()) + tuple(tuning_rows(backend, tuning)))
+        core_rows = (*core, *_schedule_rows(backend, step))
+        return cls(backend.name, core_rows + tuple(backend.explain()) + tuple(tuning_rows(backend, tuning)))
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
@@ -69,3 +84,18 @@ class Plan:
         widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
         return "\n".join(line.rstrip() for line in [lines[0], "-" * sum(widths), *lines[1:]])
+
+
+def _schedule_rows(backend: Backend, step: int) -> list[PlanRow]:
+    """Return a row for each policy of the schedule, with the iteration at which it comes into force."""
+    schedule = backend.spec.schedule
+    if schedule is None:
+        return []
+    of, rows = "" if schedule.total_steps is None else f" of {schedule.total_steps}", []
+    for (begin, policy), written in zip(schedule.entries, schedule.written, strict=True):
+        end = schedule.next_switch(begin)
+        notes = [f"written {written!r}"] if "%" in written else []
+        notes += ["in force"] if begin <= step and (end is None or step < end) else []
+        until = f"iterations {begin} to {end - 1}" if end is not None else f"from iteration {begin}{of} on"
+        rows.append(PlanRow(f"schedule.{begin}", str(policy), until, note=", ".join(notes)))
+    return rows

@@ -9,12 +9,16 @@ from typing import Any
 
 from ..loss_scale import DynamicLossScale
 from ..policy import PRESETS, Policy
-from .layers import SCALES, LayerForecast, ScaledGradients
+from .layers import IN_16_BITS, SCALES, LayerForecast, ScaledGradients
+from .scaled_formats import SCALED_FORMATS
 from .totals import LayerTotals
 
 FORMATS = ("bfloat16", "float16", "float8")
 """Formats that a policy is made for; of two that cost the same the first is chosen, as bfloat16 needs no loss scale."""
-_BYTES = {"float8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+ALL_FORMATS = (*FORMATS, *SCALED_FORMATS)
+"""Those, and formats with a scale for each row or block."""
+_BYTES = {"float8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float32": 4.0}
+_BYTES |= {name: format.bytes for name, format in SCALED_FORMATS.items()}
 
 
 @dataclass(frozen=True)
@@ -60,17 +64,17 @@ def policy_for(format: str, layers: Sequence[LayerForecast], loss_scale: float, 
     """Return the mixed policy of a format with the overrides that it needs.
 
     Args:
-        format: one of :data:`FORMATS`.
+        format: one of :data:`ALL_FORMATS`.
         layers: the forecast of each.
         loss_scale: for float16, the initial one.
         max_error: the mean squared relative error that is accepted.
     """
     chosen = {each.layer: _layer_format(format, each, max_error) for each in layers}
-    region = "bfloat16" if format == "float8" else format
-    usual = {each.layer: "float8" if format == "float8" and not each.float8 else region for each in layers}
+    small = format not in IN_16_BITS
+    usual = {each.layer: "bfloat16" if small and each.float8 else format for each in layers}
     moved = {layer: name for layer, name in chosen.items() if name != usual[layer]}
     hurt = {each.layer: each.why_hurt(usual[each.layer], max_error) for each in layers if each.layer in moved}
-    policy = PRESETS[f"mixed_{format}"]
+    policy = _plain_policy(format)
     if moved:
         policy = policy.replace(layer_overrides={escape(layer): name for layer, name in moved.items() if layer})
     if format == "float16" and loss_scale != DynamicLossScale().initial_scale:
@@ -80,18 +84,27 @@ def policy_for(format: str, layers: Sequence[LayerForecast], loss_scale: float, 
     return PolicyForecast(format, policy, hurt, cost, _why_none(format, layers, moved))
 
 
+def _plain_policy(format: str) -> Policy:
+    if format not in SCALED_FORMATS:
+        return PRESETS[f"mixed_{format}"]
+    recipe = SCALED_FORMATS[format].recipe
+    return PRESETS["mixed_float8"].replace(recipe=recipe) if recipe else PRESETS["mixed_bfloat16"]
+
+
 def _why_none(format: str, layers: Sequence[LayerForecast], moved: Mapping[str, str]) -> str:
     """Return why a format has no policy; empty where it has."""
     if "" in moved:
         return "the model itself is one layer, which layer_overrides cannot name"
-    if format == "float8" and all(each.float8 for each in layers):
+    if format in SCALED_FORMATS and not SCALED_FORMATS[format].recipe:
+        return f"{format} runs emulated alone" + (f"; it would hurt {', '.join(moved)}" if moved else "")
+    if format not in IN_16_BITS and all(each.float8 for each in layers):
         return "no layer would run in float8"
     return ""
 
 
 def _layer_format(format: str, layer: LayerForecast, max_error: float) -> str:
     """Return the cheapest format that a layer can run in under a policy of this one."""
-    tried = [format] if format != "float8" else ["bfloat16"] if layer.float8 else ["float8", "bfloat16"]
+    tried = [format] if format in IN_16_BITS else ["bfloat16"] if layer.float8 else [format, "bfloat16"]
     return next((one for one in tried if not layer.why_hurt(one, max_error)), "float32")
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from ..notebook import table_html
 from ..output.files import write_whole
 from ..policy import Policy
-from .choice import FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
-from .layers import COLUMNS, HEADS, LayerForecast, layer_forecast
+from .choice import ALL_FORMATS, FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
+from .layers import COLUMNS, IN_16_BITS, LayerForecast, layer_forecast
+from .scaled_formats import SCALED_FORMATS
 from .totals import LayerTotals
 
 
@@ -26,7 +27,7 @@ class Forecast:
         max_error: the mean squared relative error of a tensor that is accepted.
         loss_scale: that float16 gradients were rounded with.
         layers: each layer that multiplies matrices or convolves, in the order in which they ran.
-        policies: "bfloat16", "float16" or "float8" → the mixed policy that stays within ``max_error``.
+        policies: format that was asked for → the mixed policy that stays within ``max_error``.
         notes: what else is to be said, a sentence each.
     """
 
@@ -50,8 +51,8 @@ class Forecast:
             formats: those to make policies for.
         """
         scale = best_loss_scale(totals, max_error)
-        layers = [layer_forecast(each, scale, max_error) for each in totals]
-        policies = {one: policy_for(one, layers, scale, max_error) for one in FORMATS if one in formats}
+        layers = [layer_forecast(each, scale, max_error, formats) for each in totals]
+        policies = {one: policy_for(one, layers, scale, max_error) for one in ALL_FORMATS if one in formats}
         found = {key: value for key, value in about.items() if key != "runs"}
         return cls(found, max_error, scale, layers, policies, _notes(about, layers, policies))
 
@@ -66,15 +67,24 @@ class Forecast:
         return cheapest(self.policies)
 
     def rows(self) -> list[list[str]]:
-        """Return the cells of the table, a row per layer, below :data:`HEADS`."""
+        """Return the cells of the table, a row per layer, below :meth:`heads`."""
+        columns = self.columns()
         return [
-            [each.layer or "(the model)", each.kind, *(self.cell(each, column) for column in COLUMNS), _scale(each)]
+            [each.layer or "(the model)", each.kind, *(self.cell(each, column) for column in columns), _scale(each)]
             for each in self.layers
         ]
 
+    def columns(self) -> list[str]:
+        """Return the formats of the table."""
+        return [*COLUMNS, *(name for name in self.policies if name in SCALED_FORMATS)]
+
+    def heads(self) -> list[str]:
+        """Return the heads of the table's columns."""
+        return ["layer", "kind", *self.columns(), "float16 loss scale"]
+
     def cell(self, layer: LayerForecast, column: str) -> str:
         """Return what a format does to a layer: why it hurts, or else the largest error."""
-        if column.startswith("float8") and layer.float8:
+        if column not in IN_16_BITS and layer.float8:
             return f"not in float8: {layer.float8}" if column == "float8" else "-"
         return layer.why_hurt(column, self.max_error) or f"{layer.worst(column).error:.1e}"
 
@@ -111,8 +121,8 @@ class Forecast:
         }
 
     def __str__(self) -> str:
-        cells = [list(HEADS), *self.rows()]
-        widths = [max(len(line[place]) for line in cells) for place in range(len(HEADS))]
+        cells = [self.heads(), *self.rows()]
+        widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
         return "\n".join([self.title(), *(line.rstrip() for line in lines), *self.summary()])
 
@@ -120,7 +130,7 @@ class Forecast:
         return f"<Forecast of {len(self.layers)} layers from {self.title()}; print it>"
 
     def _repr_html_(self) -> str:
-        return table_html(self.title(), self.rows(), HEADS)
+        return table_html(self.title(), self.rows(), self.heads())
 
 
 def _scale(layer: LayerForecast) -> str:

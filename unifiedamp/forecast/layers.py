@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..backend.forecast import OPERANDS, RESULTS
 from ..formats import FLOAT_FORMATS
+from .losses import rounding
+from .scaled_formats import SCALED_FORMATS, ScaledFormat
 from .totals import LayerTotals, TensorTotals
 
 SCALES = tuple(2.0**power for power in range(25))
 """Loss scales that are looked at: those from 1 to the largest that ``DynamicLossScale`` grows to."""
 COLUMNS = ("float16", "bfloat16", "float8", "float8 delayed")
 """Formats of the table: float8 with tensorwise scales, and with delayed ones."""
-HEADS = ("layer", "kind", *COLUMNS, "float16 loss scale")
-"""Columns of the table, with those before and behind the formats."""
+IN_16_BITS = ("float16", "bfloat16")
+"""Formats in which values beyond the range are lost; in others they saturate."""
 GRADIENTS = ("gradient", "weight_gradient")
 
 
@@ -45,7 +47,8 @@ class LayerForecast:
 
     Attributes:
         layer, kind, work, float8: as in ``LayerTotals``.
-        losses: format of :data:`COLUMNS` → of each tensor; float16 gradients at the loss scale that is chosen.
+        losses: format of :data:`COLUMNS`, or of ``SCALED_FORMATS`` where asked for → of each tensor; float16 gradients
+            at the loss scale that is chosen.
         scale_needed: the smallest loss scale, a power of two, at which float16 gradients stay within the error; 1.0
             without gradients, None where no scale of :data:`SCALES` does.
         scale_limit: the largest at which no gradient overflows float16; 0.0 where each does.
@@ -65,14 +68,14 @@ class LayerForecast:
 
     def worst(self, format: str) -> TensorLoss:
         """Return the tensor that a format hurts most: one that overflows in 16 bits, else the largest error."""
-        lost = [each for each in self.losses[format] if each.overflow and not format.startswith("float8")]
+        lost = [each for each in self.losses[format] if each.overflow and format in IN_16_BITS]
         return max(lost or self.losses[format], key=lambda each: (each.error, each.overflow), default=TensorLoss(""))
 
     def why_hurt(self, format: str, max_error: float) -> str:
         """Return what a format does to the layer beyond ``max_error``, in a few words; empty where it does nothing."""
         worst = self.worst(format)
         name = worst.tensor.replace("_", " ")
-        if worst.overflow and not format.startswith("float8"):
+        if worst.overflow and format in IN_16_BITS:
             return f"{name}: {_percent(worst.overflow)} overflow"
         if worst.error <= max_error:
             return ""
@@ -113,13 +116,16 @@ class ScaledGradients:
         return next((scale for scale, error in zip(SCALES, self.errors, strict=True) if error <= max_error), None)
 
 
-def layer_forecast(totals: LayerTotals, loss_scale: float, max_error: float) -> LayerForecast:
+def layer_forecast(
+    totals: LayerTotals, loss_scale: float, max_error: float, formats: Sequence[str] = ()
+) -> LayerForecast:
     """Return what each format would do to a layer.
 
     Args:
         totals: of the layer.
         loss_scale: of float16 gradients.
         max_error: the mean squared relative error that is accepted.
+        formats: those of ``SCALED_FORMATS`` are looked at too.
     """
     gradients = ScaledGradients(totals)
     names = [name for name in (*OPERANDS, *RESULTS) if name in totals.tensors]
@@ -129,6 +135,9 @@ def layer_forecast(totals: LayerTotals, loss_scale: float, max_error: float) -> 
     }
     for column, recipe in (("float8", "tensorwise"), ("float8 delayed", "delayed")):
         losses[column] = [_float8(name, totals.tensors[name].float8.get(recipe)) for name in names if name in OPERANDS]
+    for format in formats:
+        if format in SCALED_FORMATS:
+            losses[format] = [_scaled(totals, name, SCALED_FORMATS[format]) for name in names if name in OPERANDS]
     return LayerForecast(
         totals.layer, totals.kind, totals.work, totals.float8, losses, gradients.needed(max_error), gradients.limit,
         {name: exponents(totals.tensors[name]) for name in names},
@@ -143,6 +152,14 @@ def _loss(totals: LayerTotals, name: str, format: str, scale: float) -> TensorLo
 
 def _float8(name: str, sums: list[float] | None) -> TensorLoss:
     return _shares(name, *sums) if sums else TensorLoss(name)
+
+
+def _scaled(totals: LayerTotals, name: str, format: ScaledFormat) -> TensorLoss:
+    counted = totals.tensors[name].scaled.get(format.scaling)
+    if counted is None:
+        return TensorLoss(name)
+    found = rounding(counted.counts, counted.largest, format.element, format.factor, saturate=True)
+    return _shares(name, float(found.values), found.flushed, found.subnormal, found.overflow, found.error)
 
 
 def _shares(name: str, values: float, *sums: Any) -> TensorLoss:

@@ -14,7 +14,7 @@ from ..output.charts.styles import styles
 from ..output.pages import drawn_or_why, render
 from ..policy import Policy
 from .choice import PolicyForecast
-from .layers import HEADS, LayerForecast
+from .layers import LayerForecast
 
 TENSOR_HEADS = ("layer", "tensor", "format", "flushed", "subnormal", "overflow", "error")
 SHOWN = 12
@@ -47,6 +47,9 @@ class Shown(Protocol):
     def title(self) -> str:
         """Return the title."""
 
+    def heads(self) -> list[str]:
+        """Return the heads of the table's columns."""
+
     def rows(self) -> list[list[str]]:
         """Return the cells of the table."""
 
@@ -61,7 +64,7 @@ def page(forecast: Shown) -> str:
         policies=[(name, one.reason or str(one.policy), one.hurt.items()) for name, one in forecast.policies.items()],
         chosen=str(forecast.policy),
         notes=forecast.notes,
-        columns=[{"name": name, "kind": "text"} for name in HEADS],
+        columns=[{"name": name, "kind": "text"} for name in forecast.heads()],
         rows=[_row(forecast, layer, cells) for layer, cells in zip(forecast.layers, forecast.rows(), strict=True)],
         drawings=drawings,
         not_drawn=why,
@@ -72,7 +75,7 @@ def page(forecast: Shown) -> str:
 
 
 def _row(forecast: Shown, layer: LayerForecast, cells: list[str]) -> dict[str, Any]:
-    hurt = [name in layer.losses and bool(layer.why_hurt(name, forecast.max_error)) for name in HEADS]
+    hurt = [name in layer.losses and bool(layer.why_hurt(name, forecast.max_error)) for name in forecast.heads()]
     return {
         "state": "",
         "cells": [{"text": cell, "tone": "bad" if bad else ""} for cell, bad in zip(cells, hurt, strict=True)],

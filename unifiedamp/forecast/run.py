@@ -23,6 +23,7 @@ class ForecastRun:
         max_error: see ``Forecast``.
         formats: to make policies for.
         totals: to add to.
+        scalings: that the backend counts too.
 
     Attributes:
         step: steps counted so far.
@@ -31,12 +32,14 @@ class ForecastRun:
     """
 
     def __init__(
-        self, backend: Backend, steps: int, max_error: float, formats: tuple[str, ...], totals: Totals
-    ) -> None:
+        self, backend: Backend, steps: int, max_error: float, formats: tuple[str, ...], totals: Totals,
+        scalings: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self._backend, self.steps, self._max_error, self._formats = backend, steps, max_error, formats
         self.totals, self.step, self.stopped = totals, 0, False
         self._about = {**about(backend), "asked": steps}
-        backend.forecaster.begin()
+        self._scalings = (scalings,) if scalings else ()
+        backend.forecaster.begin(*self._scalings)
 
     @property
     def done(self) -> bool:
@@ -104,13 +107,13 @@ class ForecastRun:
         if self.step >= self.steps:
             self.stopped = True
         else:
-            self._backend.forecaster.begin()
+            self._backend.forecaster.begin(*self._scalings)
 
     def discarded(self) -> None:
         """The iteration in progress was dropped: what was counted of it goes."""
         if not self.stopped:
             self._backend.forecaster.end()
-            self._backend.forecaster.begin()
+            self._backend.forecaster.begin(*self._scalings)
 
     def state_loaded(self, optimizers: int) -> None:
         """The session goes on from a loaded state."""

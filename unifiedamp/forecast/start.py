@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..backend import Backend
-from ..errors import ConfigError, PolicyError, StepOrderError, nearest
+from ..errors import ConfigError, PolicyError, StepOrderError, UnsupportedError, nearest
 from ..training.step_loop import StepLoop
-from .choice import FORMATS
+from .choice import ALL_FORMATS, FORMATS
 from .run import ForecastRun
+from .scaled_formats import scalings_of
 from .totals import Totals
 
 STEPS, MAX_ERROR = 50, 0.1
@@ -32,7 +33,21 @@ def start_forecast(
         raise StepOrderError("amp.forecast: this session records or forecasts already; stop() that first")
     if not loop.order.slots:
         raise StepOrderError("amp.forecast: prepare a model and an optimizer first; there is nothing to count yet")
-    run = ForecastRun(backend, steps, max_error, tuple(formats), Totals())
+    if loop.policies is not None:
+        switch, now = loop.policies.schedule.next_switch(loop.policies.step), loop.policies.step
+        if switch is not None and switch < now + steps:
+            raise PolicyError(
+                f"amp.forecast: the schedule changes the policy at iteration {switch}, within the next {steps} (now is "
+                f"{now}): ask for at most {switch - now} steps, or begin after it"
+            )
+    wanted = scalings_of(formats)
+    lacking = [each for each in formats if set(scalings_of([each])) - set(backend.forecaster.scalings)]
+    if lacking:
+        raise UnsupportedError(
+            f"amp.forecast: backend {backend.name!r} does not count what {', '.join(lacking)} would lose, whose scales "
+            f"belong to rows or blocks; leave them out of formats: {', '.join(FORMATS)}"
+        )
+    run = ForecastRun(backend, steps, max_error, tuple(formats), Totals(), wanted)
     loop.listener = run
     return run
 
@@ -48,10 +63,10 @@ def check_settings(steps: object, max_error: object, formats: Sequence[str], of:
     if not isinstance(max_error, (int, float)) or isinstance(max_error, bool) or not 0 < max_error < 1:
         raise ConfigError(f"{of}max_error must be a number between 0 and 1, got {max_error!r}")
     if isinstance(formats, str) or not formats:
-        raise ConfigError(f"{of}formats must be a list of {', '.join(FORMATS)}, got {formats!r}")
+        raise ConfigError(f"{of}formats must be a list of {', '.join(ALL_FORMATS)}, got {formats!r}")
     for each in formats:
-        if each not in FORMATS:
-            raise ConfigError(f"{of}unknown format {each!r}{nearest(str(each), FORMATS)}: {', '.join(FORMATS)}")
+        if each not in ALL_FORMATS:
+            raise ConfigError(f"{of}unknown format {each!r}{nearest(str(each), ALL_FORMATS)}: {', '.join(ALL_FORMATS)}")
 
 
 def check_policy(backend: Backend) -> None:

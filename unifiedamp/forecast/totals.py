@@ -35,12 +35,14 @@ class TensorTotals:
         largest: the largest finite absolute value.
         non_finite: steps in which it held inf or nan; nothing else is counted of them, as such a step is not applied.
         float8: recipe → sums as in ``Rounding``; empty for what float8 products do not take.
+        scaled: scaling → counts and the largest value, as in ``TensorCounts.scaled``.
     """
 
     counts: Any = field(default_factory=lambda: np.zeros(PLACES, np.int64))
     largest: float = 0.0
     non_finite: int = 0
     float8: dict[str, list[float]] = field(default_factory=dict)
+    scaled: dict[str, TensorCounts] = field(default_factory=dict)
     _history: list[float] = field(default_factory=list)
 
     def add(self, seen: TensorCounts) -> bool:
@@ -50,6 +52,8 @@ class TensorTotals:
             return False
         self.counts += seen.counts
         self.largest = max(self.largest, seen.largest)
+        for scaling, found in seen.scaled.items():
+            self.scaled[scaling] = found if scaling not in self.scaled else self.scaled[scaling].plus(found)
         return seen.largest > 0
 
     def scales(self, amax: float, format: FloatFormat) -> list[float]:
@@ -70,17 +74,29 @@ class TensorTotals:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        places = np.flatnonzero(self.counts)
-        counts = {str(place): int(self.counts[place]) for place in places}
-        return {"counts": counts, "largest": self.largest, "non_finite": self.non_finite, "float8": self.float8}
+        scaled = {name: {"counts": _sparse(each.counts), "largest": each.largest} for name, each in self.scaled.items()}
+        found = {"counts": _sparse(self.counts), "largest": self.largest, "non_finite": self.non_finite}
+        return {**found, "float8": self.float8, "scaled": scaled}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TensorTotals:
         """Read what :meth:`to_json` returned."""
         found = cls(largest=saved["largest"], non_finite=saved["non_finite"], float8=dict(saved["float8"]))
-        for place, count in saved["counts"].items():
-            found.counts[int(place)] = count
+        found.counts = _dense(saved["counts"])
+        for name, each in saved["scaled"].items():
+            found.scaled[name] = TensorCounts(_dense(each["counts"]), each["largest"])
         return found
+
+
+def _sparse(counts: Any) -> dict[str, int]:
+    return {str(place): int(counts[place]) for place in np.flatnonzero(counts)}
+
+
+def _dense(saved: Mapping[str, int]) -> Any:
+    counts = np.zeros(PLACES, np.int64)
+    for place, count in saved.items():
+        counts[int(place)] = count
+    return counts
 
 
 @dataclass

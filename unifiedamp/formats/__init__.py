@@ -1,6 +1,7 @@
 """Number formats as data.
 
-``rounding`` and ``block_rounding``, which import numpy, hold the reference of every backend's rounding, bit for bit.
+``rounding``, ``block_rounding`` and ``scaling``, which import numpy, hold the reference of every backend's
+rounding, bit for bit.
 """
 
 from .blocks import BLOCK_FORMATS, BlockFormat

@@ -29,7 +29,7 @@ def round_blocks(values: npt.ArrayLike, format: BlockFormat) -> Array:
     blocks = padded.reshape(*given.shape[:-1], -1, format.size)
     with np.errstate(all="ignore"):
         amax = np.max(np.abs(blocks), axis=-1, keepdims=True)
-        rounded = (_power_of_two if format.scale == "e8m0" else _two_levels)(blocks, amax, format.element)
+        rounded = _BY_SCALE[format.scale](blocks, amax, format.element)
     return rounded.reshape(padded.shape)[..., :columns]
 
 
@@ -42,6 +42,13 @@ def _power_of_two(blocks: Array, amax: Array, element: FloatFormat) -> Array:
     return np.where(bits >= INFINITY, np.float32(np.nan), rounded)
 
 
+def _float32(blocks: Array, amax: Array, element: FloatFormat) -> Array:
+    """Scale each block's largest magnitude to the largest element."""
+    scale = np.maximum(amax / np.float32(element.max), np.float32(SMALLEST_SCALE))
+    rounded = round_to(blocks / scale, element, saturate=True) * scale
+    return np.where(np.isfinite(scale), rounded, np.float32(np.nan))
+
+
 def _two_levels(blocks: Array, amax: Array, element: FloatFormat) -> Array:
     """Scale by float32 for the tensor so that the scales of blocks fill E4M3, and by E4M3 for each block."""
     tensor = np.max(amax) / np.float32(element.max * E4M3.max)
@@ -49,3 +56,6 @@ def _two_levels(blocks: Array, amax: Array, element: FloatFormat) -> Array:
     scale = round_to(amax / np.float32(element.max) / tensor, E4M3, saturate=True) * tensor
     rounded = round_to(blocks / np.where(scale > 0, scale, np.float32(1)), element, saturate=True) * scale
     return np.where(np.isfinite(tensor), rounded, np.float32(np.nan))
+
+
+_BY_SCALE = {"e8m0": _power_of_two, "e4m3": _two_levels, "float32": _float32}

@@ -11,6 +11,8 @@ from ..errors import ConfigError, StepOrderError, UnsupportedError, WrongObjectE
 from ..policy import Policy
 from ..session import Amp
 
+NO_SCHEDULE = "a trainer takes one policy, and a schedule is for loops of your own and for Keras's fit"
+
 
 class SessionSource:
     """A session, or the settings of one.
@@ -77,6 +79,7 @@ def check_session(where: str, amp: Amp) -> Amp:
     Raises:
         WrongObjectError: it is of another backend.
         ConfigError: it accumulates by itself.
+        UnsupportedError: it has a schedule.
     """
     interop = amp.backend.interop
     if not (interop and hasattr(interop, "host_loops")):
@@ -89,6 +92,8 @@ def check_session(where: str, amp: Amp) -> Amp:
             f"{where}: the session has accumulate_steps={amp.backend.spec.accumulate_steps}, and the trainer "
             "accumulates gradients by itself; leave it out, and use the trainer's own argument"
         )
+    if amp.schedule is not None:
+        raise UnsupportedError(f"{where}: {NO_SCHEDULE}; pass a session with one policy")
     return amp
 
 
@@ -122,6 +127,8 @@ def _check_settings(where: str, settings: dict[str, Any]) -> None:
     known = [name for name in inspect.signature(Amp).parameters if name not in ("backend", "policy")]
     own = {"device": "the trainer chooses the device", "accumulate_steps": "the trainer accumulates gradients"}
     for name in settings:
+        if name in ("schedule", "total_steps"):
+            raise UnsupportedError(f"{where}: {NO_SCHEDULE}; leave {name} out")
         if name in own:
             raise ConfigError(f"{where}: {name} cannot be set here: {own[name]} by its own arguments")
         if name not in known:

@@ -39,7 +39,7 @@ class Forecasting:
             return
         steps = self._run.request.turns[-1]
         try:
-            self._forecast = start_forecast(self._backend, self._loop, steps, MAX_ERROR, ("bfloat16",))
+            self._forecast = start_forecast(self._backend, self._loop, steps, MAX_ERROR, self._run.request.formats)
         except PolicyError as error:
             self._run.fail(AmpError(f"{error}: unifiedamp forecast --policy float32"))
         except AmpError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class RunRequest:
         every: steps from one recorded step to the next.
         clean: end after this many applied steps in a row; None goes on.
         command: the process that made the request; once it is gone, the run ends.
+        formats: that a forecast is for.
     """
 
     do: str
@@ -54,6 +55,7 @@ class RunRequest:
     every: int = 10
     clean: int | None = None
     command: int = 0
+    formats: Sequence[str] = ("bfloat16",)
 
     def write(self, folder: Path) -> None:
         """Write the request into the run's folder."""

@@ -23,7 +23,7 @@ TASKS: dict[str, Callable[[Any, StepLoop, MeasuredRun], Task]] = {
 }  # fmt: skip
 """What a request does → what does it."""
 
-Settings = tuple[Any, Any, Any, Mapping[str, Any] | None, bool]
+Settings = tuple[Any, Any, Any, Mapping[str, Any] | None, bool, Any]
 
 
 class MeasuredSessions:
@@ -52,8 +52,12 @@ class MeasuredSessions:
         compile: str,
         backend_options: Mapping[str, Any] | None,
         master_weights: bool,
+        schedule: Any = None,
     ) -> Settings:
-        """Return the arguments of ``Amp`` from ``policy`` on, as they are in force under this run."""
+        """Return the arguments of ``Amp`` from ``policy`` on, as they are in force under this run.
+
+        A policy of the command's takes the place of the script's schedule.
+        """
         whole = self.run.part == overrides.WHOLE
         asked = policy if whole else self._asked or policy
         self._own = _own_policy(backend, device, asked, loss_scale if whole else None, backend_options, master_weights)
@@ -61,9 +65,12 @@ class MeasuredSessions:
         name = backend or environment.text_of("backend") or next(iter(plugins.installed_backends()), "")
         given, self._said = overrides.override(given, self.request.overrides, name, self.run.part)
         wanted = self.request.overrides.policy
+        if schedule is not None and wanted is not None:
+            self._said.append(f"the script pins schedule={str(schedule)!r}; measured under {wanted!r}")
+            schedule = None
         if self._asked and wanted is not None and self._asked != wanted:
             self._said.append(f"the script pins policy={self._asked!r}; measured under {wanted!r}")
-        return given.policy, given.loss_scale, given.compile, given.backend_options, given.master_weights
+        return given.policy, given.loss_scale, given.compile, given.backend_options, given.master_weights, schedule
 
     def policy_in_force(self, own: str) -> str:
         """Return the policy that a retired interface is to compute under; see ``measured.policy_in_force``."""

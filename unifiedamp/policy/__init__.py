@@ -3,6 +3,7 @@
 from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .float8 import PRODUCTS, RECIPES, Float8Recipe
 from .policy import OP_CHOICES, OP_VOCABULARY, PRESETS, AnyPolicy, FrozenDict, Policy
+from .schedule import PolicySchedule
 
 __all__ = [
     "COMPUTE_DTYPES",
@@ -16,5 +17,6 @@ __all__ = [
     "Float8Recipe",
     "FrozenDict",
     "Policy",
+    "PolicySchedule",
     "canonical_dtype",
 ]

@@ -1,4 +1,4 @@
-"""Recipes of ``mixed_float8``: how the operands of a linear layer's three products are scaled to float8.
+"""Recipes of ``mixed_float8``: how the operands of a linear layer's three products are scaled to few bits.
 
 ==========  ========================================  =====================================
 recipe      one scale per                             scale from
@@ -10,7 +10,8 @@ block128    1 x 128 values of inputs and gradients,   the block's present amax
             128 x 128 of weights
 ==========  ========================================  =====================================
 
-``rowwise_gw_hp`` is ``rowwise`` with ``wgrad="bfloat16"``, as torchao names it.
+``rowwise_gw_hp`` is ``rowwise`` with ``wgrad="bfloat16"``, as torchao names it. The recipes of :data:`BLOCK_RECIPES`
+are formats of blocks along the dimension that a product sums over; they are emulated alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PolicyError, nearest
+from ..formats import BLOCK_FORMATS
 
-RECIPES = ("tensorwise", "delayed", "rowwise", "rowwise_gw_hp", "block128")
+BLOCK_RECIPES = {
+    "mxfp8": "mxfp8_e4m3",
+    "mxfp6": "mxfp6_e3m2",
+    "mxfp6_e2m3": "mxfp6_e2m3",
+    "mxfp4": "mxfp4",
+    "nvfp4": "nvfp4",
+    "mxint8": "mxint8",
+    "int8": "int8",
+}
+"""Recipe → the format of ``BLOCK_FORMATS`` that inputs, weights and gradients have. MXFP6 is E3M2 by default, whose
+exponents reach further.
+"""
+
+RECIPES = ("tensorwise", "delayed", "rowwise", "rowwise_gw_hp", "block128", *BLOCK_RECIPES)
 """What ``Policy.recipe`` can be set to."""
 
 PRODUCTS = {
@@ -44,10 +59,22 @@ RECIPE_ALIASES = {
     # Transformer Engine
     "float8currentscaling": "tensorwise", "delayedscaling": "delayed", "float8blockscaling": "block128",
     "current": "tensorwise", "blockwise": "block128",
+    "mxfp8blockscaling": "mxfp8", "nvfp4blockscaling": "nvfp4",
+    # formats whose elements are named
+    "mxfp8_e4m3": "mxfp8", "mxfp6_e3m2": "mxfp6", "mxfp4_e2m1": "mxfp4",
 }  # fmt: skip
 """Names of other libraries, in lower case → the recipe."""
 
-_ELSEWHERE = {"mxfp8blockscaling", "mxfp8", "nvfp4blockscaling", "nvfp4"}
+_SCALES = {
+    "tensorwise": "one scale per tensor, from its present largest magnitude",
+    "delayed": "one scale per tensor, from the largest magnitudes of the last {history} steps",
+    "rowwise": "one power of two per row of each product's operands",
+    "block128": "one power of two per 1 x 128 inputs and gradients, per 128 x 128 weights",
+    "e8m0": "one power of two (E8M0) per {size} values along the summed dimension",
+    "e4m3": "one E4M3 scale per {size} values along the summed dimension, one float32 scale per tensor",
+    "float32": "one float32 scale per {size} values along the summed dimension",
+}
+"""Scaling of a recipe, or scale of its block format → what has one scale."""
 _SAID = {"fprop": "the forward product", "dgrad": "the input gradient", "wgrad": "the weight gradient"}
 
 
@@ -56,7 +83,7 @@ class Float8Recipe:
     """How float8 linear layers compute.
 
     Attributes:
-        scaling: "tensorwise", "delayed", "rowwise" or "block128".
+        scaling: "tensorwise", "delayed", "rowwise", "block128" or one of :data:`BLOCK_RECIPES`.
         fprop, dgrad, wgrad: "float8", or "bfloat16" for a product that is left in bfloat16; see :data:`PRODUCTS`.
         amax_history: of delayed scaling, the optimizer steps whose largest magnitudes set the scales.
         margin: of delayed scaling, powers of two that are left between that magnitude and float8's maximum.
@@ -75,9 +102,47 @@ class Float8Recipe:
         return "rowwise_gw_hp" if self.scaling == "rowwise" and self.wgrad == "bfloat16" else self.scaling
 
     @property
+    def block_format(self) -> str | None:
+        """The format of ``BLOCK_FORMATS`` that all operands have; None where they are float8."""
+        return BLOCK_RECIPES.get(self.scaling)
+
+    @property
     def gradient_format(self) -> str:
-        """The float8 format of gradients: "e5m2" of tensorwise and delayed scales, "e4m3" of finer ones."""
-        return "e5m2" if self.scaling in ("tensorwise", "delayed") else "e4m3"
+        """The format of gradients: "e5m2" of tensorwise and delayed scales, "e4m3" of finer ones, or the blocks'."""
+        return self.block_format or ("e5m2" if self.scaling in ("tensorwise", "delayed") else "e4m3")
+
+    @property
+    def multiple(self) -> int:
+        """What a layer's inputs and outputs are multiples of: the size of blocks, 16 for other products."""
+        if self.block_format:
+            return BLOCK_FORMATS[self.block_format].size
+        return 128 if self.scaling == "block128" else 16
+
+    @property
+    def layer_format(self) -> str:
+        """What ``amp.explain()`` says that a layer runs in: "float8", or the recipe's name of a block format."""
+        return self.name if self.block_format else "float8"
+
+    def emulation_text(self) -> str:
+        """Return how products are emulated, for ``amp.explain()``."""
+        return f"float32 products of operands rounded to {self.block_format or 'float8'}"
+
+    def formats_text(self) -> str:
+        """Return what each product multiplies, for ``amp.explain()``."""
+        kept = self.block_format or "e4m3"
+        left = {"fprop": kept, "dgrad": self.gradient_format, "wgrad": self.gradient_format}
+        said = {
+            product: f"{left[product]} x {kept}" if getattr(self, product) == "float8" else "bfloat16"
+            for product in PRODUCTS
+        }
+        return ", ".join(f"{product}: {operands}" for product, operands in said.items())
+
+    def scales_text(self) -> str:
+        """Return what has one scale, for ``amp.explain()``."""
+        block = BLOCK_FORMATS[self.block_format] if self.block_format else None
+        said = _SCALES[block.scale if block else self.scaling]
+        said = said.format(history=self.amax_history, size=block and block.size)
+        return f"{said}, margin {self.margin}" if self.margin else said
 
     def settings(self) -> dict[str, Any]:
         """Return setting of the policy's text → value, of those that differ from ``mixed_float8``'s."""
@@ -127,8 +192,6 @@ def _recipe_name(value: Any) -> str:
     if key in RECIPES:
         return key
     hint = nearest(str(value), [*RECIPES, *RECIPE_ALIASES])
-    if key in _ELSEWHERE:
-        hint = "; formats of blocks of 16 or 32 values are no float8 recipe here: the finest is 'block128'"
     raise PolicyError(f"recipe must be one of {', '.join(RECIPES)}, got {value!r}{hint}")
 
 

@@ -18,7 +18,7 @@ from .dtypes import COMPUTE_DTYPES, DTYPES, canonical_dtype
 from .float8 import HISTORY, PRODUCTS, Float8Recipe, read_recipe
 from .presets import PRESET_FIELDS, preset_name
 from .text import parse_fields, policy_text
-from .updates import check_update
+from .updates import check_update, read_state_dtype
 
 OP_VOCABULARY = (
     "matmul", "linear", "conv", "conv_transpose", "attention", "embedding", "rnn",
@@ -75,11 +75,15 @@ class Policy:
             weights: "stochastic", "kahan" (a bfloat16 compensation beside each parameter), or None, the framework's
             own update in bfloat16; see :mod:`unifiedamp.policy.updates`.
         update_seed: the seed of stochastic rounding, 0 to 2**31 - 1.
+        state_dtype: what an optimizer's moments are kept in between steps: "bfloat16", "float8" (E4M3 with a scale for
+            256 numbers), both rounded stochastically, or None, the optimizer's own. Updates are computed in float32.
         emulate: run the numerics of ``compute_dtype`` on any device: operands and results of matrix products,
             convolutions and the like are rounded to it, and the products run in float32. Slower; for trying a format.
         recipe: how float8 operands are scaled: "tensorwise", "delayed", "rowwise", "rowwise_gw_hp" or "block128", or
             what torchao and Transformer Engine call them; see :mod:`unifiedamp.policy.float8`. "rowwise_gw_hp" is kept
-            as "rowwise" with ``wgrad="bfloat16"``.
+            as "rowwise" with ``wgrad="bfloat16"``. With ``emulate`` also a block format in place of float8: "mxfp8",
+            "mxfp6", "mxfp6_e2m3", "mxfp4", "nvfp4", "mxint8" or "int8"; "mixed_nvfp4" is ``mixed_float8`` with such a
+            recipe.
         fprop: what a float8 layer's forward product runs in: "float8" or "bfloat16".
         dgrad: the same, of its gradient of the inputs.
         wgrad: the same, of its gradient of the weights; None for the recipe's own.
@@ -99,6 +103,7 @@ class Policy:
     keep_norm_float32: bool = True
     update: str | None = None
     update_seed: int = 0
+    state_dtype: str | None = None
     emulate: bool = False
     recipe: str = "tensorwise"
     fprop: str = "float8"
@@ -118,6 +123,7 @@ class Policy:
         for name in ("keep_norm_float32", "emulate"):
             if not isinstance(getattr(self, name), bool):
                 raise PolicyError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        object.__setattr__(self, "state_dtype", read_state_dtype(self.state_dtype))
         self._set_recipe()
         if self.compute_dtype == "float8":
             _check_float8(self)

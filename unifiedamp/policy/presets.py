@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import PolicyError, nearest, shown
+from .float8 import BLOCK_RECIPES
 
 PRESET_FIELDS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -17,6 +18,9 @@ PRESET_FIELDS: dict[str, dict[str, Any]] = {
     },
 }
 """Preset → what its ``Policy`` has other than the defaults."""
+
+BLOCK_POLICIES = {f"mixed_{recipe}": recipe for recipe in BLOCK_RECIPES}
+"""Name of ``mixed_float8`` with a block format as its recipe → that recipe."""
 
 ALIASES = {
     "o0": "float32", "o1": "mixed_float16", "o2": "mixed_float16", "o3": "float16",  # Apex
@@ -49,13 +53,16 @@ def preset_fields(name: str) -> dict[str, Any]:
     key = ALIASES.get(key, key)
     if key in PRESET_FIELDS:
         return dict(PRESET_FIELDS[key])
+    if key in BLOCK_POLICIES:
+        return {**PRESET_FIELDS["mixed_float8"], "recipe": BLOCK_POLICIES[key]}
     if key in AMBIGUOUS:
         raise PolicyError(
             f"policy {name!r} is ambiguous (it means different things in different libraries): "
             f"write {AMBIGUOUS[key]!r} if that is what you mean, or one of {', '.join(PRESET_FIELDS)}"
         )
     raise PolicyError(
-        f"unknown policy {shown(name)}{nearest(key, [*PRESET_FIELDS, *ALIASES])} (presets: {', '.join(PRESET_FIELDS)})"
+        f"unknown policy {shown(name)}{nearest(key, [*PRESET_FIELDS, *BLOCK_POLICIES, *ALIASES])} "
+        f"(presets: {', '.join(PRESET_FIELDS)})"
     )
 
 

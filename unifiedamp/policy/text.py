@@ -4,8 +4,9 @@ Grammar: a base, then settings that differ from it, each behind a semicolon::
 
     mixed_float16;loss_scale=dynamic(initial_scale=8.0);ops=softmax:float32,exp:widest;layers=head.*:float32
     p=float32,c=float16,o=float16;keep_norm_float32=false;emulate=true
-    bfloat16;update=stochastic;update_seed=7
+    bfloat16;update=stochastic;update_seed=7;state_dtype=bfloat16
     mixed_float8;recipe=delayed;wgrad=bfloat16;amax_history=16
+    mixed_nvfp4;emulate=true
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class PolicyFields(Protocol):
         """The seed of stochastic rounding."""
 
     @property
+    def state_dtype(self) -> str | None:
+        """What moments are kept in."""
+
+    @property
     def emulate(self) -> bool:
         """Whether the compute dtype's numerics run in float32."""
 
@@ -117,7 +122,7 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
         changes["layer_overrides"] = _read_pairs(value, whole)
     elif key in ("keep_norm_float32", "emulate") and value.lower() in ("true", "false"):
         changes[key] = value.lower() == "true"
-    elif key in ("update", "recipe", *PRODUCTS):
+    elif key in ("update", "state_dtype", "recipe", *PRODUCTS):
         changes[key] = value
     elif key in _NUMBERS and value.isdecimal():
         changes[key] = int(value)
@@ -128,6 +133,7 @@ def _read_setting(changes: Fields, key: str, value: str, whole: str) -> None:
             "layers",
             "keep_norm_float32",
             "update",
+            "state_dtype",
             "emulate",
             "recipe",
             *PRODUCTS,
@@ -150,7 +156,11 @@ def policy_text(policy: PolicyFields) -> str:
     """Return the canonical text of ``policy``: the inverse of :func:`parse_fields`."""
     dtypes = (policy.param_dtype, policy.compute_dtype, policy.output_dtype)
     name = preset_name(*dtypes)
-    settings = [name or "p={},c={},o={}".format(*dtypes)]
+    of_recipe = policy.float8.settings()
+    written = name or "p={},c={},o={}".format(*dtypes)
+    if name == "mixed_float8" and policy.float8.block_format:
+        written = f"mixed_{of_recipe.pop('recipe')}"
+    settings = [written]
     if policy.loss_scale is not None:
         settings.append(f"loss_scale={policy.loss_scale}")
     for key, pairs in (("ops", policy.op_overrides), ("layers", policy.layer_overrides)):
@@ -162,7 +172,9 @@ def policy_text(policy: PolicyFields) -> str:
         settings.append(f"update={policy.update}")
     if policy.update_seed:
         settings.append(f"update_seed={policy.update_seed}")
-    settings += [f"{name}={value}" for name, value in policy.float8.settings().items()]
+    if policy.state_dtype is not None:
+        settings.append(f"state_dtype={policy.state_dtype}")
+    settings += [f"{name}={value}" for name, value in of_recipe.items()]
     if policy.emulate:
         settings.append("emulate=true")
     return ";".join(settings)

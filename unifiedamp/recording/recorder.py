@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..backend import Backend, NonFiniteReport
-from ..backend.recording import Activation, GradientCounts, RecordedStep
+from ..backend.recording import Activation, GradientCounts, RecordedStep, States
 from ..backend.result import DISCARDED, NON_FINITE, StepResult
 from ..errors import WrongObjectError, shown
 from ..training.scale_monitor import ScaleMonitor
@@ -33,7 +33,10 @@ class Recorder:
         header: the first record.
         ranks: merges what several ranks record.
         compare: also record sketches of tensors and weights.
+        states: also count the values of weights and of optimizer states.
         ran: returns how a recorded step ran: "eager", "compiled" or "uncompiled".
+        owners: parameter name → number of its optimizer, as this recorder and those before it found them; a replayed
+            trace does not tell.
 
     Attributes:
         step: the number of the last step that ended.
@@ -44,14 +47,16 @@ class Recorder:
     def __init__(
         self, backend: Backend, monitor: ScaleMonitor, sinks: Sequence[Sink], every: int | None, first_step: int,
         activations: bool, scaling: bool, header: Record, ranks: MergedRanks, compare: bool, ran: Callable[[], str],
+        owners: dict[str, int], states: bool,
     ) -> None:  # fmt: skip
         self._backend, self._monitor, self._sinks, self._every = backend, monitor, sinks, every
         self._activations, self._scaling, self._ranks = activations, scaling, ranks
         self.step, self.recorded, self.armed, self.stopped = first_step - 1, 0, every is not None, False
-        self._compare, self._ran = compare, ran
+        self._compare, self._states, self._ran = compare, states, ran
         self._before = self._weights() if self.armed else {}
+        self._keep_weights()
         self._reason, self._record_next = "first", False
-        self._owners: dict[str, int] = {}
+        self._owners = owners
         self._order: list[str] = []
         self._skips, self._dropped = 0, False
         self._last = backend.training.read_state()
@@ -189,6 +194,11 @@ class Recorder:
     def _begin(self) -> None:
         begin(self._backend, self._activations, self._compare)
         self._before = self._weights()
+        self._keep_weights()
+
+    def _keep_weights(self) -> None:
+        if self._states:
+            self._backend.recorder.keep_weights()
 
     def _weights(self) -> dict[str, Any]:
         """Return the weights as arrays, where runs are to be compared."""
@@ -226,14 +236,16 @@ class Recorder:
         self._order = run_order(list(seen.gradients), sorted(last, key=last.__getitem__))
 
     def _step_record(self, seen: RecordedStep, state: Any, bad: list[str], skipped: int) -> dict[str, Any]:
-        sketches: dict[str, Any] = {}
+        further: dict[str, Any] = {}
         if seen.sketches is not None:
             before = {**self._before, **seen.weights}
-            sketches["compare"] = step_to_json(seen.activations, seen.sketches, before, self._weights())
-            sketches["ran"] = self._ran()
+            further["compare"] = step_to_json(seen.activations, seen.sketches, before, self._weights())
+            further["ran"] = self._ran()
+        if self._states:
+            further["states"] = _states(self._backend.recorder.states())
         return {
             "kind": "step",
-            **sketches,
+            **further,
             "step": self.step,
             "reason": self._reason,
             "time": time.time(),
@@ -296,6 +308,16 @@ def _distributions(counts: GradientCounts) -> dict[str, Any]:
     scaled = Distribution.of(counts.scaled).to_json()
     same = counts.true is counts.scaled or counts.true == counts.scaled
     return {"scaled": scaled, "true": dict(scaled) if same else Distribution.of(counts.true).to_json()}
+
+
+def _states(states: States) -> dict[str, dict[str, Any]]:
+    return {
+        param: {
+            name: {"dtype": each.dtype, "norm": number(each.norm), **Distribution.of(each.counts).to_json()}
+            for name, each in found.items()
+        }
+        for param, found in states.items()
+    }
 
 
 def _rows(activations: Sequence[Activation]) -> list[dict[str, Any]]:

@@ -59,6 +59,13 @@ class Gradient(TypedDict):
     true: Counts
 
 
+class State(Counts):
+    """The values of a weight, or of an optimizer's state of it."""
+
+    dtype: Name
+    norm: Magnitude
+
+
 class Activation(TypedDict):
     """The largest value of what went into a layer or came out of it."""
 
@@ -158,6 +165,7 @@ class Header(TypedDict):
     param_dtype: NotRequired[Name]
     epsilons: Annotated[list[Epsilon], Field(max_length=LAYERS)]
     compare: NotRequired[Flag]
+    states: NotRequired[Flag]
     ranks: NotRequired[Positive]
     environment: NotRequired[Annotated[dict[Name, Text], Field(max_length=1000)]]
     settings: NotRequired[Annotated[list[Annotated[list[Text], Field(max_length=3)]], Field(max_length=LAYERS)]]
@@ -179,6 +187,7 @@ class Step(TypedDict):
     non_finite: NonFinite | None
     compare: NotRequired[Compared]
     ran: NotRequired[Literal["eager", "compiled", "uncompiled"]]
+    states: NotRequired[Annotated[dict[Name, dict[Name, State]], Field(max_length=LAYERS)]]
 
 
 class FirstOfRanks(TypedDict):

@@ -22,6 +22,7 @@ from .sinks import Record, open_sink
 
 def start_recording(
     backend: Backend, loop: StepLoop, targets: Sequence[Any], every: int | None, activations: bool, compare: bool,
+    states: bool = False,
 ) -> Recorder:  # fmt: skip
     """Return a recorder that has begun to record; see ``Amp.record``.
 
@@ -32,15 +33,18 @@ def start_recording(
         every: steps from one recorded step to the next; None records no steps.
         activations: also record the outputs of layers.
         compare: also record what ``unifiedamp diff`` compares.
+        states: also count the values of weights and of optimizer states.
     """
     _check(backend, loop, targets, every)
+    if states:
+        _check_states(backend, every)
     if compare:
         _check_compare(backend, every, activations)
     state = backend.training.read_state()
     first = (state.applied_steps + state.skipped_steps) // max(1, len(loop.order.slots)) + 1
     header = dict(_header(backend, loop.order.accumulate_steps, every, first))
     ranks = MergedRanks(backend.recorder.messages() if every is not None else None)
-    header["compare"] = compare
+    header |= {"compare": compare, "states": states}
     if compare:
         header |= {"ranks": ranks.count, "environment": _environment(), "settings": _settings(backend)}
     if every is not None:
@@ -49,7 +53,7 @@ def start_recording(
         sinks = [open_sink(target) for target in targets if ranks.first]
         recorder = Recorder(
             backend, loop.monitor, sinks, every, first, activations, loop.scaling, header, ranks, compare,
-            lambda: _ran(backend, loop),
+            lambda: _ran(backend, loop), loop.owners, states,
         )  # fmt: skip
     except BaseException:
         if every is not None:
@@ -82,6 +86,17 @@ def _check_compare(backend: Backend, every: int | None, activations: bool) -> No
         raise UnsupportedError(
             f"amp.record(compare=True): backend {backend.name!r} records no sketches of tensors; leave compare out"
         )
+
+
+def _check_states(backend: Backend, every: int | None) -> None:
+    if every is None:
+        raise ConfigError("amp.record(states=True) counts weights and optimizer states of recorded steps: give every=n")
+    if not backend.recorder.records_states:
+        raise UnsupportedError(
+            f"amp.record(states=True): backend {backend.name!r} does not count weights and optimizer states; leave "
+            "states out"
+        )
+    backend.recorder.states()  # refuses what it cannot count before training goes on
 
 
 def _ran(backend: Backend, loop: StepLoop) -> str:

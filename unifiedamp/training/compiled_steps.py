@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..backend import Backend, Tuning
 from ..config.values import check_compile_mode
-from ..errors import AmpError, UnsupportedError
+from ..errors import AmpError, UnsupportedError, WrongObjectError
 from ..explain.tuning import warn_debug_modes
 from .closed_session import refuse
+from .scheduled_policy import CountedStep, ScheduledPolicy
 from .step_loop import StepLoop
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,6 +47,7 @@ class CompiledSteps:
 
         Raises:
             ConfigError: an unknown ``mode``.
+            WrongObjectError: ``fn`` cannot be called.
         """
         check_compile_mode(mode, "amp.compile: mode")
         if self._loop.measure is not None:
@@ -57,6 +59,8 @@ class CompiledSteps:
     def _decorated(self, fn: F, mode: str, tuning: Tuning) -> F:
         if self.closed:
             refuse("compile")
+        if not callable(fn):
+            raise WrongObjectError(f"amp.compile takes a function or a model, got {type(fn).__name__}")
         if mode == "off":
             return fn
         self.require()
@@ -69,15 +73,33 @@ class CompiledSteps:
         self._loop.compiled = True
         if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
             step = measure.traced(fn)
+        policies = self._loop.policies
+        if policies is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
+            step = CountedStep(step, policies, self._loop.order)  # type: ignore[assignment]
         compiled: Any = self._backend.compiler.compile(step, self._loop.order, mode)
-        replays = self._backend.compiler.replays_traces and not self._backend.training.is_model(compiled)
-        result: F = self.follow(compiled) if replays else compiled
-        return result
+        if self._backend.training.is_model(compiled):
+            return cast(F, compiled)
+        followed = self.follow(compiled) if self._backend.compiler.replays_traces else compiled
+        return cast(F, followed if policies is None else self._scheduled(followed, policies))
+
+    def _scheduled(self, compiled: Any, policies: ScheduledPolicy) -> Any:
+        """Return ``compiled``, whose calls keep their policy to the end."""
+        switch = self._loop.switch_policy
+
+        @functools.wraps(compiled)
+        def scheduled(*args: Any, **kwargs: Any) -> Any:
+            switch(before_step=True)
+            with policies.compiled_call():
+                output = compiled(*args, **kwargs)
+            switch()
+            return output
+
+        return scheduled
 
     def follow(self, compiled: Any) -> Any:
         """Return ``compiled``; after each call that replays a trace, the scale is polled and the recorder notified."""
         loop, name = self._loop, getattr(compiled, "__name__", "the step")
-        order, monitor, measure = loop.order, loop.monitor, loop.measure
+        order, monitor, measure, policies = loop.order, loop.monitor, loop.measure, loop.policies
         ends: set[Any] = set()  # the orders of calls at entry from which a call ends an iteration
 
         @functools.wraps(compiled)
@@ -89,7 +111,7 @@ class CompiledSteps:
             loop.interruptions.check()
             if measure is not None:
                 measure.before_call()
-            entered, ended = order.snapshot(), order.ended
+            entered, ended, counted_by = order.snapshot(), order.ended, None if policies is None else policies.step
             try:
                 output = compiled(*args, **kwargs)
             except AmpError:
@@ -104,6 +126,8 @@ class CompiledSteps:
                 listener.after_steps()
             if loop.scaling and monitor.steps == counted:
                 monitor.after_step()
+            if policies is not None and policies.step == counted_by and order.leads:
+                policies.count(policies.counts.get(entered, 0))
             return output if measure is None else measure.after_call(output, entered in ends)
 
         return followed

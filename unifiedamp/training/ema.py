@@ -32,10 +32,13 @@ class SavedAverage:
 class Ema:
     """An exponential moving average of a model's trained weights, see ``Amp.ema``.
 
+    ``average = d * average + (1 - d) * weight`` at each applied step of an optimizer that trains them, beginning with
+    the weights before the next applied step.
+
     Args:
         model: whose weights.
-        decay: see ``Amp.ema``.
-        warmup: see ``Amp.ema``.
+        decay: d of the formula.
+        warmup: d is ``min(decay, (1 + n) / (10 + n))`` at the n-th applied step.
         average: the backend's.
         averages: the session's.
 

@@ -38,6 +38,8 @@ def session_settings(session: Any) -> dict[str, Any]:
         "accumulate_steps": spec.accumulate_steps,
         "compile": session.compile_mode,
     }
+    if spec.schedule is not None:
+        settings["schedule"] = str(spec.schedule)
     if spec.master_weights:
         settings["master_weights"] = True
     if spec.reduce_dtype is not None:

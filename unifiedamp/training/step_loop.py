@@ -15,6 +15,7 @@ from ..names import StepReason
 from .condition import read_condition
 from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .scale_monitor import ScaleMonitor
+from .scheduled_policy import ScheduledPolicy
 from .scheduler import SchedulerCheck
 from .step_order import ReplicaStepOrders, Slot, StepOrder
 
@@ -87,8 +88,10 @@ class StepLoop:
         monitor: polls the loss scale after steps.
         interruptions: discards the windows of interrupted calls.
         listener: follows the steps; None for none.
+        owners: parameter name → number of its optimizer, as far as recorders found them.
         measure: follows the steps of a measured run; None elsewhere.
         scaling: whether losses are scaled.
+        policies: changes the policy as the schedule says; None without one.
     """
 
     def __init__(self, backend: Backend, accumulate_steps: int, loss_scale: LossScale) -> None:
@@ -107,7 +110,10 @@ class StepLoop:
         self.monitor = ScaleMonitor(backend, loss_scale)
         self.interruptions = Interruptions(backend, self.order, self._report_discarded)
         self.listener: StepListener | None = None
+        self.owners: dict[str, int] = {}
         self.measure: StepMeasure | None = None
+        schedule = backend.spec.schedule
+        self.policies = None if schedule is None else ScheduledPolicy(backend, schedule, loss_scale, self._set_scale)
         self._schedulers = SchedulerCheck(self.tracing)
         self._training.on_native_steps(
             self._after_native_steps, self.monitor.poll, lambda: self.monitor.hooks is not None
@@ -117,6 +123,8 @@ class StepLoop:
 
     def enter_region(self) -> None:
         """Note that an autocast region is entered: a forward pass is about to run."""
+        if self.policies is not None:
+            self.switch_policy(before_step=True)
         self.order.enter_region()
         if self._reduction is not None:
             self._reduction.begin_micro_batch(self.order.may_end_window())
@@ -200,6 +208,8 @@ class StepLoop:
             self._after_step(outcome, ends)
         if self.measure is not None and ends and order.leads:
             self.measure.after_step(outcome)
+        if self.policies is not None:
+            self._count(int(ends))
         return outcome
 
     def discard(self, optimizer: Any) -> StepResult:
@@ -209,13 +219,15 @@ class StepLoop:
             self._training.skip_if(True, [optimizer])
             return self.step(optimizer)
         slot.refusal = ""
-        ends = self.order.ends_iteration(slot)
+        ends, opened = self.order.ends_iteration(slot), slot.open
         self._training.zero_grad(optimizer)
         self.order.end_step(slot, ends)
         self._report_discarded()
         if ends:
             self._training.update_scale()
             self._measure_end()
+        if self.policies is not None and opened:
+            self._count(int(ends))
         return self._not_applied(result.DISCARDED)
 
     def skip_if(self, condition: Any) -> None:
@@ -234,10 +246,21 @@ class StepLoop:
         if pending:
             self._training.update_scale()
         self.order.reset()
-        self._training.write_state(state)
-        self.monitor.expect(self._training.read_state())
+        self._set_scale(state)
         if self.listener is not None:
             self.listener.state_loaded(len(self.order.slots))
+
+    def switch_policy(self, before_step: bool = False) -> None:
+        """Put the policy of the present iteration in force, unless a window is open.
+
+        Args:
+            before_step: no replica is in the middle of a step.
+        """
+        policies, order = self.policies, self.order
+        if policies is None or not policies.due or self.tracing() or order.windows_open():
+            return
+        if order.leads and (before_step or not order.several):
+            policies.switch()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -254,6 +277,23 @@ class StepLoop:
         if self.listener is not None and not self.tracing():
             self.listener.after_steps()
         self._measure_end()
+        if self.policies is not None:
+            self._count(1, switches=False)
+
+    def _count(self, iterations: int, switches: bool = True) -> None:
+        """Count iterations for the schedule; what a trace replays is counted by its calls."""
+        if self.policies is None:
+            return
+        if self.tracing():
+            self.policies.check_seen()
+        elif self.order.leads:
+            self.policies.count(iterations)
+            if switches:
+                self.switch_policy()
+
+    def _set_scale(self, state: ScaleState) -> None:
+        self._training.write_state(state)
+        self.monitor.expect(self._training.read_state())
 
     def _measure_end(self) -> None:
         if self.measure is not None and self.order.leads:
@@ -277,6 +317,9 @@ class StepLoop:
             self.listener.after_steps(count if iterations is None else iterations)
         for _ in range(count if self.scaling else 0):
             self.monitor.after_step()
+        if self.policies is not None:
+            self.policies.count(count if iterations is None else iterations)
+            self.switch_policy()
         return self.listener is not None and self.listener.due_within(ahead)
 
     def _report_discarded(self) -> None:

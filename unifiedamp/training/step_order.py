@@ -62,9 +62,10 @@ class StepOrder:
     Attributes:
         ended: how many iterations this object has seen end; no part of the snapshot.
         leads: whether what happens once for all replicas happens here.
+        several: whether there is another one beside it, for another replica.
     """
 
-    leads = True
+    leads, several = True, False
 
     def __init__(self, accumulate_steps: int = 1) -> None:
         self.ended = 0
@@ -221,6 +222,10 @@ class StepOrder:
         """Return the optimizers for which something was done since their last iteration ended."""
         return [s.optimizer for s in self.slots.values() if s.scaled or s.unscaled or s.stepped or s.micro]
 
+    def windows_open(self) -> bool:
+        """Whether a window of some optimizer has begun."""
+        return any(slot.open for slot in self.slots.values())
+
     def idle(self) -> bool:
         """Whether nothing has been done since the last iteration."""
         return not (self.in_region or self.any_scaled)
@@ -291,6 +296,15 @@ class ReplicaStepOrders:
     def leads(self) -> bool:
         """See :class:`StepOrder`."""
         return self._replica() == 0
+
+    @property
+    def several(self) -> bool:
+        """See :class:`StepOrder`."""
+        return len(self._orders) > 1
+
+    def windows_open(self) -> bool:
+        """See :class:`StepOrder`; on any replica."""
+        return any(order.windows_open() for order in self._orders.values())
 
     def pending(self) -> list[Any]:
         """See :class:`StepOrder`; of all replicas."""

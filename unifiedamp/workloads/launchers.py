@@ -13,7 +13,7 @@ from typing import Any
 from ..backend.launch import read_launch
 from ..errors import ConfigError
 
-LAUNCHERS = ("torchrun", "srun", "mpirun", "ray")
+LAUNCHERS = ("torchrun", "srun", "mpirun", "launch.py", "ray")
 VARIABLES = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|TF_CONFIG|TORCHELASTIC_\w+|SLURM_(PROCID|LOCALID|STEP_\w+)"
     r"|OMPI_COMM_WORLD_\w+|DMLC_\w+)"
@@ -42,7 +42,8 @@ def launched_by(environment: Mapping[str, str] | None = None) -> dict[str, Any] 
         return {"launcher": "unknown", "error": str(error), "variables": said}
     if launch is None:
         return None
-    return {"launcher": launch.launcher, "rank": launch.rank, "size": launch.size, "variables": said}
+    found = {"launcher": launch.launcher, "rank": launch.rank, "size": launch.size, "variables": said}
+    return found if launch.role == "worker" else {**found, "role": launch.role}
 
 
 def gpu_links(command: str = "nvidia-smi", seconds: float = SECONDS) -> tuple[list[dict[str, Any]], str]:

@@ -74,8 +74,6 @@ class MXNetCompiler(Compiler):
         if isinstance(fn, gluon.Block):
             self._hybridizer.hybridize(fn)
             return fn  # type: ignore[no-any-return]  # a block is callable
-        if not callable(fn):
-            raise errors.WrongObjectError(f"amp.compile takes a function or a gluon.Block, got {type(fn).__name__}")
         self._hybridizer.hybridize_all()
         return _in_bulk(fn) if mode == "max" else fn
 

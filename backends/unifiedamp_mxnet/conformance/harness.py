@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.operations import PRODUCTS
 from . import contexts
-from .models import Mapped, Picked, Probe, Ratio, Structured, dense, initialized, named, native
+from .models import Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample
 from .ranks import KINDS, run_on_ranks
 
@@ -154,6 +156,18 @@ class MXNetHarness(Harness):
     def dtype_of(self, tensor: NativeArray) -> str:
         return dtype_name(tensor)
 
+    def native_loop(self, amp: Any, model: Block, optimizer: Trainer, checks_first: bool) -> Callable[[Any], None]:
+        scaler = amp.backend.interop.adopt(optimizer, lambda: None)
+
+        def step(x: NativeArray) -> None:
+            with autograd.record(), scaler.scaled(model(x)) as scaled:
+                autograd.backward(scaled)
+            if checks_first:
+                scaler.unscale()
+            optimizer.step(1)
+
+        return step
+
     def set_trainable(self, model: Block, layer: str, trainable: bool) -> None:
         for name, param in named_parameters(model):
             if name.startswith(f"{layer}."):
@@ -164,7 +178,7 @@ class MXNetHarness(Harness):
         return [(weight, skipped) for (weight,) in weights]
 
     def run_ranks(self, kind: str, count: int, form: str, cases: Sequence[RankCase]) -> Answers:
-        return run_on_ranks(count, form, self.forms[form], cases)
+        return run_on_ranks(kind, count, form, self.forms[form], cases)
 
     # -- optional ------------------------------------------------------------------------------------------------
 
@@ -193,6 +207,12 @@ class MXNetHarness(Harness):
         # MXNet 2's bfloat16 has no arrays without dimensions (oneDNN).
         return cast(tensor if tensor.shape else tensor.reshape((1,)), dtype)
 
+    def selections(self, tensor: Any) -> Mapping[str, Any]:
+        top = (mx.npx if NUMPY_API else mx.nd).topk(tensor, k=2, axis=1, ret_typ="value")
+        positive, detached = tensor * (tensor > 0), tensor * tensor.detach()
+        parts = {"largest": tensor.max(axis=1), "top": top, "positive": positive, "detached": detached}
+        return {name: part.sum() for name, part in parts.items()}
+
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(dense(weight, bias, hidden=False))
 
@@ -215,11 +235,42 @@ class MXNetHarness(Harness):
         layers = {"dense": nn.Dense(size, in_units=size), "norm": nn.LayerNorm(in_channels=size)}
         return named({name: initialized(layer) for name, layer in layers.items()})
 
+    def residual(self, weight: Array) -> Any:
+        return Residual(dense(weight, np.zeros(len(weight), np.float32), hidden=False))
+
+    def sized(self, kind: str) -> Any:
+        if kind == "recurrent":
+            layer = gluon.rnn.LSTM(7, input_size=13)
+        elif kind == "depthwise":
+            layer = nn.Conv2D(10, 3, groups=10, in_channels=10)
+        elif kind.startswith("late"):
+            layer = (nn.Conv2D if kind == "late convolution" else nn.Conv2DTranspose)(12, 3)
+        else:
+            layer = nn.Conv2DTranspose(12, 3, in_channels=10)
+        return named({"layer": initialized(layer)})
+
     def dropout(self, size: int, rate: float) -> Any:
         return named({"dense": initialized(nn.Dense(size, in_units=size)), "drop": nn.Dropout(rate)})
 
     def nested_norm(self, size: int) -> Any:
         return named({"block": self.layer_norm(size)})
+
+    def fixed_graph(self, folder: Path) -> Any:
+        model = initialized(nn.Dense(3, in_units=4))
+        model.hybridize()
+        model(native(np.ones((2, 4))))
+        model.export(str(folder / "net"))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Cannot decide type")
+            files = str(folder / "net-symbol.json"), ["data"], str(folder / "net-0000.params")
+            return gluon.SymbolBlock.imports(*files)
+
+    def refused_optimizers(self, model: Block) -> Mapping[str, Any]:
+        stores = ("dist_async", "dist_device_async", "horovod", "byteps")
+        settings: dict[str, dict[str, Any]] = {name: {"kvstore": name} for name in stores}
+        settings["compressed"] = {"compression_params": {"type": "2bit", "threshold": 0.5}}
+        params = list(model.collect_params().values())
+        return {name: gluon.Trainer(params, "sgd", {"learning_rate": 0.1}, **each) for name, each in settings.items()}
 
     @contextmanager
     def other_state(self) -> Iterator[None]:

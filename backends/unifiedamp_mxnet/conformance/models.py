@@ -88,6 +88,24 @@ class Structured(gluon.HybridBlock):
             return output, [2 * output, F.argmax(output.astype("float32"), axis=-1).astype("int32")]
 
 
+class Residual(gluon.HybridBlock):
+    """A dense layer's output plus its input."""
+
+    def __init__(self, layer: Block) -> None:
+        super().__init__()
+        self.dense = layer
+
+    if NUMPY_API:
+
+        def forward(self, x: Array) -> Array:
+            return self.dense(x) + x
+
+    else:
+
+        def hybrid_forward(self, F: Any, x: Symbol) -> Symbol:
+            return self.dense(x) + x
+
+
 class Doubled(NamedTuple):
     """Twice an output, and the place of each row's largest."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unifiedamp.backend import Distributed, LossScale, errors
 
 from .._types import Trainer
+from .shared_kvstore import SharedKVStore
 
 
 class MXNetDistributed(Distributed):
@@ -77,6 +80,33 @@ def check_compression(trainer: Trainer, loss_scale: LossScale) -> None:
         )
 
 
+def check_workers(trainers: Sequence[Trainer], earlier: Sequence[Trainer]) -> None:
+    """Refuse what MXNet's distributed kvstores cannot do, and the libraries beside them that nothing here is tried on.
+
+    Args:
+        trainers: those to prepare.
+        earlier: the session's, prepared before.
+
+    Raises:
+        PrepareError: Horovod or BytePS, or a second Trainer with a distributed kvstore.
+    """
+    for trainer in trainers:
+        for library in ("horovod", "byteps"):
+            if kvstore_name(trainer) == library or type(trainer).__module__.partition(".")[0] == library:
+                raise errors.PrepareError(
+                    f"amp.prepare: {library} sums this Trainer's gradients, and this backend was never run with it; "
+                    "use gluon.Trainer(..., kvstore='dist_sync'), whose workers decide together"
+                )
+    spread = [each for each in {id(each): each for each in (*earlier, *trainers)}.values() if is_distributed(each)]
+    alone = [each for each in spread if not isinstance(each._kvstore_params["kvstore"], SharedKVStore)]
+    if alone and len(spread) > 1:
+        raise errors.PrepareError(
+            f"amp.prepare: {len(spread)} Trainers have the kvstore {kvstore_name(spread[-1])!r}, and MXNet hangs where "
+            "a process makes a second distributed kvstore; train all parameters by one Trainer (lr_mult of a Parameter "
+            "gives it another learning rate), or use several contexts of one process (kvstore='device')"
+        )
+
+
 def check_one_process(trainer: Trainer) -> None:
     """Refuse master weights where workers share gradients: their sum would be made in 16 bits.
 
@@ -102,7 +132,18 @@ def connect(trainer: Trainer) -> bool:
         trainer._init_kvstore()
     if trainer._params_to_init:
         trainer._init_params()
+        if is_distributed(trainer):
+            _wait_for_weights(trainer)
     return bool(trainer._kvstore)
+
+
+def _wait_for_weights(trainer: Trainer) -> None:
+    """Wait until the servers' initial weights have come: nothing orders a parameter's pull before the push of its
+    gradient, under the same key, and a pull that comes later returns the sum of gradients as weights.
+    """
+    for param in trainer._params:
+        for array in param._data or ():
+            array.wait_to_read()
 
 
 def allreduce(trainer: Trainer) -> None:

@@ -2,35 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from .._types import Trainer
+from .._types import Array, HostArray, Trainer
 from ..mxnet_api import from_numpy, mx
 from .distributed import connect
+from .shared_kvstore import SharedKVStore
 
-CONDITION_KEY = 2**30
-"""A key of the kvstore that no parameter has: a Trainer's are counted from 0, and all keys must be integers."""
+CONDITION_KEY, WRITTEN_KEY = 2**30, 2**30 + 1
+"""Keys of the kvstore that no parameter has: a Trainer's are counted from 0, and all keys must be integers."""
 
 
-class WorkerConditions:
-    """Joins the conditions of ``amp.skip_if`` over the workers of a Trainer's kvstore.
+def on_host(values: HostArray) -> Array:
+    """Return numbers as a float32 array that a kvstore takes."""
+    array: Array = from_numpy(values.astype(np.float32), mx.cpu()).as_nd_ndarray()
+    return array
+
+
+class WorkerFlags:
+    """Joins flags over the workers of a Trainer's kvstore: each holds if it holds on any worker.
 
     Args:
         trainer: a ``gluon.Trainer``.
+        key: of the kvstore.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._initialized = trainer, False
+    def __init__(self, trainer: Trainer, key: int) -> None:
+        self._trainer, self._key, self._initialized = trainer, key, False
 
-    def any(self, condition: bool) -> bool:
-        """Return whether a condition holds on any worker; all workers ask, in the same step."""
+    def any(self, flags: Sequence[bool]) -> Sequence[bool]:
+        """Return which flags hold on any worker; all workers ask for as many, in the same step."""
         store = self._trainer._kvstore if connect(self._trainer) else None
         if store is None or store.num_workers == 1:
-            return condition
-        flag = from_numpy(np.array([condition], np.float32), mx.cpu()).as_nd_ndarray()
+            return flags
+        sent = on_host(np.array(flags))
         if not self._initialized:
-            store.init(CONDITION_KEY, from_numpy(np.zeros(1, np.float32), mx.cpu()).as_nd_ndarray())
+            store.init(self._key, on_host(np.zeros(len(flags))))
             self._initialized = True
-        store.push(CONDITION_KEY, flag)
-        store.pull(CONDITION_KEY, out=flag)
-        return bool(flag.asnumpy()[0] > 0)
+        store.push(self._key, sent)
+        store.pull(self._key, out=sent)
+        return [bool(each) for each in sent.asnumpy() > 0]
+
+
+class WorkerNumbers:
+    """Gathers numbers from all workers. Servers sum in float32, so a float64 number goes as two of these, and each
+    worker's in places where the others send zeros.
+    """
+
+    def __init__(self) -> None:
+        self._store, self._keys = SharedKVStore(), dict[int, int]()
+
+    def send(self, values: Any) -> Array:
+        """Return what :meth:`read` waits for; all workers send as many float64 numbers."""
+        store, own = self._store, np.asarray(values, np.float64)
+        sent = np.zeros((store.num_workers, 2, len(own)), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            sent[store.rank, 0] = own
+            sent[store.rank, 1] = np.where(np.isfinite(sent[store.rank, 0]), own - sent[store.rank, 0], 0.0)
+        array = on_host(sent)
+        if len(own) not in self._keys:
+            self._keys[len(own)] = len(self._keys)
+            store.init(self._keys[len(own)], on_host(np.zeros_like(sent)))
+        store.push(self._keys[len(own)], array)
+        store.pull(self._keys[len(own)], out=array)
+        return array
+
+    def read(self, pending: Array) -> HostArray:
+        """Return the numbers of all workers, each a row."""
+        found: HostArray = pending.asnumpy().astype(np.float64).sum(axis=1)
+        return found
+
+    def gather(self, values: Any) -> HostArray:
+        """Send numbers and wait for those of the others."""
+        return self.read(self.send(values))

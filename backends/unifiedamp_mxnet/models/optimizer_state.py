@@ -13,6 +13,7 @@ from .._types import Array, Trainer
 from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
 from ..mxnet_api import context_of, from_numpy
+from ..training.moments import Kept
 
 COUNT = "updates"
 
@@ -65,7 +66,9 @@ def write(trainer: Trainer, state: Mapping[str, Any]) -> None:
         optimizer._all_index_update_counts.setdefault(context, {}).update(counts)
         for index in sorted({int(name.partition(".")[0]) for name in state if "/" not in name}):
             weight = trainer._params[index].list_data()[context].as_nd_ndarray()
-            if updater.states.get(index) is None:
+            if updater.states.get(index) is None or any(
+                isinstance(e, Kept) for _, e in _leaves("", updater.states[index])
+            ):
                 updater.states[index] = optimizer.create_state_multi_precision(index, weight)
             updater.states_synced[index] = True
             for name, array in _leaves(str(index), updater.states[index]):

@@ -52,7 +52,9 @@ def _known_size(size: int) -> int:
 def _conv(block: Any) -> Sizes | None:
     groups, layout = block._kwargs["num_group"], block._kwargs["layout"]
     inputs = block._in_channels // groups
-    if not inputs and not isinstance(block, _TRANSPOSED):
+    if not inputs and isinstance(block, _TRANSPOSED):
+        inputs = _known_size(block.weight.shape[layout.index("N")]) // groups
+    elif not inputs:
         inputs = _known_size(block.weight.shape[layout.index("C")])
     if inputs == 1 and groups > 1:
         return None  # depthwise: no Tensor Core kernel, and padding makes none

@@ -28,8 +28,12 @@ class Region:
     __slots__ = ("_infer", "_table")
 
     def __init__(self, table: CastTable | None, infer: bool = False) -> None:
-        self._table = table if table is not None and table.casts else None
         self._infer = infer
+        self.become(table)
+
+    def become(self, table: CastTable | None) -> None:
+        """Run operators under another table, from the next time that the region is entered."""
+        self._table = table if table is not None and table.casts else None
 
     def __enter__(self) -> Region:
         opened = OpenRegion(current)

@@ -12,6 +12,7 @@ from .._types import Array, Symbol
 from ..mxnet_api import CODES, cast, copy, create_native, dtype_code, map_tensors, mx, op_handle
 from ..mxnet_api import Symbol as NativeSymbol
 from .emulation import Emulation
+from .float8_scales import LayerScales
 from .operations import (
     COMPUTE,
     COPIED,
@@ -61,6 +62,7 @@ class CastTable:
 
     Attributes:
         layers: id of a block → the table that replaces this one inside it.
+        float8_layers: id of a block → its delayed scales.
         outputs: ids of the prepared models, whose outputs are cast to the policy's output dtype.
         optimize_layout: graphs are built with MXNet 2's layout pass.
         emulation: runs the operators that the policy emulates; None without.
@@ -75,6 +77,7 @@ class CastTable:
         self.rules, self.default = build_rules(policy, scaled)
         self.optimize_layout = False
         self.layers: dict[int, CastTable] = {}
+        self.float8_layers: dict[int, LayerScales] = {}
         self.outputs: set[int] = set()
 
     @property

@@ -9,6 +9,7 @@ float32 arrays, on which other operators compute in float32.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,20 @@ _FIRST_ONLY = frozenset(map(op_handle, FIRST_INPUT_ONLY))
 _TAKEN = frozenset(CODES.values())
 
 
+class ThreadLayer(threading.local):
+    """The dense layer that this thread runs.
+
+    Attributes:
+        key: of its delayed scales; empty outside layers that have some.
+    """
+
+    key = ""
+
+
+current_layer = ThreadLayer()
+"""This thread's."""
+
+
 class Emulation:
     """Runs operators of one policy between roundings.
 
@@ -48,7 +63,7 @@ class Emulation:
 
     def __init__(self, policy: Policy) -> None:
         self._dtype = policy.region_dtype
-        self._float8 = policy.compute_dtype == "float8"
+        self._policy, self._float8 = policy, policy.compute_dtype == "float8"
         self.in_float32 = self._dtype == "bfloat16"
 
     def takes(self, rule: object, tensors: Sequence[Any]) -> bool:
@@ -75,7 +90,8 @@ class Emulation:
         if any(map(is_empty, tensors)):
             return _of_nothing(handle, tensors, attributes, compute)
         if self._float8 and handle == _FULLY_CONNECTED and _is_linear(tensors, attributes):
-            return float8.linear([cast(tensor, "float32") for tensor in tensors], attributes)
+            wide = [cast(tensor, "float32") for tensor in tensors]
+            return float8.linear(wide, attributes, self._policy, current_layer.key)
         first_only = handle in _FIRST_ONLY
         return self.result(compute([t if first_only and place else self.operand(t) for place, t in enumerate(tensors)]))
 

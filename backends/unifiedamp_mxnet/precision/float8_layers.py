@@ -9,14 +9,12 @@ from unifiedamp.backend import PlanRow, Policy, SessionSpec, errors
 from .._types import Block
 from ..layer_paths import walk
 from ..mxnet_api import gluon
-from .float8 import MULTIPLE
 from .low_precision_params import dtype_at, layer_dtypes
 
 RULE = (
-    f"Dense layers, and calls of FullyConnected, whose inputs and outputs are multiples of {MULTIPLE}, unless "
+    "Dense layers, and calls of FullyConnected, whose inputs and outputs are multiples of {multiple}, unless "
     "layer_overrides names them or a layer that holds them"
 )
-NATIVE = "float32 products of operands rounded to float8, in numpy"
 
 
 def choose(model: Block, policy: Policy) -> dict[str, str]:
@@ -27,21 +25,33 @@ def choose(model: Block, policy: Policy) -> dict[str, str]:
     """
     dtypes = layer_dtypes(model, policy) if policy.layer_overrides else {}
     dense = {path: block for path, block in walk(model) if isinstance(block, gluon.nn.Dense)}
-    return {path: rejection_reason(block, dtype_at(path, dtypes)) for path, block in dense.items()}
+    multiple = policy.float8.multiple
+    return {path: rejection_reason(block, dtype_at(path, dtypes), multiple) for path, block in dense.items()}
 
 
-def rejection_reason(layer: Block, kept: str | None) -> str:
+def in_use(models: Sequence[Block], policy: Policy) -> dict[str, Block]:
+    """Return name → layer, for the dense layers that run in float8."""
+    return {
+        (f"model{index}." if index else "") + (path or "(the model)"): dict(walk(model))[path]
+        for index, model in enumerate(models)
+        for path, why in choose(model, policy).items()
+        if not why
+    }
+
+
+def rejection_reason(layer: Block, kept: str | None, multiple: int) -> str:
     """Return why a dense layer does not run in float8; "" where it does, as far as its sizes are known.
 
     Args:
         layer: a ``gluon.nn.Dense``.
         kept: the dtype that ``layer_overrides`` gave it, or None.
+        multiple: what the recipe's products need sizes to be multiples of.
     """
     if kept:
         return f"layer_overrides: {kept}"
     sizes = zip(("units", "in_units"), layer._reg_params["weight"].shape, strict=True)
-    odd = [f"{name}={size}" for name, size in sizes if size > 0 and size % MULTIPLE]
-    return f"{', '.join(odd)}: not a multiple of {MULTIPLE}" if odd else ""
+    odd = [f"{name}={size}" for name, size in sizes if size > 0 and size % multiple]
+    return f"{', '.join(odd)}: not a multiple of {multiple}" if odd else ""
 
 
 def check(models: Sequence[Block], spec: SessionSpec) -> None:
@@ -65,10 +75,14 @@ def rows(models: Sequence[Block], policy: Policy) -> list[PlanRow]:
         for path, why in choose(model, policy).items()
     }
     count = f"{sum(not why for why in chosen.values())} of {len(chosen)} dense layers" if models else "dense layers"
-    found = [PlanRow("float8", count, NATIVE, "emulated", RULE)]
+    recipe, native = policy.float8, f"{policy.float8.emulation_text()}, in numpy"
+    found = [
+        PlanRow("float8", count, native, "emulated", RULE.format(multiple=recipe.multiple)),
+        PlanRow("float8 recipe", recipe.name, recipe.formats_text(), "emulated", recipe.scales_text()),
+    ]
     for path, why in chosen.items():
         if why:
             found.append(PlanRow(f"float8.{path}", "not float8", "as the emulated bfloat16", note=why))
         else:
-            found.append(PlanRow(f"float8.{path}", "float8", NATIVE, "emulated"))
+            found.append(PlanRow(f"float8.{path}", recipe.layer_format, native, "emulated"))
     return found

@@ -11,7 +11,10 @@ from unifiedamp.backend import match_layers
 from .._types import Block
 from ..layer_paths import walk
 from ..mxnet_api import NUMPY_API, gluon
+from . import float8_layers
 from .casts import CastTable, cast_floats, current
+from .emulation import current_layer
+from .float8_scales import DelayedScaling
 
 
 class BoundaryCast:
@@ -47,7 +50,13 @@ class BoundaryCast:
         if table is None:
             return self._native(block, *args, **params)
         inside = table.layers.get(id(block))
-        if inside is None:
+        if id(block) in table.float8_layers:
+            current_layer.key, before = table.float8_layers[id(block)].key, current_layer.key
+            try:
+                output = self._native(block, *args, **params)
+            finally:
+                current_layer.key = before
+        elif inside is None:
             output = self._native(block, *args, **params)
         else:
             current.table = inside
@@ -75,11 +84,15 @@ class BoundaryCast:
 class BoundaryCasts:
     """All boundary casts of one session.
 
+    Args:
+        scaling: delayed float8 scaling; None for other policies.
+
     Attributes:
         models: the prepared models.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scaling: DelayedScaling | None = None) -> None:
+        self._scaling = scaling
         self.models: list[Block] = []
         self._casts: dict[int, BoundaryCast] = {}
 
@@ -99,6 +112,12 @@ class BoundaryCasts:
             for model in self.models:
                 table.outputs.add(id(model))
                 self._wrap(model)
+        if self._scaling is not None and policy.compute_dtype == "float8" and policy.recipe == "delayed":
+            blocks_in_use = float8_layers.in_use(self.models, policy)
+            scales = self._scaling.add(list(blocks_in_use))
+            for name, block in blocks_in_use.items():
+                table.float8_layers[id(block)] = scales[name]
+                self._wrap(block)
         if not policy.layer_overrides or not self.models:
             return
         blocks = self._blocks()

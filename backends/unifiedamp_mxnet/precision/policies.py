@@ -108,7 +108,6 @@ def check_session_policy(spec: SessionSpec, context: Context) -> None:
         UnsupportedError: an operator override that MXNet cannot apply.
     """
     check_policy(spec.policy, context)
-    spec.check_tensorwise("MXNet")
     if spec.policy.compute_dtype == "bfloat16" and not spec.policy.emulate and not cpu_has_bfloat16():
         spec.warn(NO_BFLOAT16, errors.NoGainWarning)
     if spec.options.get("layout_optimization") and not NUMPY_API:

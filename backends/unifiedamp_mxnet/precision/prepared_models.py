@@ -25,7 +25,7 @@ class PreparedModels:
     """
 
     def __init__(self, spec: SessionSpec, boundaries: BoundaryCasts, tables: CastTables) -> None:
-        self._spec, self._policy = spec, spec.policy
+        self._spec = spec
         self._boundaries, self._tables = boundaries, tables
         self.originals: dict[int, Arrays] = {}
 
@@ -41,7 +41,7 @@ class PreparedModels:
             PolicyError: two globs of ``layer_overrides`` match one layer, or a glob matches none.
             PrepareError: a layer has sparse gradients, which MXNet does not compute in 16 bits.
         """
-        if self._policy.param_dtype != "float32":
+        if self._spec.policy.param_dtype != "float32":
             self._cast_parameters(model)
         self._boundaries.add_model(model)
         self._tables.reset()
@@ -52,11 +52,12 @@ class PreparedModels:
         Raises:
             PolicyError: see :meth:`add`.
         """
-        if self._policy.compute_dtype == "float8":
-            float8_layers.check(self.models, self._spec)
+        for policy in self._spec.policies:
+            if policy.compute_dtype == "float8":
+                float8_layers.check(self.models, self._spec.under(policy))
 
     def _cast_parameters(self, model: Block) -> None:
-        policy, blocks = self._policy, dict(walk(model))
+        policy, blocks = self._spec.policy, dict(walk(model))
         dtypes = layer_dtypes(model, policy)
         self.originals |= cast_parameters(model, dtypes, policy)
         self._boundaries.cast_at(model, policy.param_dtype)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unifiedamp.backend import Policy, Recorder, errors, recording
+from unifiedamp.backend import Recorder, SessionSpec, errors, recording
 
-from .._types import Block, Trainer
+from .._types import Array, Block, Trainer
 from ..device.numpy_semantics import in_numpy_semantics
 from ..layer_paths import named_parameters
 from ..models.epsilons import epsilons
@@ -15,6 +15,7 @@ from ..models.weights import MXNetWeights
 from ..mxnet_api import NUMPY_API
 from ..training.prepared_optimizers import PreparedOptimizers
 from ..training.scaler import SessionScaler
+from .states import kept_weights, states
 from .step_recorder import StepRecorder
 
 
@@ -31,20 +32,21 @@ class MXNetRecorder(Recorder):
     """Records by hooks; hybridized blocks run another graph meanwhile, on MXNet 2 imperatively.
 
     Args:
-        policy: the session's.
+        spec: the session's.
         scaler: the session's loss scale.
         models: the prepared models; the list may grow.
         optimizers: the session's Trainers.
     """
 
-    compares = True
+    compares = records_states = True
     runs_uncompiled = NUMPY_API
 
     def __init__(
-        self, policy: Policy, scaler: SessionScaler, models: Sequence[Block], optimizers: PreparedOptimizers
+        self, spec: SessionSpec, scaler: SessionScaler, models: Sequence[Block], optimizers: PreparedOptimizers
     ) -> None:
-        self._policy, self._scaler, self._models, self._optimizers = policy, scaler, models, optimizers
+        self._spec, self._scaler, self._models, self._optimizers = spec, scaler, models, optimizers
         self._step: StepRecorder | None = None
+        self._kept: dict[str, Array] = {}
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         self._step = StepRecorder(self._models, activations, compare)
@@ -78,6 +80,15 @@ class MXNetRecorder(Recorder):
             _check_one_context(model)
         return found
 
+    @in_numpy_semantics
+    def keep_weights(self) -> None:
+        self._kept = kept_weights(self._optimizers, self._optimizers.masters_of)
+
+    @in_numpy_semantics
+    def states(self) -> recording.States:
+        kept, self._kept = self._kept, {}
+        return states(self._optimizers, self._optimizers.masters_of, kept)
+
     def epsilons(self) -> list[recording.Epsilon]:
         trainers = [prepared.trainer for prepared in self._optimizers]
-        return list(epsilons(self._models, trainers, self._policy))
+        return list(epsilons(self._models, trainers, self._spec.policy))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .._types import Array, Trainer
 from ..distributed.distributed import connect
 from ..distributed.reduction import sum_of
+from ..distributed.workers import WRITTEN_KEY, WorkerFlags
 from ..mxnet_api import cast, context_of
 from ..precision.low_precision_params import is_low_precision
 from .multi_tensor import zero
@@ -66,6 +67,7 @@ class GradientBuffer:
         reduce_dtype: str | None = None,
     ) -> None:
         self.trainer, self._sum = trainer, sum_of(trainer, reduce_dtype)
+        self._workers = WorkerFlags(trainer, WRITTEN_KEY)
         self._names, self._widens, self._rescales = names, widens, rescales
         self.restart()
 
@@ -195,15 +197,19 @@ class GradientBuffer:
             self._sum_wide(index)
 
     def _fill_in(self) -> None:
-        """Zero what no backward pass of this window wrote, which MXNet would add again, and let all contexts update."""
+        """Zero what no backward pass of this window wrote, which MXNet would add again; let all contexts and workers
+        update what one of them wrote.
+        """
         written = self.written()
         held = {(context, entry.place) for context, entries in enumerate(written) for entry in entries}
         stale: list[Array] = []
+        here = {place for _, place in held}
+        anywhere = self._workers.any([index in here for index in range(len(self.trainer._params))])
         for index, param in enumerate(self.trainer._params):
             places = [(context, index) for context in range(len(written))]
             if param._grad is not None:
                 stale += [grad for place, grad in zip(places, param._grad, strict=True) if place not in held]
-                if not held.isdisjoint(places):
+                if anywhere[index]:
                     self._own.update(places)
         zero(stale)
 

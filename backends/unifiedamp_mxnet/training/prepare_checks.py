@@ -21,6 +21,7 @@ def check_prepare(
     names: Mapping[int, str],
     spec: SessionSpec,
     originals: Mapping[int, Arrays],
+    earlier: Sequence[Trainer] = (),
 ) -> None:
     """Refuse what would fail later. Only a Trainer's ``update_on_kvstore`` is changed.
 
@@ -29,12 +30,14 @@ def check_prepare(
         names: id of each Parameter of the models → its name.
         spec: the session's.
         originals: id of a Parameter → its float32 arrays before the session cast it.
+        earlier: the Trainers that were prepared before.
 
     Raises:
         ParamDtypeError, PrepareError: see the checks below.
     """
     for model in models:
         check_parameters(model.collect_params().values(), names, spec)
+    distributed.check_workers(trainers, earlier)
     for trainer in trainers:
         check_owner(trainer, names)
         distributed.check_contexts(trainer)

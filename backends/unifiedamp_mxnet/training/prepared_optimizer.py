@@ -7,7 +7,7 @@ from typing import Protocol
 from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
 
 from .._types import Trainer
-from ..distributed.workers import WorkerConditions
+from ..distributed.workers import CONDITION_KEY, WorkerFlags
 from ..patches import OverwriteGradients
 from .gradients import GradientBuffer, Gradients
 from .master_weights import MasterWeights
@@ -62,7 +62,7 @@ class PreparedOptimizer:
         self.overwriting.apply()
         self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype)
         self._update = WeightUpdate(trainer, masters)
-        self._conditions = WorkerConditions(trainer)
+        self._conditions = WorkerFlags(trainer, CONDITION_KEY)
         self.followers: list[Follower] = []
         self._patches = [guard_steps(trainer, self.buffer, self._check_followers)]
         self.report = NonFiniteReport()
@@ -73,6 +73,8 @@ class PreparedOptimizer:
     def close(self) -> None:
         """Give the Trainer back as it was."""
         self.overwriting.undo()
+        if isinstance(self.masters, RoundedWeights):
+            self.masters.moments.release()
         for patch in self._patches:
             patch.undo()
 
@@ -105,7 +107,7 @@ class PreparedOptimizer:
         """Apply or skip, drop the gradients; return the reason of ``StepResult``."""
         buffer = self.buffer
         check_backward([buffer], "step")
-        dropped = buffer.condition is not None and self._conditions.any(buffer.condition)
+        dropped = buffer.condition is not None and self._conditions.any([buffer.condition])[0]
         if not buffer.unscaled:
             buffer.reduce()
         contexts = buffer.gradients()

@@ -48,6 +48,12 @@ class PreparedOptimizers:
     def __len__(self) -> int:
         return len(self._prepared)
 
+    def rounded(self) -> Iterator[tuple[PreparedOptimizer, RoundedWeights]]:
+        """Those whose updates are rounded, under ``Policy.update`` or ``Policy.state_dtype``, with their weights."""
+        for prepared in self:
+            if isinstance(prepared.masters, RoundedWeights):
+                yield prepared, prepared.masters
+
     def add(self, trainer: Trainer, names: dict[int, str]) -> None:
         """Prepare a Trainer. Idempotent.
 
@@ -66,7 +72,7 @@ class PreparedOptimizers:
                 call(prepared)
 
     def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
-        if self._policy.update is not None:
+        if self._policy.update is not None or self._policy.state_dtype is not None:
             params = trainer._params
             return RoundedWeights(trainer, self._policy, lambda index: names.get(id(params[index]), params[index].name))
         return MasterWeights(trainer, self._originals) if self._master_weights else None

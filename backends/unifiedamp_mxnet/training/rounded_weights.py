@@ -1,7 +1,8 @@
-"""Updates of bfloat16 parameters without float32 master weights: ``Policy.update``.
+"""Updates of bfloat16 parameters without float32 master weights, and of moments that are kept in fewer bits:
+``Policy.update`` and ``Policy.state_dtype``.
 
-A step runs the Trainer's own updater over float32 values of the parameters, which live during it, and rounds them back
-on the host by ``unifiedamp.backend.rounding``. Gradients and the optimizer's states are float32.
+A step runs the Trainer's own updater over float32 values of the parameters and of the moments, which live during it,
+and rounds them back on the host by ``unifiedamp.backend.rounding``. Gradients are float32.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..mxnet_api import context_of, from_numpy, param_dtype
 from ..precision.bfloat16_bits import bits_of, read_bits, wide, write_bits
 from ..precision.low_precision_params import Arrays
 from .gradients import Entry
+from .moments import Moments
 
 
 class Compensation(NamedTuple):
@@ -37,36 +39,52 @@ class RoundedWeights:
 
     Args:
         trainer: a ``gluon.Trainer`` whose parameters are on one context.
-        policy: one with ``update``.
+        policy: one with ``update`` or ``state_dtype``.
         name_of: returns the name of the Trainer's parameter at a place.
 
     Attributes:
+        moments: what the optimizer keeps between steps.
         steps: how many updates were rounded.
 
     Raises:
-        PrepareError: the parameters are on several contexts.
+        PrepareError: the parameters are on several contexts, or the optimizer's moments are not known.
     """
 
     def __init__(self, trainer: Trainer, policy: Policy, name_of: Callable[[int], str]) -> None:
         if len(trainer._updaters) > 1:
+            what = f"update={policy.update!r}" if policy.update else f"state_dtype={policy.state_dtype!r}"
             raise errors.PrepareError(
-                f"update={policy.update!r} rounds parameters on one context, and this Trainer's are on "
-                f"{len(trainer._updaters)}: initialize the model on one, or use 'mixed_bfloat16'"
+                f"{what} rounds parameters on one context, and this Trainer's are on "
+                f"{len(trainer._updaters)}: initialize the model on one, or use 'mixed_bfloat16' without it"
             )
         self._trainer, self._policy, self._name_of = trainer, policy, name_of
         self.steps = 0
+        self.moments = Moments(trainer, policy, name_of)
         self._rests: dict[int, Compensation] = {}
 
     # -- one step ------------------------------------------------------------------------------------------------
 
     def update(self, context: int, entries: Sequence[Entry]) -> None:
-        """Run the Trainer's updater over float32 values, and round them to the parameters."""
+        """Run the Trainer's updater over float32 values, and round them to the parameters.
+
+        Raises:
+            UnsupportedError: moments are rounded, and a gradient is sparse.
+        """
+        sparse = [e.place for e in entries if getattr(e.grad, "stype", "default") != "default"]
+        if sparse and self._policy.state_dtype:
+            raise errors.UnsupportedError(
+                f"state_dtype: the gradient of {self._name_of(sparse[0])} is sparse, and moments are rounded whole; "
+                "make the embedding with sparse_grad=False, or leave state_dtype out"
+            )
         trained = [self._widened(entry) for entry in entries]
+        places = [entry.place for entry in entries]
+        self.moments.widen(places)
         self._trainer._updaters[context]([e.place for e in entries], [e.grad for e in entries], trained)
         step = rounding.step_key(self._policy.update_seed, self.steps)
         for entry, values in zip(entries, trained, strict=True):
             if values is not entry.data:
                 self._round(entry.place, values.asnumpy(), step)
+        self.moments.narrow(places, step)
         self.steps += 1
 
     def restore(self) -> None:
@@ -89,7 +107,7 @@ class RoundedWeights:
     def rounds(self, index: int) -> bool:
         """Return whether the Trainer's parameter at a place has a value in bfloat16."""
         param = self._trainer._params[index]
-        return param_dtype(param.dtype) == "bfloat16" and param._data is not None
+        return self._policy.update is not None and param_dtype(param.dtype) == "bfloat16" and param._data is not None
 
     def places(self) -> list[int]:
         """Return the places of the parameters that are rounded."""

@@ -12,6 +12,7 @@ from .._types import Array, Block, Trainer
 from ..device.numpy_semantics import in_numpy_semantics
 from ..mxnet_api import gluon
 from ..precision.autocast import outside_regions
+from ..precision.float8_scales import DelayedScaling
 from ..precision.precision import MXNetPrecision
 from ..precision.prepared_models import PreparedModels
 from . import clipping, prepare_checks
@@ -32,6 +33,7 @@ class MXNetTraining(Training):
         models: the session's models.
         optimizers: the session's Trainers.
         on_model: called with each prepared model.
+        scaling: delayed float8 scaling; None for other policies.
     """
 
     def __init__(
@@ -42,10 +44,11 @@ class MXNetTraining(Training):
         models: PreparedModels,
         optimizers: PreparedOptimizers,
         on_model: Callable[[Block], None],
+        scaling: DelayedScaling | None = None,
     ) -> None:
         self._spec, self._scaler, self._precision = spec, scaler, precision
         self._models, self._optimizers, self._on_model = models, optimizers, on_model
-        self._backward = BackwardPasses(optimizers)
+        self._backward, self._scaling = BackwardPasses(optimizers), scaling
         self._names: dict[int, str] = {}
         self._report = NonFiniteReport()
 
@@ -61,8 +64,9 @@ class MXNetTraining(Training):
         for trainer in optimizers:
             prepare_checks.check_trainer(trainer)
         names = self._names | prepare_checks.parameter_names([*self._models.models, *models])
-        prepare_checks.check_prepare(models, optimizers, names, self._spec, self._models.originals)
-        prepare_checks.check_shared(optimizers, [prepared.trainer for prepared in self._optimizers], names)
+        earlier = [prepared.trainer for prepared in self._optimizers]
+        prepare_checks.check_prepare(models, optimizers, names, self._spec, self._models.originals, earlier)
+        prepare_checks.check_shared(optimizers, earlier, names)
         self._names = names
         for model in models:
             prepare_checks.warn_fixed_graph(model, self._spec)
@@ -119,6 +123,8 @@ class MXNetTraining(Training):
             self._spec.warn(prepared.no_gradients_message(), errors.StepWarning)
         elif reason != result.DISCARDED:
             scaler.count(found, id(prepared))
+        if self._scaling is not None:
+            self._scaling.note_step(reason in (result.NON_FINITE, result.DISCARDED), update_scale)
         if update_scale:
             scaler.update()
         return StepResult.of(reason == result.APPLIED, found, reason, scale, scaler.state.scale)
@@ -131,17 +137,23 @@ class MXNetTraining(Training):
             buffer.condition = known or bool(buffer.condition)
 
     def update_scale(self) -> None:
+        if self._scaling is not None:
+            self._scaling.end()
         self._scaler.update()
 
     @outside_regions
     def zero_grad(self, optimizer: Trainer) -> None:
         self._optimizers[optimizer].buffer.zero_grad()
+        if self._scaling is not None:
+            self._scaling.discard()
 
     @outside_regions
     def rollback(self, optimizers: Sequence[Trainer]) -> bool:
         named = [self._optimizers[trainer] for trainer in optimizers]
         self._backward.restore_gradients([])  # windows that are not named go on
         partly = [prepared.rollback() for prepared in named]
+        if self._scaling is not None:
+            self._scaling.discard()
         return any(partly)
 
     # -- state ---------------------------------------------------------------------------------------------------

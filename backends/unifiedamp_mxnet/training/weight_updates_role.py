@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unifiedamp.backend import WeightUpdates
 
-from .prepared_optimizer import PreparedOptimizer
 from .prepared_optimizers import PreparedOptimizers
-from .rounded_weights import RoundedWeights, compensations
+from .rounded_weights import compensations
 
 
 class MXNetWeightUpdates(WeightUpdates):
@@ -24,29 +23,24 @@ class MXNetWeightUpdates(WeightUpdates):
     def __init__(self, optimizers: PreparedOptimizers) -> None:
         self._optimizers = optimizers
 
-    def _rounded(self) -> Iterator[tuple[PreparedOptimizer, RoundedWeights]]:
-        for prepared in self._optimizers:
-            if isinstance(prepared.masters, RoundedWeights):
-                yield prepared, prepared.masters
-
     def steps(self) -> list[int]:
-        return [weights.steps for _, weights in self._rounded()]
+        return [weights.steps for _, weights in self._optimizers.rounded()]
 
     def read(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for prepared, weights in self._rounded():
+        for prepared, weights in self._optimizers.rounded():
             found |= compensations(weights, prepared.buffer.name)
         return found
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {
             prepared.buffer.name(index): tuple(prepared.trainer._params[index].shape)
-            for prepared, weights in self._rounded()
+            for prepared, weights in self._optimizers.rounded()
             for index in weights.places()
         }
 
     def write(self, compensation: Mapping[str, Any], steps: Sequence[int]) -> None:
-        for (prepared, weights), count in zip(self._rounded(), steps, strict=True):
+        for (prepared, weights), count in zip(self._optimizers.rounded(), steps, strict=True):
             for index in weights.places():
                 weights.put(index, compensation.get(prepared.buffer.name(index)))
             weights.steps = count

@@ -213,12 +213,13 @@ class CompiledStep:
     # -- the order of calls --------------------------------------------------------------------------------------
 
     def _start(self) -> tuple[Any, ...]:
-        """Return what picks a trace: the order of calls, which layers train, averages, what is recorded, the region."""
+        """Return what picks a trace: order of calls, layers that train, averages, what is recorded, region, policy."""
         recorder = self._context.recorder.current
         recorded = recorder is not None and recorder.key
         prepared = self._context.prepared
         followed = tuple([each.followers for each in prepared.optimizers])
-        return self._state(), prepared.trainability.key(), followed, recorded, thread.compute, thread.training
+        region, policy = (thread.compute, thread.training), self._context.spec.policy
+        return self._state(), prepared.trainability.key(), followed, recorded, region, policy
 
     def _end(self) -> int:
         state = self._state()

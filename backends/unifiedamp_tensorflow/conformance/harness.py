@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
-from ..internals import set_dtype_policy
+from ..internals import native, set_dtype_policy
 from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
@@ -49,6 +49,7 @@ class TensorFlowHarness(Harness):
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}
     rank_kinds: Mapping[str, RankKind] = KINDS
+    _builds = True
 
     def probe(self, values: Sequence[float]) -> Any:
         return Probe(values)
@@ -94,11 +95,18 @@ class TensorFlowHarness(Harness):
     def adam(self, models: Sequence[Any], learning_rate: float) -> Any:
         return self._built(keras.optimizers.Adam(learning_rate, epsilon=1e-8), models)
 
-    @staticmethod
-    def _built(optimizer: Any, models: Sequence[Any]) -> Any:
+    @contextmanager
+    def left_to_prepare(self) -> Iterator[None]:
+        self._builds = False
+        try:
+            yield
+        finally:
+            self._builds = True
+
+    def _built(self, optimizer: Any, models: Sequence[Any]) -> Any:
         variables = [variable for model in models for variable in model.trainable_variables]
         # Over 16-bit variables amp.prepare builds it: it may have master weights to build it over.
-        if all(variable.dtype == "float32" for variable in variables):
+        if self._builds and all(variable.dtype == "float32" for variable in variables):
             optimizer.build(variables)
         return optimizer
 
@@ -189,6 +197,13 @@ class TensorFlowHarness(Harness):
     def cast(self, tensor: Any, dtype: str) -> Any:
         return tf.cast(tensor, dtype)
 
+    def selections(self, tensor: Any) -> Mapping[str, Any]:
+        parts = {
+            "largest": tf.reduce_max(tensor, 1), "top": tf.math.top_k(tensor, 2).values,
+            "positive": tensor * tf.cast(tensor > 0, tensor.dtype), "detached": tensor * tf.stop_gradient(tensor),
+        }  # fmt: skip
+        return {name: tf.reduce_sum(part) for name, part in parts.items()}
+
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(weight, bias)
 
@@ -209,6 +224,19 @@ class TensorFlowHarness(Harness):
         told = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
         return float(told.history["loss"][0])
 
+    def native_loop(self, amp: Any, model: Any, optimizer: Any, checks_first: bool) -> Callable[[Any], None]:
+        """Keras's gradients are always divided in a separate call."""
+        wrapped = amp.backend.interop.wrap_optimizer(optimizer, lambda: None)
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = wrapped.get_scaled_loss(model(x))
+            variables = model.trainable_variables
+            gradients = wrapped.get_unscaled_gradients(tape.gradient(loss, [native(each) for each in variables]))
+            wrapped.apply_gradients(zip(gradients, variables, strict=True))
+
+        return step
+
     def wide_dense(self, weight: Array, bias: Array) -> Any:
         layer = keras.layers.Dense(bias.shape[0], dtype="float64", name="dense")
         model = keras.Sequential([keras.Input((weight.shape[0],), dtype="float64"), layer])
@@ -219,6 +247,35 @@ class TensorFlowHarness(Harness):
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         return keras.Sequential([keras.Input((size,)), *layers])
 
+    def residual(self, weight: Array) -> Any:
+        x = keras.Input((len(weight),))
+        layer = keras.layers.Dense(len(weight), use_bias=False, name="dense")
+        model = keras.Model(x, keras.layers.Add()([layer(x), x]))
+        layer.set_weights([weight])
+        return model
+
+    def joined(self, weights: Sequence[Array]) -> Any:
+        x = keras.Input((len(weights[0]),))
+        names = ("left", "right")
+        layers = [
+            keras.layers.Dense(each.shape[1], use_bias=False, name=n) for each, n in zip(weights, names, strict=True)
+        ]
+        model = keras.Model(x, keras.layers.Multiply(name="join")([layer(x) for layer in layers]))
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.set_weights([weight])
+        return model
+
+    def sized(self, kind: str) -> Any:
+        if kind == "recurrent":
+            return keras.Sequential([keras.Input((4, 13)), keras.layers.LSTM(7, name="layer")])
+        if kind.startswith("late"):
+            self._lacks("models that are prepared before they have variables")
+        channels, name = keras.Input((8, 8, 10)), "layer"
+        convolution = keras.layers.DepthwiseConv2D(3, name=name)
+        return keras.Sequential(
+            [channels, convolution if kind == "depthwise" else keras.layers.Conv2DTranspose(12, 3, name=name)]
+        )
+
     def dropout(self, size: int, rate: float) -> Any:
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.Dropout(rate, name="drop")]
         return keras.Sequential([keras.Input((size,)), *layers])
@@ -227,6 +284,14 @@ class TensorFlowHarness(Harness):
         layers = [keras.layers.Dense(size, name="dense"), keras.layers.LayerNormalization(name="norm")]
         block = keras.Sequential([keras.Input((size,)), *layers], name="block")
         return keras.Sequential([keras.Input((size,)), block])
+
+    def refused_scopes(self) -> Mapping[str, AbstractContextManager[Any]]:
+        found: dict[str, AbstractContextManager[Any]] = {
+            "central storage": tf.distribute.experimental.CentralStorageStrategy().scope()
+        }
+        if hasattr(keras, "distribution"):
+            found["keras.distribution"] = _spread()
+        return found
 
     @contextmanager
     def other_state(self) -> Iterator[None]:
@@ -253,6 +318,17 @@ class TensorFlowHarness(Harness):
             (type(layer), layer.dtype_policy.name, layer.compute_dtype, sorted(n for n in vars(layer) if "amp" in n))
             for _, layer in walk(obj)
         ]
+
+
+@contextmanager
+def _spread() -> Iterator[None]:
+    """Set a distribution of Keras 3, which its TensorFlow backend ignores."""
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
 
 
 harness = TensorFlowHarness()

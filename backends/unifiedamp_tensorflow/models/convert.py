@@ -15,6 +15,7 @@ from .._types import Model, Tensor, Variable
 from ..device.selection import DeviceInfo
 from ..internals import is_graph_network, native, set_dtype_policy
 from ..precision import layers, region_layers
+from ..precision.float8_scales import DelayedScaling
 from ..precision.global_policy import PolicyScope
 from ..precision.keras_mode import KerasMode
 
@@ -79,7 +80,8 @@ class TensorFlowConverter(Converter):
         """Return layer path → name of the dtype policy that the clone's layer has."""
         pure = policy.replace(param_dtype=policy.compute_dtype)
         spec = SessionSpec(pure, self._spec.loss_scale, options=self._spec.options)
-        return {path: name.removeprefix("mixed_") for path, _, name in KerasMode(spec, self._device).wanted(model)}
+        mode = KerasMode(spec, self._device, DelayedScaling(pure.float8))
+        return {path: name.removeprefix("mixed_") for path, _, name in mode.wanted(model, pure)}
 
 
 def _clone(model: Model, wanted: dict[str, str]) -> Any:

@@ -1,13 +1,8 @@
-"""Dense layers in float8, each operand scaled by its current largest magnitude; emulated on any device.
+"""Dense layers in float8, a block format or bfloat16 by the recipes of ``Policy.recipe``; emulated on any device.
 
-Inputs and kernels are rounded to float8 e4m3 (finite maximum 448), gradients to e5m2 (57344), as in Micikevicius et
-al., "FP8 Formats for Deep Learning" (arXiv:2209.05433), by one scale per tensor, recomputed each time::
-
-    scale = float8_max / amax(|tensor|)
-    rounded = float32(round_to_float8(float32(tensor) * scale)) / scale
-
-The three products of a layer are float32 products of rounded operands. An inf or nan makes its tensor's scale 0 or nan,
-hence the whole product nan: the finite check sees it.
+The three products of a layer are float32 products of operands that are rounded along the dimension that each sums over
+(see ``float8_casts``). Where scales are finer than the tensor, the gradient of the weight is rounded to bfloat16, which
+is what the hardware's kernels return. An inf or nan makes an operand nan, and the product: the finite check sees it.
 
 Keras 3's own float8 (``model.quantize("float8")``) is not used: its gradient fails outside
 ``tf.function`` (TensorFlow 2.21, Keras 3.15: "too many values to unpack"), its clipping turns an inf into a finite
@@ -20,64 +15,105 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from unifiedamp.backend import PlanRow
+from unifiedamp.backend import Float8Recipe
 
-from .._types import Dense, Layer, Tensor
+from .._types import Dense, Tensor
 from ..internals import kernel, native
-from . import layers
 from .autocast import thread
-
-
-class Format(NamedTuple):
-    """A float8 format: bits after the binary point, lowest exponent of a normal number, largest number."""
-
-    bits: int
-    lowest_exponent: int
-    largest: float
-
-
-E4M3, E5M2 = Format(3, -6, 448.0), Format(2, -14, 57344.0)
-MULTIPLE = 16
-"""Float8 hardware needs sizes of products that are multiples of this; kept here too, so that frameworks agree."""
-LARGEST_SCALE = 2.0**126
-EXPONENT_BITS = 0x7F800000
-"""The exponent bits of a float32 number, which alone are the power of two below it."""
-NAME = "float8"
-RULE = (
-    f"Dense and EinsumDense layers whose inputs and outputs are multiples of {MULTIPLE}, "
-    "unless layer_overrides names them"
+from .float8_casts import (
+    GRADIENT,
+    INPUT,
+    WEIGHT,
+    bfloat16,
+    format_of,
+    has_one_scale,
+    round_matrix,
+    round_tensor,
 )
-NATIVE = "float32 products of operands rounded to float8"
+from .float8_scales import LayerScales
+
+NAME = "float8"
 
 
-def rounded(tensor: Tensor, kind: Format) -> Tensor:
-    """Return float32 values of ``tensor`` rounded to float8.
+class Labels(NamedTuple):
+    """The dimensions of a product ``x,w->out``, a letter for each, as in ``tf.einsum``."""
 
-    Arithmetic instead of casts: XLA of TensorFlow 2.15 rounds twice on the way to float8, and the graph optimizer of
-    2.21 reports an error for each graph that holds a float8 tensor.
+    x: str
+    w: str
+    out: str
+
+
+MATRICES = Labels("ab", "bc", "ac")
+
+
+class Products:
+    """The three products of a layer.
+
+    Args:
+        recipe: the session's.
+        labels: of its dimensions.
+        scales: of delayed scaling; else None.
     """
-    values = tf.cast(tensor, tf.float32)
-    scale = tf.minimum(kind.largest / tf.reduce_max(tf.abs(values)), LARGEST_SCALE)
-    values = values * scale
-    exponent = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), EXPONENT_BITS), tf.float32)
-    step = tf.maximum(exponent, 2.0**kind.lowest_exponent) * 2.0**-kind.bits
-    return tf.round(values / step) * step * tf.math.reciprocal(scale)
+
+    def __init__(self, recipe: Float8Recipe, labels: Labels, scales: LayerScales | None) -> None:
+        self._recipe, self._labels, self._scales = recipe, labels, scales
+
+    def run(self, x: Tensor, w: Tensor) -> Tensor:
+        """Return the float32 product of x and the weight, whose gradient is made of the other two."""
+        labels, recipe = self._labels, self._recipe
+        known = None if self._scales is None else self._scales.now()
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
+        def product(x: Tensor, w: Tensor) -> Any:
+            low = recipe.fprop == NAME
+            out = self._product((x, labels.x, INPUT), (w, labels.w, WEIGHT), labels.out, low, known)
+            if low and recipe.scaling == "block128":
+                out = bfloat16(out)  # what the hardware's product returns, before the bias
+            return out, lambda gradient: self._gradients(x, w, gradient, known)
+
+        return product(x, w)
+
+    def _gradients(self, x: Tensor, w: Tensor, gradient: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
+        labels, recipe = self._labels, self._recipe
+        if self._scales is not None:
+            self._scales.note(x, w, gradient)
+        of_gradient = (gradient, labels.out, GRADIENT)
+        low = recipe.dgrad == NAME
+        dx = self._product(of_gradient, (w, labels.w, WEIGHT), labels.x, low, known)
+        low = recipe.wgrad == NAME
+        dw = self._product(of_gradient, (x, labels.x, INPUT), labels.w, low, known)
+        if not low or not has_one_scale(recipe):
+            dw = bfloat16(dw)
+        return tf.cast(bfloat16(dx), x.dtype), tf.cast(dw, w.dtype)
+
+    def _product(
+        self, a: tuple[Tensor, str, str], b: tuple[Tensor, str, str], out: str, low: bool, known: Tensor | None
+    ) -> Tensor:
+        """Return the product of two operands: (tensor, its labels, which it is)."""
+        summed = "".join(label for label in a[1] if label in b[1] and label not in out)
+        operands = [self._operand(*each, summed, low, known) for each in (a, b)]
+        return tf.einsum(f"{a[1]},{b[1]}->{out}", *operands)
+
+    def _operand(
+        self, tensor: Tensor, labels: str, operand: str, summed: str, low: bool, known: Tensor | None
+    ) -> Tensor:
+        """Return float32 of a tensor, rounded along the dimensions that its product sums over."""
+        if not low:
+            return bfloat16(tensor)
+        values = tf.cast(tensor, tf.float32)
+        if has_one_scale(self._recipe):
+            scale = None if known is None else known[(INPUT, WEIGHT, GRADIENT).index(operand)]
+            return round_tensor(values, format_of(self._recipe, operand), scale)
+        kept = [label for label in labels if label not in summed]
+        order = [labels.index(label) for label in (*kept, *summed)]
+        moved = tf.transpose(values, order)
+        shape = tf.shape(moved)
+        matrix = tf.reshape(moved, [tf.reduce_prod(shape[: len(kept)]), tf.reduce_prod(shape[len(kept) :])])
+        rounded = tf.reshape(round_matrix(matrix, self._recipe, operand), shape)
+        return tf.transpose(rounded, [order.index(place) for place in range(len(order))])
 
 
-@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
-def operand(tensor: Tensor) -> Any:
-    """Round to e4m3 in the forward pass; the gradient passes unchanged, in the tensor's dtype."""
-    dtype = tensor.dtype
-    return rounded(tensor, E4M3), lambda gradient: tf.cast(gradient, dtype)
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no annotations
-def outcome(tensor: Tensor) -> Any:
-    """Pass in the forward pass; round the gradient to e5m2."""
-    return tf.identity(tensor), lambda gradient: rounded(gradient, E5M2)
-
-
-def call(layer: Dense, inputs: Tensor) -> Tensor | None:
+def call(recipe: Float8Recipe, scales: LayerScales | None, layer: Dense, inputs: Tensor) -> Tensor | None:
     """Return the output of a Dense or EinsumDense layer for ``inputs`` of shape (…, inputs) in float8.
 
     None where its own call runs: in regions of other policies, and on inputs that are not dense floating tensors.
@@ -85,64 +121,32 @@ def call(layer: Dense, inputs: Tensor) -> Tensor | None:
     if thread.compute not in (None, NAME) or not isinstance(inputs, tf.Tensor) or not inputs.dtype.is_floating:
         return None
     weights = tf.convert_to_tensor(native(kernel(layer)))
-    out = outcome(_multiply(layer, operand(inputs), operand(weights)))
+    if hasattr(layer, "equation"):
+        out = Products(recipe, labels_of(layer.equation, inputs.shape.rank), scales).run(inputs, weights)
+    else:
+        out = _matmul(Products(recipe, MATRICES, scales), inputs, weights)
     if layer.bias is not None:
         out = out + tf.cast(layer.bias, tf.float32)
     out = tf.cast(out, layer.compute_dtype)
     return out if layer.activation is None else layer.activation(out)
 
 
-def _multiply(layer: Dense, inputs: Tensor, weights: Tensor) -> Tensor:
-    if hasattr(layer, "equation"):
-        return tf.einsum(layer.equation, inputs, weights)
-    return tf.tensordot(inputs, weights, 1)
+def _matmul(products: Products, inputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the product over the last dimension of inputs of any rank."""
+    if inputs.shape.rank == 2:
+        return products.run(inputs, weights)
+    columns = weights.shape.as_list()
+    out = products.run(tf.reshape(inputs, [-1, columns[0]]), weights)
+    out = tf.reshape(out, tf.concat([tf.shape(inputs)[:-1], columns[1:]], 0))
+    if inputs.shape.rank is not None:
+        out.set_shape([*inputs.shape.as_list()[:-1], columns[1]])
+    return out
 
 
-def rejection_reason(layer: Layer | Dense, policy_name: str, kept: str | None) -> str | None:
-    """Return why a layer does not run in float8, "" where it does; None for layers that are not dense.
-
-    Args:
-        layer: any Keras layer.
-        policy_name: the dtype policy that layers without an override have.
-        kept: the dtype that ``layer_overrides`` gave it, or None.
-    """
-    kind: Any = layers.original_class(layer)
-    bases = [base for base in (tf.keras.layers.Dense, tf.keras.layers.EinsumDense) if issubclass(kind, base)]
-    if not bases:
-        return None
-    if kept:
-        return f"layer_overrides: {kept}"
-    if layer.dtype_policy.name != policy_name:
-        return f"its dtype policy is {layer.dtype_policy.name!r}"
-    if kind.call is not bases[0].call:
-        return f"{kind.__name__} overrides call"
-    if getattr(layer, "lora_enabled", False):
-        return "it has LoRA weights"
-    sizes = _sizes(layer)
-    odd = [f"{name}={size}" for name, size in sizes.items() if size % MULTIPLE]
-    return f"{', '.join(odd)}: not a multiple of {MULTIPLE}" if odd else ""
-
-
-def _sizes(layer: Any) -> dict[str, int]:
-    shape = [int(size) for size in kernel(layer).shape]
-    labels: Any = range(2)
-    kept: Any = (1,)
-    if hasattr(layer, "equation"):
-        operands, _, kept = layer.equation.replace(" ", "").partition("->")
-        labels = operands.partition(",")[2].replace(".", "")
-    sizes = {"inputs": 1, "outputs": 1}
-    for label, size in zip(labels, shape, strict=True):
-        sizes["outputs" if label in kept else "inputs"] *= size
-    return sizes
-
-
-def rows(chosen: dict[str, str]) -> list[PlanRow]:
-    """Return the rows of ``amp.explain()``: the rule, and each dense layer of the prepared models."""
-    count = f"{sum(not why for why in chosen.values())} of {len(chosen)} dense layers" if chosen else "dense layers"
-    found = [PlanRow(NAME, count, NATIVE, "emulated", RULE)]
-    for path, why in chosen.items():
-        if why:
-            found.append(PlanRow(f"{NAME}.{path}", "not float8", "as its dtype policy says", note=why))
-        else:
-            found.append(PlanRow(f"{NAME}.{path}", NAME, NATIVE, "emulated"))
-    return found
+def labels_of(equation: str, rank: int) -> Labels:
+    """Return the labels of an EinsumDense layer's equation; letters that it does not use take an ellipsis' place."""
+    operands, _, out = equation.replace(" ", "").partition("->")
+    x, _, w = operands.partition(",")
+    free = [letter for letter in "abcdefghijklmnopqrstuvwxyz" if letter not in equation]
+    more = "".join(free[: max(rank - len(x.replace(".", "")), 0)])
+    return Labels(x.replace("...", more), w.replace("...", ""), out.replace("...", more))

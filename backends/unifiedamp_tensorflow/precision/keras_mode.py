@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -13,8 +14,9 @@ from .. import patches
 from .._types import Layer, Model
 from ..device.selection import DeviceInfo
 from ..internals import casts_itself, native
-from . import emulation, float8, layers, region_layers
+from . import emulation, float8, float8_layers, float8_scales, layers, region_layers
 from .autocast import DISABLED
+from .float8_scales import DelayedScaling
 from .global_policy import PolicyScope
 from .operations import LAYER_OPS, NORM_LAYERS, check_layer_ops, layer_op
 
@@ -40,20 +42,30 @@ def keras_policy(param_dtype: str, compute_dtype: str) -> str:
 class KerasMode:
     """Layers carry dtype policies; regions of another policy act on prepared layers through ``thread.compute``."""
 
-    def __init__(self, spec: SessionSpec, device: DeviceInfo) -> None:
-        self._policy = spec.policy
-        self._name = keras_policy(spec.policy.param_dtype, spec.policy.region_dtype)
-        check_layer_ops(spec.policy.op_overrides)
+    def __init__(self, spec: SessionSpec, device: DeviceInfo, scaling: DelayedScaling) -> None:
+        self._spec, self._scaling = spec, scaling
+        for policy in spec.policies:
+            keras_policy(policy.param_dtype, policy.region_dtype)
+            check_layer_ops(policy.op_overrides)
+        self._follow()
         self._attached: list[Layer] = []
         self._policies = patches.PolicyChanges()
         self._plain: list[str] = []
+        self._models = 0
         self._float8: dict[str, str] = {}
         self._warn, self._device = spec.warn, device
-        self._emulates = spec.policy.emulate and spec.policy.compute_dtype != float8.NAME
+
+    def _follow(self) -> None:
+        self._policy = policy = self._spec.policy
+        self._name = keras_policy(policy.param_dtype, policy.region_dtype)
+        self._emulates = policy.emulate and policy.compute_dtype != float8.NAME
 
     def scope(self) -> AbstractContextManager[None]:
-        """Set the global dtype policy inside."""
-        return PolicyScope(self._name)
+        """Set the global dtype policy inside; a mixed one where a later policy is, since Keras 2 makes variables cast
+        themselves under such alone.
+        """
+        names = [self._name, *(keras_policy(each.param_dtype, each.region_dtype) for each in self._spec.policies)]
+        return PolicyScope(next((name for name in names if name.startswith("mixed_")), self._name))
 
     def region(self, enabled: bool, policy: Policy | None) -> tuple[str | None, AbstractContextManager[None] | None]:
         """Return the dtype that prepared layers compute in inside, and what emulates it.
@@ -65,6 +77,12 @@ class KerasMode:
             return DISABLED, None
         if policy is None or policy == self._policy:
             return self._policy.compute_dtype, self._emulating()
+        in_float8 = policy.compute_dtype == float8.NAME == self._policy.compute_dtype
+        if in_float8 and policy.float8 != self._policy.float8:
+            raise errors.UnsupportedError(
+                f"amp.autocast(policy={str(policy)!r}): layers are made ready for recipe {str(self._policy.float8)!r} "
+                "by amp.prepare, so the recipe is the session's"
+            )
         if policy.emulate != self._policy.emulate:
             raise errors.UnsupportedError(
                 f"amp.autocast(policy={str(policy)!r}): on TensorFlow, emulate is set for the session"
@@ -93,25 +111,36 @@ class KerasMode:
 
     def check_models(self, models: Sequence[Model]) -> None:
         """Refuse layers whose variables have the wrong dtype, and overrides that match no layer."""
-        for model in models:
-            for path, layer, wanted in self.wanted(model):
-                if wanted != layer.dtype_policy.name:
-                    _check_switch(path or model.name, layer, wanted)
-                if self._emulates:
-                    kind = layers.original_class(layer).__name__
-                    emulation.check_layer(path or model.name, layer, kind, self._device)
+        for policy in self._spec.policies:
+            _check_replicas(policy)
+            for model in models:
+                self._check_model(model, policy)
+
+    def _check_model(self, model: Model, policy: Policy) -> None:
+        for path, layer, wanted in self.wanted(model, policy):
+            if wanted != layer.dtype_policy.name:
+                _check_switch(path or model.name, layer, wanted)
+            if policy.emulate and policy.compute_dtype != float8.NAME:
+                kind = layers.original_class(layer).__name__
+                emulation.check_layer(path or model.name, layer, kind, self._device)
 
     def attach(self, models: Sequence[Model]) -> None:
         """Set each layer's policy and make it follow regions."""
+        recipe = self._policy.float8
         for model in models:
-            rows = self.wanted(model)
+            rows = self.wanted(model, self._policy)
+            names = float8_scales.names([path for path, _, _ in rows], self._models)
+            self._models += 1
             kept = match_layers(self._policy.layer_overrides, [path for path, _, _ in rows])
             for path, layer, wanted in rows:
                 if wanted != layer.dtype_policy.name:
                     self._policies.set(layer, wanted)
                 plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
-                call = float8.call if self._in_float8(path or model.name, layer, kept.get(path)) else None
+                call = None
+                if self._in_float8(path or model.name, layer, kept.get(path)):
+                    scales = self._scaling.add(names[path]) if recipe.scaling == "delayed" else None
+                    call = functools.partial(float8.call, recipe, scales)
                 output_dtype = None if path else self._policy.output_dtype
                 around = emulation.Emulating if self._emulates else None
                 region_layers.attach(layer, pinned=pinned, output_dtype=output_dtype, call=call, around=around)
@@ -126,10 +155,22 @@ class KerasMode:
             )
 
     def _in_float8(self, path: str, layer: Layer, kept: str | None) -> bool:
-        why = float8.rejection_reason(layer, self._name, kept) if self._policy.compute_dtype == float8.NAME else None
+        if self._policy.compute_dtype != float8.NAME:
+            return False
+        why = float8_layers.rejection_reason(layer, self._name, kept, self._policy.float8.multiple)
         if why is not None:
             self._float8[path] = why
         return why == ""
+
+    def follow_policy(self, models: Sequence[Model]) -> None:
+        """Attach to prepared models what the session's policy wants now."""
+        self._policies.undo()
+        self._attached.clear()
+        self._plain.clear()
+        self._float8.clear()
+        self._models = 0
+        self._follow()
+        self.attach(models)
 
     def detach(self) -> None:
         """Restore the layers' classes and policies."""
@@ -139,27 +180,16 @@ class KerasMode:
         self._policies.undo()
         self._float8.clear()
 
-    def wanted(self, model: Model) -> list[tuple[str, Layer, str]]:
-        """Return (path, layer, policy name) for the layers of ``model``.
+    def wanted(self, model: Model, policy: Policy) -> list[tuple[str, Layer, str]]:
+        """Return (path, layer, policy name) for the layers of ``model`` under ``policy``.
 
         A layer whose policy differs from its model's was given that dtype by the user, and keeps it unless an override
         names it.
         """
         found = list(layers.walk(model))
-        chosen = match_layers(self._policy.layer_overrides, [path for path, _ in found])
+        chosen = match_layers(policy.layer_overrides, [path for path, _ in found])
         shared = model.dtype_policy.name
-        return [(path, layer, self._wanted(layer, shared, chosen.get(path))) for path, layer in found]
-
-    def _wanted(self, layer: Layer, shared: str, override: str | None) -> str:
-        policy, own = self._policy, layer.dtype_policy.name
-        operation = layer_op(layer, policy.op_overrides)
-        dtype = operation if operation == "float32" else override or operation
-        if dtype is not None:
-            dtype = policy.region_dtype if dtype == "compute" else dtype
-            return f"mixed_{dtype}" if policy.param_dtype == "float32" != dtype else dtype
-        if policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer):
-            return "float32"
-        return self._name if own == shared else own
+        return [(path, layer, _wanted(policy, layer, shared, chosen.get(path))) for path, layer in found]
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -196,7 +226,30 @@ class KerasMode:
         for glob, dtype in policy.layer_overrides.items():
             rows.append(PlanRow(f"layer_overrides.{glob}", dtype, f"layer.dtype_policy = {dtype!r} or its mixed form"))
         rows += emulation.rows(policy)
-        return rows + (float8.rows(self._float8) if policy.compute_dtype == float8.NAME else [])
+        return rows + (float8_layers.rows(self._float8, policy.float8) if policy.compute_dtype == float8.NAME else [])
+
+
+def _wanted(policy: Policy, layer: Layer, shared: str, override: str | None) -> str:
+    own = layer.dtype_policy.name
+    operation = layer_op(layer, policy.op_overrides)
+    dtype = operation if operation == "float32" else override or operation
+    if dtype is not None:
+        dtype = policy.region_dtype if dtype == "compute" else dtype
+        return f"mixed_{dtype}" if policy.param_dtype == "float32" != dtype else dtype
+    if policy.keep_norm_float32 and policy.param_dtype != "float32" and _is_norm(layer):
+        return "float32"
+    return keras_policy(policy.param_dtype, policy.region_dtype) if own == shared else own
+
+
+def _check_replicas(policy: Policy) -> None:
+    if policy.compute_dtype != float8.NAME or policy.recipe != "delayed":
+        return
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise errors.UnsupportedError(
+            f"policy {str(policy)!r}: on TensorFlow, histories of delayed scaling are kept for one replica, and this "
+            f"strategy has {replicas}; use recipe 'tensorwise'"
+        )
 
 
 def _check_switch(path: str, layer: Layer, wanted: str) -> None:

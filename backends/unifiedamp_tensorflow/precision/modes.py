@@ -10,6 +10,7 @@ from unifiedamp.backend import PlanRow, Policy, SessionSpec, Support, errors
 
 from .._types import Model
 from ..device.selection import DeviceInfo
+from .float8_scales import DelayedScaling
 from .keras_mode import KerasMode
 from .rewrite_mode import RewriteMode
 
@@ -50,7 +51,7 @@ class Mode(Protocol):
         """Return whether ``Policy.op_overrides`` works."""
 
 
-def make_mode(spec: SessionSpec, device: DeviceInfo) -> Mode:
+def make_mode(spec: SessionSpec, device: DeviceInfo, scaling: DelayedScaling) -> Mode:
     """Return the mode that ``backend_options.tensorflow.mode`` names.
 
     Raises:
@@ -62,4 +63,4 @@ def make_mode(spec: SessionSpec, device: DeviceInfo) -> Mode:
         raise errors.ConfigError(
             f"backend_options.tensorflow.mode must be one of {', '.join(MODES)}, got {mode!r}{hint}"
         )
-    return KerasMode(spec, device) if mode == "keras" else RewriteMode(spec, device)
+    return KerasMode(spec, device, scaling) if mode == "keras" else RewriteMode(spec, device)

@@ -53,6 +53,8 @@ def attach(
         object.__setattr__(layer, AROUND, around or nullcontext)
     if call is not None:
         object.__setattr__(layer, CALL, call)
+    else:
+        vars(layer).pop(CALL, None)
     _follow(layer)
 
 

@@ -26,12 +26,13 @@ def uint32(value: int) -> Tensor:
     return tf.constant(value, tf.uint32)
 
 
-def round_to(values: Tensor, format: FloatFormat) -> Tensor:
+def round_to(values: Tensor, format: FloatFormat, saturate: bool = False) -> Tensor:
     """Return the nearest numbers of the format, ties to even, as float32.
 
     Args:
         values: float32, any shape.
         format: of the result's numbers.
+        saturate: numbers beyond ``format.max``, inf included, become ``format.max``.
     """
     bits = tf.bitcast(values, tf.uint32)
     sign, magnitude = bits_and(bits, uint32(_SIGN)), bits_and(bits, uint32(_MAGNITUDE))
@@ -42,7 +43,7 @@ def round_to(values: Tensor, format: FloatFormat) -> Tensor:
     if format.min_exponent > 1 - _EXPONENT_BIAS:
         rounded = tf.where(magnitude < uint32(_bits(format.min_normal)), _subnormal(magnitude, format), rounded)
     largest = _bits(format.max)
-    beyond = {"inf": _INFINITY, "nan": _bits(math.nan), "saturate": largest}[format.overflow]
+    beyond = largest if saturate else {"inf": _INFINITY, "nan": _bits(math.nan), "saturate": largest}[format.overflow]
     rounded = tf.where(rounded > uint32(largest), uint32(beyond), rounded)
     rounded = tf.where(magnitude > uint32(_INFINITY), uint32(_bits(math.nan)), rounded)
     return tf.bitcast(tf.bitwise.bitwise_or(rounded, sign), tf.float32)

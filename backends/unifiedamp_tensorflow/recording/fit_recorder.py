@@ -16,6 +16,7 @@ from ..internals import SINGLE_STEPS
 from ..training.prepared_objects import PreparedObjects
 from .native_gradients import NotedOptimizer
 from .recorder import TensorFlowRecorder
+from .step_counter import StepCounter
 from .step_recorder import StepRecorder, TraceRecord
 
 LOGS, RECORDED = "logs", "recorded"
@@ -83,7 +84,7 @@ class SingleSteps:
         current.take(outputs[RECORDED], self._records)
         return outputs[LOGS]
 
-    def _step_of(self, current: StepRecorder | None) -> AbstractContextManager[None]:
+    def _step_of(self, current: StepRecorder | StepCounter | None) -> AbstractContextManager[None]:
         return nullcontext() if current is None else patches.attributes(self._model, train_step=self._recorded_step)
 
     def _new_function(self, key: str | None) -> Any:
@@ -102,7 +103,7 @@ class SingleSteps:
         return {LOGS: logs, RECORDED: recorded}
 
     @contextmanager
-    def _noting(self, current: StepRecorder) -> Iterator[None]:
+    def _noting(self, current: StepRecorder | StepCounter) -> Iterator[None]:
         """Record activations, and the gradients of optimizers that the session did not need to wrap."""
         with ExitStack() as stack:
             for prepared in self._prepared.optimizers:

@@ -10,6 +10,7 @@ from .. import patches
 from .._types import Gradient, Tensor, Variable
 from ..internals import trained_variables
 from ..training.trained_variables import TrainedVariables
+from .step_counter import StepCounter
 from .step_recorder import StepRecorder
 
 CALLS = ("apply", "scale_loss", "apply_gradients", "minimize")
@@ -23,7 +24,7 @@ class NotedOptimizer:
         recorder: gets the gradients and the loss.
     """
 
-    def __init__(self, params: TrainedVariables, recorder: StepRecorder) -> None:
+    def __init__(self, params: TrainedVariables, recorder: StepRecorder | StepCounter) -> None:
         self._params, self._recorder = params, recorder
         optimizer: Any = params.optimizer
         self._native = {name: getattr(optimizer, name) for name in CALLS if hasattr(optimizer, name)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from unifiedamp.backend import Recorder, errors, recording
 
-from .._types import Optimizer
+from .._types import Optimizer, Tensor
 from ..device.numerics import multiplied
 from ..distributed.distributed import TensorFlowDistributed
 from ..models.epsilons import epsilons
@@ -15,6 +15,8 @@ from ..models.weights import TensorFlowWeights
 from ..training.prepared_objects import PreparedObjects
 from ..training.prepared_optimizer import PreparedOptimizer
 from ..training.scaler import DeviceScaler
+from .states import kept_weights, states
+from .step_counter import StepCounter
 from .step_recorder import StepRecorder
 
 
@@ -27,17 +29,18 @@ class TensorFlowRecorder(Recorder):
         scaler: its loss scale; None without one.
 
     Attributes:
-        current: what records now; None outside recorded steps.
+        current: what records, or counts for a forecast; None outside such steps.
     """
 
-    compares = True
+    compares = records_states = True
     means = "recorded steps of compiled loops run a separate trace"
 
     def __init__(
         self, prepared: PreparedObjects, distributed: TensorFlowDistributed, scaler: DeviceScaler | None
     ) -> None:
         self._prepared, self._distributed, self._scaler = prepared, distributed, scaler
-        self.current: StepRecorder | None = None
+        self.current: StepRecorder | StepCounter | None = None
+        self._kept: dict[str, Tensor] = {}
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         """Record from here on; of several replicas, the largest values of any and the gradients of all together."""
@@ -62,9 +65,10 @@ class TensorFlowRecorder(Recorder):
         self.current.gradients(present, scale, buffer.loss)
 
     def end(self) -> recording.RecordedStep:
-        current, self.current = self.current, None
-        if current is None:
+        current = self.current
+        if not isinstance(current, StepRecorder):
             return recording.RecordedStep()
+        self.current = None
         current.stop()
         return current.read()
 
@@ -82,6 +86,13 @@ class TensorFlowRecorder(Recorder):
         return TensorFlowWeights(self._prepared.true_weights, self._prepared.set_true_weights).read_models(
             self._prepared.models
         )
+
+    def keep_weights(self) -> None:
+        self._kept = kept_weights(self._prepared.optimizers)
+
+    def states(self) -> recording.States:
+        kept, self._kept = self._kept, {}
+        return states(self._prepared.optimizers, kept)
 
     def epsilons(self) -> list[recording.Epsilon]:
         optimizers = [prepared.inner for prepared in self._prepared.optimizers]

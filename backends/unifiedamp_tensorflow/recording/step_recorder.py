@@ -11,7 +11,6 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -27,6 +26,7 @@ from ..precision.autocast import thread
 from ..precision.tapes import current_home
 from .buckets import count_both, count_now
 from .sketches import TraceSketches, whole_values
+from .traced_records import TracedRecords
 
 RECORDER = "_unifiedamp_recorder"
 
@@ -98,6 +98,7 @@ class StepRecorder:
     Attributes:
         key: traces of a compiled step with the same key record the same.
         fitting: a step of ``fit`` runs, which has no autocast region.
+        tracing, take, here: those of :class:`TracedRecords`.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class StepRecorder:
         self.key = "compare" if compare else "activations" if activations else "gradients"
         self._functions: dict[str, str] = {}
         self.fitting = False
-        self._record = TraceRecord(None)
-        self._taken: list[tuple[TraceRecord, Mapping[str, Tensor]]] = []
+        self._records = TracedRecords(TraceRecord)
+        self.tracing, self.take, self.here = self._records.tracing, self._records.take, self._records.here
         self._layers: list[tuple[Layer, type]] = []
         for index, model in enumerate(models if activations else ()):
             for path, layer in layers.walk(model):
@@ -130,40 +131,18 @@ class StepRecorder:
             layer, kind = self._layers.pop()
             patches.set_class(layer, kind)
             del vars(layer)[RECORDER]
-        self._record.known.clear()
-
-    # -- traces --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def tracing(self, records: list[TraceRecord]) -> Iterator[dict[int, Any]]:
-        """Trace a step inside; its record goes to ``records``.
-
-        Yields a mapping that at the end holds what runs of the trace must return for :meth:`take`.
-        """
-        outside, self._record = self._record, TraceRecord(current_home())
-        recorded: dict[int, Any] = {}
-        try:
-            yield recorded
-            records.append(self._record)
-            recorded[len(records) - 1] = self._record.release_tensors()
-        finally:
-            self._record = outside
+        self._records.current.known.clear()
 
     def begin_trace(self) -> None:
         """A traced step is about to run: the loop may have written to its weights."""
         if self._compare:
             self._before = self._weights()
 
-    def take(self, recorded: Mapping[int, Any], records: Sequence[TraceRecord]) -> None:
-        """Take what a run of a trace returned."""
-        ((number, tensors),) = recorded.items()
-        self._taken.append((records[number], tensors))
-
     # -- recording -----------------------------------------------------------------------------------------------
 
     def activation(self, layer: str, kind: str, place: str, value: object) -> None:
         """Record what went into a layer or came out of it."""
-        record = self._record
+        record = self._records.current
         if not (self.fitting or thread.training) or current_home() is not record.home:
             return  # inference; or inside a loop, a branch or a function, which keeps its tensors to itself
         for tensor in _floats(value):
@@ -181,13 +160,9 @@ class StepRecorder:
             about = (layer, kind, place, tensor.dtype.name, which, self._replica())
             record.activations.append(LayerRecord(*about, self._functions.get(layer, "")))
 
-    def here(self) -> bool:
-        """Whether what is computed now can be recorded: eager, or in the trace that is being recorded."""
-        return current_home() is self._record.home
-
     def gradients(self, gradients: Mapping[str, Gradient], scale: Tensor | None, loss: Tensor | None) -> None:
         """Count gradients; ``scale`` is what they were multiplied by (None: nothing)."""
-        record, replica = self._record, self._replica()
+        record, replica = self._records.current, self._replica()
         inverse = tf.constant(1.0) if scale is None else tf.math.reciprocal(scale)
         both = count_now if tf.executing_eagerly() else count_both
         for name, gradient in gradients.items():
@@ -210,7 +185,7 @@ class StepRecorder:
         local: list[recording.LocalStep] = []
         drawn: list[Sketch] = []
         of_gradients: dict[str, Sketch] = {}
-        for record, tensors in [*self._taken, (self._record, self._record.tensors())]:
+        for record, tensors in [*self._records.taken, (self._records.current, self._records.current.tensors())]:
             values = {name: tensor.numpy() for name, tensor in tensors.items()}
             activations += _activations(record, values.get("largest", ()))
             gradients |= _gradients(record, values.get("counts", ()))

@@ -19,7 +19,7 @@ def check_spec(spec: SessionSpec) -> None:
 
     Raises:
         ConfigError: an unknown key, or a value of the wrong type.
-        PolicyNotSupportedError: float8 without ``emulate``, by the graph rewrite, or by another recipe than tensorwise.
+        PolicyNotSupportedError: float8 without ``emulate``, or by the graph rewrite.
     """
     spec.check_options(OPTIONS, "tensorflow")
     for name in ("xla", "emulate"):
@@ -27,9 +27,8 @@ def check_spec(spec: SessionSpec) -> None:
             raise errors.ConfigError(f"backend_options.tensorflow.{name} must be true or false, got {value!r}")
     asked, float8 = spec.options.get("emulate", False), spec.policy.compute_dtype == "float8"
     emulate = asked or spec.policy.emulate
-    spec.check_tensorwise("TensorFlow")
     emulation.check_policy(spec.policy, spec.options.get("mode", "keras"))
-    if asked and not float8:
+    if asked and all(policy.compute_dtype != "float8" for policy in (spec.policy, *spec.policies)):
         spec.warn(
             f"backend_options.tensorflow.emulate has no effect under policy '{spec.policy}': it is for mixed_float8",
             errors.PolicyWarning,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import SessionSpec, errors
 
 from .. import patches
 from .._types import Model
@@ -44,6 +44,7 @@ class Fitting:
     """Follows the train functions of one session's models.
 
     Args:
+        spec: the session's, whose policy train functions are made for.
         native_steps: reports the steps to core.
         prepared: the session's models and optimizers.
         scaler: its loss scale; None without one.
@@ -51,8 +52,10 @@ class Fitting:
     """
 
     def __init__(
-        self, native_steps: NativeSteps, prepared: PreparedObjects, scaler: DeviceScaler | None, recorder: RecordsSteps
-    ) -> None:
+        self, spec: SessionSpec, native_steps: NativeSteps, prepared: PreparedObjects, scaler: DeviceScaler | None,
+        recorder: RecordsSteps,
+    ) -> None:  # fmt: skip
+        self._spec = spec
         self._native_steps, self._prepared, self._scaler, self._recorder = native_steps, prepared, scaler, recorder
         self._runs: dict[int, list[FitRun]] = {}
         self._losses: dict[int, FitLosses] = {}
@@ -130,9 +133,12 @@ class Fitting:
 
     def _followed(self, model: Model, make: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
         single_steps = functools.cache(lambda: self._recorder.single_steps(model, make))
+        policy = self._spec.policy
 
         @functools.wraps(function)
         def follow(*args: object) -> Any:
+            if self._spec.policy != policy:  # Keras keeps this function while it fits
+                return self._make(model, make, force=True)(*args)
             for prepared in self._prepared.optimizers:
                 prepared.check_fit("model.fit")
             if self._native_steps.follower is not None:

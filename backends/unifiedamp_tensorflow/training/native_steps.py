@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import StepFollower
+from unifiedamp.backend import StepFollower, errors
 
 from .._types import Tensor
 from ..distributed.replicas import Replicas
@@ -23,6 +23,9 @@ class NativeSteps:
     there a skipped iteration calls Python from its branch of ``tf.cond``, which costs the others nothing. XLA compiles
     no such call, and replicas share their branch with a ``merge_call``: there nothing is reported.
 
+    Args:
+        scheduled: each step must be seen, because the session's policy depends on their number.
+
     Attributes:
         after_step: core's: counts steps, and polls the scale when it is due.
         poll: core's: polls the scale now.
@@ -31,7 +34,8 @@ class NativeSteps:
         follower: follows each step; None for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scheduled: bool = False) -> None:
+        self._scheduled = scheduled
         self.followed = 0
         self.follower: StepFollower | None = None
         self._under_xla: XlaSteps | None = None
@@ -66,6 +70,7 @@ class NativeSteps:
 
     def after_eager_step(self, replicas: Replicas) -> None:
         """Report a step of a prepared optimizer in a loop of Keras's form, unless it is traced or followed."""
+        self._check_seen()
         if tf.executing_eagerly() and not self.followed and replicas.here() == 0:
             self.after_step()
             if self.follower is not None:
@@ -73,6 +78,7 @@ class NativeSteps:
 
     def deferred_step(self, losses: Sequence[Tensor]) -> None:
         """Report the losses of a step in Keras 2's form; a traced one calls the follower each time it runs."""
+        self._check_seen()
         follower = self.follower
         if follower is None:
             return
@@ -87,6 +93,13 @@ class NativeSteps:
             follower.native_step(more=more)
 
         self.call_from_trace(note, losses)
+
+    def _check_seen(self) -> None:
+        if self._scheduled and not self.followed and not tf.executing_eagerly():
+            raise errors.UnsupportedError(
+                "a step in a tf.function of your own: no Python runs when it is replayed, so the iterations of the "
+                "session's schedule cannot be counted. Compile the step with amp.compile, or use model.fit"
+            )
 
     def call_from_trace(self, fn: Callable[..., None], tensors: Sequence[Tensor]) -> None:
         """Have the trace of a step in a ``tf.function`` of the user's call ``fn`` with values, each time it runs."""

@@ -87,7 +87,9 @@ class Preparation:
         """Build the optimizer's variables, before any ``tf.cond`` is traced, and return it prepared."""
         spec = self._spec
         masters = MasterWeights(optimizer, named, self._distributed.replicas) if spec.master_weights else None
-        updates = WeightUpdates(optimizer, named, spec.policy) if spec.policy.update else None
+        updates = (
+            WeightUpdates(optimizer, named, spec.policy) if spec.policy.update or spec.policy.state_dtype else None
+        )
         if not is_built(optimizer):
             optimizer.build(list(named.values()))
         outer = self._outer(optimizer, named)
@@ -107,8 +109,9 @@ class Preparation:
     def _outer(self, optimizer: Optimizer, named: Named) -> Optimizer:
         """Return what users hold: the optimizer itself where a step does nothing else than its own."""
         spec, scaler = self._spec, self._scaler
-        own = spec.master_weights or spec.policy.update or spec.reduce_dtype
-        plain = scaler is None and spec.accumulate_steps == 1 and not own
+        own = spec.master_weights or spec.policy.update or spec.policy.state_dtype or spec.reduce_dtype
+        counted = spec.schedule is not None  # iterations of Keras's own loops too
+        plain = scaler is None and spec.accumulate_steps == 1 and not (own or counted)
         if plain and not _keras_would_scale(spec):
             return optimizer
         kind = optimizers.prepared_class()
@@ -128,6 +131,5 @@ class Preparation:
 
 def _keras_would_scale(spec: SessionSpec) -> bool:
     """Whether ``model.compile`` would wrap a plain optimizer in Keras's own dynamic loss scale."""
-    policy = spec.policy
-    mixed = (policy.param_dtype, policy.compute_dtype) == ("float32", "float16")
+    mixed = any((each.param_dtype, each.compute_dtype) == ("float32", "float16") for each in spec.policies)
     return mixed and spec.options.get("mode", "keras") == "keras"

@@ -11,7 +11,7 @@ from unifiedamp.backend import SessionSpec, errors
 from .._types import Model, Named, Optimizer
 from ..internals import built_for, is_built, native
 from ..precision import layers
-from . import optimizers, weight_updates
+from . import moments, optimizers, weight_updates
 
 
 def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: SessionSpec) -> None:
@@ -22,10 +22,11 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
     """
     for optimizer in given:
         check_optimizer(optimizer)
-        if spec.master_weights or spec.policy.update:
+        if spec.master_weights or spec.policy.update or spec.policy.state_dtype:
             _check_not_built(optimizer, spec)
-        if spec.policy.update:
+        if spec.policy.update or spec.policy.state_dtype:
             weight_updates.check_optimizer(optimizer)
+            moments.check_optimizer(optimizer, spec.policy)
     for model in models:
         if not model.built or not model.weights:
             raise errors.PrepareError(
@@ -40,7 +41,9 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
 def _check_not_built(optimizer: Optimizer, spec: SessionSpec) -> None:
     if is_built(optimizer):
         needs = (
-            "update= needs float32 slots"
+            "state_dtype= needs bfloat16 slots"
+            if spec.policy.state_dtype
+            else "update= needs float32 slots"
             if spec.policy.update
             else ("master_weights=True has it train float32 copies of them")
         )

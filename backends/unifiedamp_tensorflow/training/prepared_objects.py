@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from .._types import Model, Optimizer, Tensor, Variable
 from ..distributed.distributed import TensorFlowDistributed
+from ..precision.float8_scales import DelayedScaling
 from .ema import TensorFlowAveraging
 from .gradient_buffer import GradientBuffer
 from .prepared_optimizer import PreparedOptimizer
@@ -20,6 +21,7 @@ class PreparedObjects:
 
     Args:
         distributed: the session's replicas.
+        scaling: delayed float8 scaling, which follows steps; None for other policies.
 
     Attributes:
         models: in order.
@@ -28,8 +30,8 @@ class PreparedObjects:
         averaging: the averages of the models' weights.
     """
 
-    def __init__(self, distributed: TensorFlowDistributed) -> None:
-        self._distributed = distributed
+    def __init__(self, distributed: TensorFlowDistributed, scaling: DelayedScaling | None = None) -> None:
+        self._distributed, self._scaling = distributed, scaling
         self.models: list[Model] = []
         self.optimizers: list[PreparedOptimizer] = []
         self._by_id: dict[int, PreparedOptimizer] = {}
@@ -47,6 +49,8 @@ class PreparedObjects:
         self.optimizers.append(prepared)
         self._by_id[id(prepared.outer)] = prepared
         self.averaging.join(prepared)
+        if self._scaling is not None:
+            prepared.follow(self._scaling)
 
     def add_models(self, models: Sequence[Model]) -> list[Model]:
         """Add models; return those that were not added before."""

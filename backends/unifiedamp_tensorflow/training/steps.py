@@ -11,6 +11,7 @@ import tensorflow as tf
 from unifiedamp.backend import StepReason, StepResult, errors, result
 
 from .._types import Pairs, Tensor
+from ..precision.float8_scales import DelayedScaling
 from .checks import not_in_trace
 from .gradient_buffer import GradientBuffer
 from .native_steps import NativeSteps
@@ -32,10 +33,14 @@ class Steps:
         scaler: the session's, None without loss scaling.
         native_steps: reports steps that core does not see.
         listener: gets the gradients of ``model.fit`` while steps are recorded.
+        float8: delayed scaling, whose iterations end with steps.
     """
 
-    def __init__(self, scaler: DeviceScaler | None, native_steps: NativeSteps, listener: GradientListener) -> None:
-        self._scaler, self._native_steps, self._listener = scaler, native_steps, listener
+    def __init__(
+        self, scaler: DeviceScaler | None, native_steps: NativeSteps, listener: GradientListener,
+        float8: DelayedScaling,
+    ) -> None:  # fmt: skip
+        self._scaler, self._native_steps, self._listener, self._float8 = scaler, native_steps, listener, float8
 
     def end(self, prepared: PreparedOptimizer, *, update: bool, alone: bool) -> StepResult:
         """Apply or skip the gradients of a window that holds some.
@@ -109,6 +114,20 @@ class Steps:
             )
 
     def _decide(self, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool) -> StepResult:
+        if not self._float8.in_use:
+            return self._end(prepared, buffer, update, alone)
+        with self._float8.step(self._skipped(buffer), update):
+            return self._end(prepared, buffer, update, alone)
+
+    def _skipped(self, buffer: GradientBuffer) -> Tensor | None:
+        """Return whether the step is skipped or dropped, a bool scalar; None for never."""
+        dropped = buffer.condition()
+        if self._scaler is None:
+            return dropped
+        bad = tf.logical_not(tf.reduce_all(buffer.flags))
+        return bad if dropped is None else bad | dropped
+
+    def _end(self, prepared: PreparedOptimizer, buffer: GradientBuffer, update: bool, alone: bool) -> StepResult:
         if self._scaler is None:
             return _apply_unless(prepared, buffer.condition())
         if tf.executing_eagerly():

@@ -23,6 +23,7 @@ from unifiedamp.backend import (
 
 from .. import patches
 from .._types import Gradient, Model, Optimizer, Tensor
+from ..precision.float8_scales import DelayedScaling
 from .checks import not_in_trace, scalar_condition, scalar_loss
 from .native_steps import NativeSteps
 from .prepare import Preparation
@@ -44,6 +45,7 @@ class TensorFlowTraining(Training):
         losses: what differentiating a loss needs.
         steps: ends windows.
         native_steps: reports steps that core does not see.
+        float8: delayed scaling.
 
     Attributes:
         scaler: the loss scale on the device; None without one.
@@ -52,9 +54,10 @@ class TensorFlowTraining(Training):
     def __init__(
         self, spec: SessionSpec, precision: Precision, prepared: PreparedObjects, preparation: Preparation,
         losses: LossContext, steps: Steps, native_steps: NativeSteps,
+        float8: DelayedScaling,
     ) -> None:  # fmt: skip
         self._spec, self._precision, self._prepared, self._preparation = spec, precision, prepared, preparation
-        self._losses, self._steps, self._native_steps = losses, steps, native_steps
+        self._losses, self._steps, self._native_steps, self._float8 = losses, steps, native_steps, float8
         self.scaler = losses.scaler
         self._applied_before = 0
 
@@ -124,11 +127,13 @@ class TensorFlowTraining(Training):
             buffer.drop_if(holds)
 
     def update_scale(self) -> None:
+        self._float8.end_iteration()
         if self.scaler is not None and len(self._prepared.optimizers) > 1:
             self._losses.distributed.replicas.once(self.scaler.update)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self._prepared.buffer(optimizer, "discard_step").clear()
+        self._float8.discard()
         prepared = self._prepared.find(optimizer)
         prepared.restart_fit()
         prepared.accept_parameters()
@@ -137,6 +142,8 @@ class TensorFlowTraining(Training):
         found = [self._prepared.find(optimizer) for optimizer in optimizers]
         for prepared in found:
             prepared.clear()
+        with tf.init_scope():
+            self._float8.discard()
         partly = [prepared.partly_updated() for prepared in found]
         return any(partly)
 

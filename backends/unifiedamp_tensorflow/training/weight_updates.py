@@ -1,4 +1,5 @@
-"""Updates of bfloat16 variables without float32 master weights: ``Policy.update``.
+"""Updates of bfloat16 variables without float32 master weights, and of moments that are kept in bfloat16:
+``Policy.update`` and ``Policy.state_dtype``.
 
 Keras optimizers update one variable at a time, in ``update_step``. Each gets a float32 value in place of a bfloat16
 variable, which is rounded back as soon as it is updated.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ from ..distributed.replicas import first_copy, replica_counter
 from ..internals import decays, own_method
 from . import bfloat16_rounding
 from .float32_value import Float32Value
+from .moments import Moments
 
 APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
 """The method of a Keras optimizer that all its updates go through (Keras 3, Keras 2)."""
@@ -33,42 +35,51 @@ class WeightUpdates:
     """The rounded updates of one optimizer.
 
     Args:
-        optimizer: a Keras optimizer that has no variables yet; it is built here, with float32 slots.
+        optimizer: a Keras optimizer that has no variables yet; it is built here, with slots in float32 or
+            the policy's ``state_dtype``.
         named: name → the model's parameter.
         policy: the session's.
 
     Attributes:
+        optimizer: see the argument.
         rounded: name → parameter, of those whose updates are rounded.
         rests: name → its compensation, a bfloat16 variable; none but under ``update="kahan"``.
+        moments: what the optimizer keeps between steps.
         count: int64 variable: how many updates were rounded.
     """
 
     def __init__(self, optimizer: Optimizer, named: Named, policy: Policy) -> None:
-        self._optimizer, self._policy = optimizer, policy
-        self.rounded: Named = {name: variable for name, variable in named.items() if variable.dtype == tf.bfloat16}
+        self.optimizer, self._policy = optimizer, policy
+        low = {name: variable for name, variable in named.items() if variable.dtype == tf.bfloat16}
+        self.rounded: Named = low if policy.update else {}
         kept = self.rounded if policy.update == "kahan" else {}
         self.rests: Named = {name: _rest(variable) for name, variable in kept.items()}
         self.count = replica_counter("rounded_updates")
         self._key = replica_counter("update_key")
         self._rounding = self._takes_values = False
-        _build(optimizer, list(named.values()))
-        self._names = {optimizer._var_key(variable): name for name, variable in self.rounded.items()}
+        _build(optimizer, list(named.values()), "bfloat16" if policy.state_dtype else "float32")
+        self.moments = Moments(optimizer, named, policy)
+        self._names = {optimizer._var_key(variable): name for name, variable in named.items()}
 
     def refuse_native(self) -> Callable[[], None]:
         """Refuse updates that the session does not round; return what ends that."""
-        native = getattr(self._optimizer, APPLY)
+        native = getattr(self.optimizer, APPLY)
 
         @functools.wraps(native)
         def apply(*args: Any, **options: Any) -> Any:
             if self._rounding:
                 return native(*args, **options)
+            what = (
+                f"update={self._policy.update!r} the session rounds the update to the parameters"
+                if self._policy.update
+                else f"state_dtype={self._policy.state_dtype!r} the session keeps the moments"
+            )
             raise errors.StepOrderError(
-                f"{type(self._optimizer).__name__}.{APPLY}: under update={self._policy.update!r} the session rounds "
-                "the update to the parameters; call amp.step(optimizer), or give fit and loops the optimizer that "
-                "amp.prepare returned"
+                f"{type(self.optimizer).__name__}.{APPLY}: under {what}; call amp.step(optimizer), or give fit and "
+                "loops the optimizer that amp.prepare returned"
             )
 
-        return patches.override(self._optimizer, **{APPLY: apply})
+        return patches.override(self.optimizer, **{APPLY: apply})
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
@@ -80,18 +91,18 @@ class WeightUpdates:
         count = first_copy(self.count).read_value()
         step = bfloat16_rounding.step_key(self._policy.update_seed, count)
         self._key.assign(tf.cast(step, tf.int64))
-        update = self._optimizer.update_step
+        update = self.optimizer.update_step
         replaced: dict[str, Any] = {"update_step": self._rounded(update), DECAY: lambda _variables: None}
         self._rounding = True
         try:
-            with patches.attributes(self._optimizer, **replaced):
+            with patches.attributes(self.optimizer, **replaced):
                 yield
         finally:
             self._rounding = False
         self.count.assign(count + 1)
-        if not self._takes_values:
+        if self.rounded and not self._takes_values:
             raise errors.UnsupportedError(
-                f"update: {type(self._optimizer).__name__} did not update the float32 values that its update_step was "
+                f"update: {type(self.optimizer).__name__} did not update the float32 values that its update_step was "
                 "given, so its updates cannot be rounded; use an optimizer that assigns to the variable it is given, "
                 "or master_weights=True instead of update"
             )
@@ -100,17 +111,23 @@ class WeightUpdates:
         """Return what takes the place of ``update_step``: (gradient, variable), of Keras 3 also the learning rate."""
 
         def update_step(gradient: Gradient, variable: Variable, *rest: Any) -> None:
-            name = self._names.get(self._optimizer._var_key(variable))
-            if name is None:
-                self._decay(variable)
-                update(gradient, variable, *rest)
-                return
-            before = self.true(name, variable)
-            value: Any = Float32Value(variable, self._optimizer._var_key(variable), before)
-            self._decay(value)
-            update(tf.cast(tf.convert_to_tensor(gradient), tf.float32), value, *rest)
-            self._takes_values = self._takes_values or value.read_value() is not before
-            self.set(name, variable, value.read_value(), self._step)
+            name = self._names.get(self.optimizer._var_key(variable))
+            if name is not None and self._policy.state_dtype and isinstance(gradient, tf.IndexedSlices):
+                raise errors.UnsupportedError(
+                    f"state_dtype: the gradient of {name} is sparse (tf.IndexedSlices), and moments are rounded whole; "
+                    "train the embedding with another optimizer and session, or leave state_dtype out"
+                )
+            with nullcontext() if name is None else self.moments.widened(name, self._step):
+                if name not in self.rounded:
+                    self._decay(variable)
+                    update(gradient, variable, *rest)
+                    return
+                before = self.true(name, variable)
+                value: Any = Float32Value(variable, self.optimizer._var_key(variable), before)
+                self._decay(value)
+                update(tf.cast(tf.convert_to_tensor(gradient), tf.float32), value, *rest)
+                self._takes_values = self._takes_values or value.read_value() is not before
+                self.set(name, variable, value.read_value(), self._step)
 
         return update_step
 
@@ -119,9 +136,9 @@ class WeightUpdates:
 
     def _decay(self, variable: Any) -> None:
         """Decay the weights as Keras does, by ``weight_decay * learning_rate`` of them."""
-        decay = getattr(self._optimizer, "weight_decay", None)
-        if decay is not None and decays(self._optimizer, variable):
-            factor = tf.cast(decay, tf.float32) * tf.cast(self._optimizer.learning_rate, tf.float32)
+        decay = getattr(self.optimizer, "weight_decay", None)
+        if decay is not None and decays(self.optimizer, variable):
+            factor = tf.cast(decay, tf.float32) * tf.cast(self.optimizer.learning_rate, tf.float32)
             variable.assign_sub(variable * tf.cast(factor, variable.dtype))
 
     def saved_variables(self) -> dict[str, Variable]:
@@ -173,7 +190,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
     elif own_method(optimizer, DECAY):
         instead = f"an overridden {DECAY}, which would decay bfloat16 values; decay in update_step"
     if instead:
-        raise errors.PrepareError(f"update: this {name} has {instead}")
+        raise errors.PrepareError(f"update and state_dtype: this {name} has {instead}")
 
 
 def _rest(variable: Variable) -> Variable:
@@ -182,20 +199,20 @@ def _rest(variable: Variable) -> Variable:
     return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[attr-defined]
 
 
-def _build(optimizer: Any, variables: Sequence[Variable]) -> None:
-    """Build an optimizer with float32 variables for bfloat16 parameters."""
+def _build(optimizer: Any, variables: Sequence[Variable], slots: str) -> None:
+    """Build an optimizer with variables of dtype ``slots`` for each parameter."""
     native = optimizer.add_variable
 
     def add_variable(*args: Any, **options: Any) -> Any:
         """Keras 3's form, which all its variables go through."""
-        low = options.get("dtype") is not None and tf.as_dtype(options["dtype"]) == tf.bfloat16
-        return native(*args, **(options | {"dtype": "float32"} if low else options))
+        floats = options.get("dtype") is not None and tf.as_dtype(options["dtype"]) in (tf.bfloat16, tf.float32)
+        return native(*args, **(options | {"dtype": slots} if floats else options))
 
     def add_variable_from_reference(
         model_variable: Variable, variable_name: str, shape: Any = None, initial_value: Any = None
     ) -> Any:
         """Keras 2's form, of variables that look like float32 ones."""
-        dtype, shape = model_variable.dtype, model_variable.shape if shape is None else shape
+        dtype, shape = tf.as_dtype(slots), model_variable.shape if shape is None else shape
         value = tf.zeros(shape, dtype) if initial_value is None else tf.cast(initial_value, dtype)
         name = f"{variable_name}/{model_variable.name.partition(':')[0]}"
         return native(shape=shape, dtype=dtype, initializer=lambda *_args, **_options: value, name=name)

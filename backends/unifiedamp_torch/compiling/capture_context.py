@@ -17,6 +17,7 @@ from ..training.gradients import parameters
 from ..training.step_context import StepContext
 from .capture_state import CaptureState, fixed_by_capture
 from .device_learning_rates import DeviceLearningRates, Kept
+from .recorded_calls import CallRecorder
 from .shared_models import SharedModels
 
 
@@ -40,6 +41,7 @@ class CaptureContext:
         steps: what the session's roles share of its steps.
         spec: to warn through.
         device_type: the device's, whose autocast state is part of a signature.
+        recorder: records calls.
         shared: models that several ranks train; None where this process trains alone.
     """
 
@@ -48,6 +50,7 @@ class CaptureContext:
     steps: StepContext
     spec: SessionSpec
     device_type: str
+    recorder: CallRecorder
     shared: SharedModels | None = None
 
     def parameters(self) -> list[torch.Tensor]:
@@ -69,7 +72,9 @@ class CaptureContext:
             fixed_by_capture(self.steps.prepared),
             self.steps.reports.keep,
             self.steps.averages.version,
+            self.steps.prepared.updates.version,
             self.steps.float8.fixed(),
+            self.spec.policy,
         )
 
     @contextlib.contextmanager
@@ -95,11 +100,14 @@ class CaptureContext:
         with self.capturable(updates):
             return self.capturer.run(fn)
 
-    def capture(self, fn: Callable[[], Any], updates: Updates | None) -> tuple[Callable[[], None], Any]:
-        """Capture ``fn``; return its replay and its output."""
+    def capture(self, fn: Callable[[], Any], updates: Updates | None, records: bool) -> tuple[Callable[[], None], Any]:
+        """Capture ``fn``; return its replay, and its output with what it recorded, packed (None: nothing)."""
         usable = updates if compiles_in_this_thread() else None
-        with self.capturable(usable), without_garbage_collection():
-            return self.capturer.capture(fn)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.capturable(usable))
+            stack.enter_context(without_garbage_collection())
+            packed = stack.enter_context(self.recorder.capturing()) if records else _nothing
+            return self.capturer.capture(lambda: (fn(), packed()))
 
     def state(self, order: StepOrderState) -> CaptureState:
         """Return what Python holds now."""
@@ -118,6 +126,10 @@ class CaptureContext:
         self.steps.native.restore(state.pending)
         self.steps.float8.restore_window(state.window)
         order.restore(state.order)
+
+
+def _nothing() -> None:
+    """Pack what an unrecorded call has noted."""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from unifiedamp.backend import StepOrderState, errors
+from unifiedamp.backend import Policy, StepOrderState, errors
 
 from ..training.compiled_update import Updates
 from ..training.scale_state import DeviceResult
@@ -33,12 +33,14 @@ class Key(NamedTuple):
         arguments: the description of the arguments.
         order: the order of calls at entry.
         grad_enabled, autocast_enabled: the thread's.
+        recorded: what is recorded of the call; None for nothing.
     """
 
     arguments: Hashable
     order: tuple[Any, ...]
     grad_enabled: bool
     autocast_enabled: bool
+    recorded: Hashable
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Graph:
         fixed: what the capture depends on, see ``CaptureContext.fixed``.
         before, after: what Python held when the capture began, and when it ended.
         counted: steps that the host counts in each replay.
+        recorded: what each replay records; None for nothing.
     """
 
     inputs: list[torch.Tensor]
@@ -61,21 +64,25 @@ class Graph:
     before: CaptureState
     after: CaptureState
     counted: int
+    recorded: Any
 
 
 @dataclass
 class Entry:
-    """One signature: how often it was called and captured, and its graph once there is one."""
+    """One signature: how often it was called and captured, under which policy last, and its graph once there is one."""
 
     calls: int = 0
     captures: int = 0
     failures: int = 0
     graph: Graph | None = None
     refused: bool = False
+    policy: Policy | None = None
 
 
 class CapturedStep:
     """A step that is captured once its shapes are known, and replayed from then on.
+
+    Recorded calls have separate graphs, which compute the same and what is recorded.
 
     The step's Python runs while warming up and while capturing, and not in a replay: side effects in Python (printing,
     appending to lists) are not repeated. Arguments that are tensors are copied in; every other argument is part of the
@@ -85,7 +92,7 @@ class CapturedStep:
         fn: the step; what runs where nothing can be replayed.
         context: what the session's captured steps share.
         order: core's order of calls.
-        must_run: returns whether the next step's Python must run, because it is to be inspected or recorded.
+        must_run: returns whether the next step's Python must run, because it is to be inspected.
         updates: compiled ends of steps; None leaves them to the optimizers' own kernels.
     """
 
@@ -107,11 +114,12 @@ class CapturedStep:
         shared = self._context.steps
         shared.flags.save_with_regions()
         shared.prepared.masters.attach(shared.prepared.optimizers)
+        shared.prepared.compensations.drop_stale()
         tensors, described = signature.split(args, kwargs)
         autocast = torch.is_autocast_enabled(self._context.device_type)
-        key = Key(described, self._order.snapshot(), torch.is_grad_enabled(), autocast)
+        key = Key(described, self._order.snapshot(), torch.is_grad_enabled(), autocast, self._context.recorder.form())
         entry = self._entries.get(key) or self._add(key)
-        graph = None if entry is None or self._must_run() else self._graph(entry, args, kwargs, tensors)
+        graph = None if entry is None or self._must_run() else self._graph(key, entry, args, kwargs, tensors)
         if graph is None:
             return self._context.run(functools.partial(self._fn, *args, **kwargs), self._updates)
         return self._replay(graph, tensors)
@@ -122,8 +130,9 @@ class CapturedStep:
         return [entry.graph for entry in self._entries.values() if entry.graph is not None]
 
     def _add(self, key: Key) -> Entry | None:
-        if len(self._entries) >= MOST_GRAPHS * self._places():
-            changed = signature.difference(next(reversed(self._entries)).arguments, key.arguments)
+        alike = [each for each in self._entries if (each.order, each.recorded) == (key.order, key.recorded)]
+        if len(alike) >= MOST_GRAPHS:
+            changed = signature.difference(alike[-1].arguments, key.arguments)
             self._warn(
                 f"amp.compile: {self._name()} was called with more than {MOST_GRAPHS} signatures; calls with "
                 f"further ones run uncaptured ({changed}). Keep shapes fixed (drop_last=True, padding) and pass "
@@ -133,34 +142,43 @@ class CapturedStep:
         entry = self._entries[key] = Entry()
         return entry
 
-    def _places(self) -> int:
-        """Return the number of orders of calls at entry: the places of an accumulation window."""
-        return len({key.order for key in self._entries}) or 1
+    def _warm_up(self, key: Key) -> int:
+        """Return how many uncaptured calls come first; one, where calls that are not recorded have a graph."""
+        plain = self._entries.get(key._replace(recorded=None))
+        if key.recorded is not None and plain is not None and plain.graph is not None:
+            return 1
+        return self._context.warm_up(WARM_UP)
 
     def _graph(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self, key: Key, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Graph | None:
         """Return a graph that may be replayed now, capturing it where needed; None where the call must run."""
         entry.calls += 1
-        warm_up = self._context.warm_up(WARM_UP)
+        warm_up = self._warm_up(key)
         if entry.refused or entry.calls <= warm_up:
             return None
         fixed = self._context.fixed()
         if entry.graph is not None and entry.graph.fixed != fixed:
+            if entry.policy != self._context.spec.policy:
+                entry.captures = 0  # a schedule may switch as often as it likes
             entry.graph = None  # the next one needs its memory
             entry.calls = warm_up  # what changed may have to be compiled, which a capture cannot hold
             return None
         if entry.graph is None:
-            entry.graph = self._capture(entry, args, kwargs, tensors, fixed)
+            entry.policy = self._context.spec.policy
+            entry.graph = self._capture(key, entry, args, kwargs, tensors, fixed)
             return entry.graph
         return entry.graph if entry.graph.before == self._context.state(self._order) else None
 
     def _capture(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], fixed: Hashable
-    ) -> Graph | None:
+        self, key: Key, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor],
+        fixed: Hashable,
+    ) -> Graph | None:  # fmt: skip
         entry.captures += 1
         if entry.captures > MOST_GRAPHS:
-            self._refuse(entry, "its parameters, or optimizer settings other than the learning rate, go on changing")
+            self._refuse(
+                key, entry, "its parameters, or optimizer settings other than the learning rate, go on changing"
+            )
             return None
         context, inputs = self._context, [each.clone() for each in tensors]
         step = self._on(iter(inputs), args, kwargs)
@@ -168,12 +186,12 @@ class CapturedStep:
         before, counted = context.state(self._order), steps.counted()
         try:
             steps.begin_capture()
-            replay, output = context.capture(step, self._updates)
+            replay, (output, recorded) = context.capture(step, self._updates, key.recorded is not None)
             after = context.state(self._order)
-            return Graph(inputs, output, replay, fixed, before, after, steps.counted() - counted)
+            return Graph(inputs, output, replay, fixed, before, after, steps.counted() - counted, recorded)
         except BaseException as error:
             context.restore(before, self._order)
-            self._after_failure(entry, error)
+            self._after_failure(key, entry, error)
         finally:
             steps.end_capture(counted)
             torch.clear_autocast_cache()
@@ -185,7 +203,7 @@ class CapturedStep:
         named = {name: signature.fill(each, inputs) for name, each in kwargs.items()}
         return functools.partial(self._fn, *filled, **named)
 
-    def _after_failure(self, entry: Entry, error: BaseException) -> None:
+    def _after_failure(self, key: Key, entry: Entry, error: BaseException) -> None:
         """Try again later, refuse to capture, or raise the error of a failed capture."""
         if isinstance(error, CaptureDeferred):
             entry.calls, entry.captures = 0, entry.captures - 1
@@ -193,19 +211,26 @@ class CapturedStep:
             entry.failures += 1
             if entry.failures < self._context.attempts:
                 return  # the next call is captured
-            self._refuse(entry, capture_reason(error, self._context.capturer))
+            self._refuse(key, entry, capture_reason(error, self._context.capturer))
         else:
             raise error
 
-    def _refuse(self, entry: Entry, reason: str) -> None:
+    def _refuse(self, key: Key, entry: Entry, reason: str) -> None:
         entry.refused = True
-        self._warn(f"amp.compile: {self._name()} cannot be captured in a CUDA graph and runs uncaptured: {reason}")
+        when = "" if key.recorded is None else " where it is recorded"
+        self._warn(
+            f"amp.compile: {self._name()} cannot be captured in a CUDA graph and runs uncaptured{when}: {reason}"
+        )
 
     def _replay(self, graph: Graph, tensors: list[torch.Tensor]) -> Any:
         for static, tensor in zip(graph.inputs, tensors, strict=True):
             static.copy_(tensor, non_blocking=True)
         self._context.rates.refresh()
+        if graph.recorded is not None:
+            self._context.recorder.before_replay()
         graph.replay()
+        if graph.recorded is not None:
+            self._context.recorder.take(graph.recorded)
         self._context.restore(graph.after, self._order)
         self._context.steps.steps.replayed(graph.counted)
         return copied(graph.output, {})

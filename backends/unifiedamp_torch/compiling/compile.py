@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from unifiedamp.backend import Policy
+
 from ..precision.autocast import entered
 from ..precision.float8_state import Float8State
 from ..training.thread_flags import ThreadFlags
@@ -24,7 +26,7 @@ _TRACED = {
         "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_forward",
         "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
     },
-    "unifiedamp_torch.training": {"compiled_update", "scale_transition"},
+    "unifiedamp_torch.training": {"bfloat16_rounding", "compiled_update", "rounded_update", "scale_transition"},
 }  # fmt: skip
 """Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates are.
 Everything else runs uncompiled, since dynamo would guard on the counters there and trace again at each step."""
@@ -67,33 +69,39 @@ def untraced_modules() -> list[str]:
 
 def compile_step(
     fn: Callable[..., Any],
-    overrides: Mapping[str, str],
+    overrides: Callable[[], Mapping[str, str]],
     runs_eager: Callable[[], bool],
     static: bool = False,
     switches: AbstractContextManager[Any] = NOTHING,
     flags: ThreadFlags | None = None,
     float8: Float8State | None = None,
+    policy: Callable[[], Policy] | None = None,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
     Args:
         fn: a step, or a module (which stays one).
-        overrides: the session's op overrides.
+        overrides: returns the session's op overrides; the step is compiled for each it has returned.
         runs_eager: called at each call of a step: whether this one runs as plain Python.
         static: compile for each shape anew, and for few kernels, as a step that is captured for each shape needs it.
         switches: held around each call of a step.
         flags: the session's. The thread's state is saved where a call of a step begins, and restored where it raises:
             a signal in what dynamo makes of a region does not leave the region.
         float8: the session's; weights that are cast once a window are cast before the step.
+        policy: of a session with a schedule, returns the one in force; the step is compiled anew for each.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
-    if overrides:
-        compiled = torch.compile(fn, backend=_OwnInductor(settings), dynamic=False if static else None)
-    else:
-        compiled = torch.compile(fn, dynamic=False if static else None, options=settings or None)
+    dynamic = False if static else None
+
+    def compiled_under(choices: Mapping[str, str]) -> Callable[..., Any]:
+        if choices or policy is not None:  # dynamo guards on a region as an object, whatever its dtype
+            return torch.compile(fn, backend=_OwnInductor(settings), dynamic=dynamic)
+        return torch.compile(fn, dynamic=dynamic, options=settings or None)
+
     if isinstance(fn, torch.nn.Module):
-        return compiled
+        return compiled_under(overrides())
+    made: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(fn)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -101,10 +109,13 @@ def compile_step(
         if runs_eager():
             with ForceEager():
                 return fn(*args, **kwargs)
+        choices = overrides()
+        key = tuple(choices.items()), None if policy is None else policy()
+        compiled = made.get(key) or made.setdefault(key, compiled_under(choices))
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
         try:
-            entered.overrides, entered.in_compiled_step = overrides or None, True
+            entered.overrides, entered.in_compiled_step = choices or None, True
             with switches, NOTHING if float8 is None else float8.around_compiled():
                 return compiled(*args, **kwargs)
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .captured_step import CapturedStep
 from .compile import compile_step
 from .device_learning_rates import DeviceLearningRates
 from .graph import CudaGraphCapturer
+from .recorded_calls import CallRecorder
 from .shared_models import CompiledModels, SharedModels, why_uncaptured
 
 Untraced = tuple[object, Sequence[str]]
@@ -34,7 +35,8 @@ class TorchCompiler(Compiler):
         device: the session's.
         steps: what the session's roles share of its steps.
         switches: process-wide settings, held around compiled steps.
-        recording: returns whether this step is being recorded, and whether its activations are.
+        recorder: records the calls of captured steps.
+        counting: returns whether this step is counted for a forecast, whose Python must run.
         untraced: excluded from compilation once something is compiled.
 
     Attributes:
@@ -49,62 +51,88 @@ class TorchCompiler(Compiler):
         device: torch.device,
         steps: StepContext,
         switches: Switches,
-        recording: Callable[[], tuple[bool, bool]],
+        recorder: CallRecorder,
+        counting: Callable[[], bool],
         untraced: Sequence[Untraced],
     ) -> None:
         self._spec, self._device, self._switches = spec, device, switches
         self.steps = steps
-        self._recording, self._untraced = recording, untraced
+        self._recorder, self._counting, self._untraced = recorder, counting, untraced
         self._capture_context: CaptureContext | None = None
         self.replays_traces = traits(device).captures_graphs
 
     def compile(self, fn: Callable[..., Any], order: StepOrderState, mode: str) -> Callable[..., Any]:
+        if isinstance(fn, torch.nn.Module) and any(
+            op_choices(each) != self._op_choices() for each in self._spec.policies
+        ):
+            raise errors.UnsupportedError(
+                f"amp.compile({type(fn).__name__}): torch.compile traces a model under one set of op_overrides and "
+                "emulate, and the policies of this session's schedule differ in them: compile the step that calls it"
+            )
         why, captures = self.why_uncompiled(fn), self.replays_traces and not isinstance(fn, torch.nn.Module)
         if why:
             self._warn_uncompiled(fn, why)
             return fn
         if captures and mode == "default":
             return self.captured(fn, order)
-        models = self.steps.prepared.models
+        models, self._recorder.runs_uncompiled = self.steps.prepared.models, True
         if captures and why_shared(models):
-            return self.captured(CompiledModels(fn, models, op_choices(self._spec.policy)), order)
+            step = CompiledModels(fn, models, self._op_choices)
+            return self.captured(step, order, must_run=self._must_run_compiled)
         exclude_from_compilation(self._untraced)
         compiled = compile_step(
             fn.step if isinstance(fn, WrappedStep) else fn,
-            op_choices(self._spec.policy),
-            lambda: self._recording()[1] or self.steps.float8.runs_eager(),
+            self._op_choices,
+            lambda: self._looks_at_layers() or self.steps.float8.runs_eager(),
             static=captures,
             switches=self._switches,
             flags=self.steps.flags,
             float8=self.steps.float8 if self.steps.float8.in_use else None,
+            policy=(lambda: self._spec.policy) if self._spec.schedule is not None else None,
         )
         if isinstance(fn, WrappedStep):
             compiled = fn.around(compiled)
-        return self.captured(compiled, order, Updates()) if captures else compiled
+        return self.captured(compiled, order, Updates(), self._must_run_compiled) if captures else compiled
+
+    def _op_choices(self) -> Mapping[str, str]:
+        return op_choices(self._spec.policy)
 
     def why_uncompiled(self, fn: Callable[..., Any] | None = None) -> str:
         """Return why ``fn`` (None: a step) runs as it is written; empty where it is compiled or captured."""
-        models, update = self.steps.prepared.models, self._spec.policy.update
+        models, dtype = self.steps.prepared.models, self._spec.policy.state_dtype
         module = isinstance(fn, torch.nn.Module)
         shared = why_shared([*models, fn] if isinstance(fn, torch.nn.Module) else models)
         if shared and (module or not self.replays_traces):
             return f"{shared}, and steps of several ranks are captured in CUDA graphs or not compiled"
-        if update and self.replays_traces and not module:
-            return f"the host rounds the updates of update={update!r}, and a CUDA graph holds no work of the host"
-        return why_uncaptured(models) if shared else ""
+        if dtype == "float8" and self.replays_traces and not module:
+            return f"the host packs the moments of state_dtype={dtype!r}, and a CUDA graph holds no work of the host"
+        return why_uncaptured(models, self._device.type) if shared else ""
 
-    def captured(self, fn: Callable[..., Any], order: StepOrderState, updates: Updates | None = None) -> CapturedStep:
+    def captured(
+        self, fn: Callable[..., Any], order: StepOrderState, updates: Updates | None = None,
+        must_run: Callable[[], bool] | None = None,
+    ) -> CapturedStep:  # fmt: skip
         """Return a step that is captured and replayed, with compiled updates if there are any."""
         if self._capture_context is None:
             capturer, rates = CudaGraphCapturer(self._device), DeviceLearningRates(self._device)
             models = self.steps.prepared.models
             shared = SharedModels(models) if why_shared(models) else None
-            self._capture_context = CaptureContext(capturer, rates, self.steps, self._spec, self._device.type, shared)
-        return CapturedStep(fn, self._capture_context, order, self.must_run, updates)
+            self.steps.ranks.shards_wait = False
+            self._capture_context = CaptureContext(
+                capturer, rates, self.steps, self._spec, self._device.type, self._recorder, shared
+            )
+        return CapturedStep(fn, self._capture_context, order, must_run or self.must_run, updates)
 
     def must_run(self) -> bool:
-        """Return whether the next step's Python must run: a replay inspects and records nothing."""
-        return self.steps.reports.collect or self._recording()[0]
+        """Return whether the next step's Python must run: a replay inspects nothing, and counts no products."""
+        return self.steps.reports.collect or self._counting()
+
+    def _must_run_compiled(self) -> bool:
+        """Return the same of a step that Inductor compiles, whose layers call no hooks."""
+        return self.must_run() or self._looks_at_layers()
+
+    def _looks_at_layers(self) -> bool:
+        return self._recorder.records_layers() or self._counting()
 
     def tracing(self) -> bool:
         return self.steps.steps.capturing  # a step that is being captured has no values yet

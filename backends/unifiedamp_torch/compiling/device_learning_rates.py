@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..device.kinds import traits
+from ..device.placement import steps_to_device
 from ..training import compiled_update
 
 Optimizer = torch.optim.Optimizer
@@ -38,7 +39,7 @@ class DeviceLearningRates:
 
         Args:
             optimizers: the session's.
-            compiled: set also what a compiled step needs.
+            compiled: set also what a compiled step needs, or the fused kernel in place of one.
             kept: what :meth:`restore` needs is added here, so that it exists after an interruption too.
 
         Returns:
@@ -46,12 +47,16 @@ class DeviceLearningRates:
         """
         kept = [] if kept is None else kept
         for optimizer in optimizers:
+            fits = compiled and compiled_update.compiles(optimizer)
+            fuses = compiled and not fits and compiled_update.traceable(optimizer)
+            if fuses:
+                steps_to_device(optimizer)
             for index, group in enumerate(optimizer.param_groups):
                 kept.append((group, {name: group[name] for name in _INSTALLED if name in group}))
                 if not _on_device(group["lr"]):
                     group["lr"] = self._tensor(id(optimizer), index, group)
-                if compiled and compiled_update.traceable(optimizer):
-                    group.update(compiled_update.settings(group))
+                if fits or fuses:
+                    group.update(compiled_update.settings(group, fits))
                 elif group.get("fused") and "capturable" in group:
                     group["capturable"] = True
         return kept

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..distributed.ranks import library_of
 from ..distributed.reducers import make_reducer, why_kept
 from ..distributed.reduction import reduces_by_hook
-from ..distributed.wrapped import is_shared, replicated, world_size, wrapped_by
+from ..distributed.wrapped import groups_of, is_shared, replicated, world_size, wrapped_by
 from .compile import compile_call
 
 REDUCER_WARM_UP = 11
@@ -23,8 +24,8 @@ REDUCER_WARM_UP = 11
 after the first, and times its first ten on the device. https://docs.pytorch.org/docs/stable/notes/cuda.html"""
 
 
-def why_uncaptured(models: Sequence[torch.nn.Module]) -> str:
-    """Return why steps of these models cannot be captured; empty where they can."""
+def why_uncaptured(models: Sequence[torch.nn.Module], device_type: str) -> str:
+    """Return why steps of these models cannot be captured on a kind of device; empty where they can."""
     if wrapped_by(models, "FullyShardedDataParallel"):
         return "FullyShardedDataParallel (FSDP1) cannot be captured; use fully_shard (FSDP2)"
     if not any(map(is_shared, models)):
@@ -32,6 +33,9 @@ def why_uncaptured(models: Sequence[torch.nn.Module]) -> str:
             f"{world_size()} processes train together, and no prepared model is wrapped: prepare the one that "
             "DistributedDataParallel or fully_shard returned"
         )
+    for group in groups_of(models) if device_type == "cuda" else ():
+        if library_of(group, device_type) == "gloo":
+            return "the ranks communicate by gloo, through the host's memory: init_process_group('nccl') for CUDA"
     for model in replicated(models):
         if model.find_unused_parameters and not model.static_graph:
             return "DistributedDataParallel(find_unused_parameters=True) reads from the device which ones were used"
@@ -84,12 +88,14 @@ class CompiledModels:
     Args:
         fn: the step.
         models: the session's, which may grow.
-        overrides: the session's op overrides.
+        overrides: returns the session's op overrides.
     """
 
-    def __init__(self, fn: Callable[..., Any], models: Sequence[torch.nn.Module], overrides: Mapping[str, str]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], models: Sequence[torch.nn.Module], overrides: Callable[[], Mapping[str, str]]
+    ) -> None:
         self._fn, self._models, self._overrides = fn, models, overrides
-        self._compiled: dict[int, tuple[torch.nn.Module, Any]] = {}
+        self._compiled: dict[Any, tuple[torch.nn.Module, Any]] = {}
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,9 +115,11 @@ class CompiledModels:
                 part._compiled_call_impl = before
 
     def _of(self, part: torch.nn.Module) -> Any:
-        if id(part) not in self._compiled:
-            self._compiled[id(part)] = part, compile_call(part, self._overrides)
-        return self._compiled[id(part)][1]
+        overrides = self._overrides()
+        key = id(part), tuple(overrides.items())
+        if key not in self._compiled:
+            self._compiled[key] = part, compile_call(part, overrides)
+        return self._compiled[key][1]
 
 
 def parts_to_compile(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -14,7 +14,7 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
-from .models import ComplexProbe, ConvNet, Kept, Mapped, Mlp, Picked, Probe, Ratio, Structured, linear
+from .models import ComplexProbe, ConvNet, Joined, Kept, Mapped, Mlp, Picked, Probe, Ratio, Residual, Structured, linear
 from .operations import OF_TWO, OPERATIONS
 from .rank_models import KINDS
 
@@ -135,6 +135,19 @@ class TorchHarness(Harness):
             ],
         )
 
+    def native_loop(self, amp: Any, model: nn.Module, optimizer: Any, checks_first: bool) -> Callable[[Any], None]:
+        scaler = amp.backend.interop.scaler
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            scaler.scale(model(x)).backward()
+            if checks_first:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
     def set_trainable(self, model: nn.Module, layer: str, trainable: bool) -> None:
         model.get_submodule(layer).requires_grad_(trainable)
 
@@ -175,6 +188,11 @@ class TorchHarness(Harness):
         """See ``Harness``."""
         return tensor.to(getattr(torch, dtype))
 
+    def selections(self, tensor: Any) -> Mapping[str, Any]:
+        positive, detached = tensor * (tensor > 0), tensor * tensor.detach()
+        largest, top = tensor.amax(1), tensor.topk(2, 1).values
+        return {"largest": largest.sum(), "top": top.sum(), "positive": positive.sum(), "detached": detached.sum()}
+
     def structured(self, weight: Array, bias: Array) -> nn.Module:
         return Structured(linear(weight, bias, torch.float32))
 
@@ -204,6 +222,19 @@ class TorchHarness(Harness):
         model.add_module("norm", nn.LayerNorm(size))
         return model
 
+    def residual(self, weight: Array) -> nn.Module:
+        return Residual(linear(weight, np.zeros(len(weight), np.float32), torch.float32))
+
+    def joined(self, weights: Sequence[Array]) -> nn.Module:
+        return Joined(*[linear(each, np.zeros(each.shape[1], np.float32), torch.float32) for each in weights])
+
+    def sized(self, kind: str) -> nn.Module:
+        if kind == "recurrent":
+            return nn.Sequential(nn.LSTM(13, 7))
+        if kind.startswith("late"):
+            return nn.Sequential(nn.LazyConv2d(12, 3) if kind == "late convolution" else nn.LazyConvTranspose2d(12, 3))
+        return nn.Sequential(nn.Conv2d(10, 10, 3, groups=10) if kind == "depthwise" else nn.ConvTranspose2d(10, 12, 3))
+
     def dropout(self, size: int, rate: float) -> nn.Module:
         model = nn.Sequential()
         model.add_module("dense", nn.Linear(size, size))
@@ -224,6 +255,11 @@ class TorchHarness(Harness):
 
     def extend(self, optimizer: Any, model: Any) -> None:
         optimizer.add_param_group({"params": list(model.parameters())})
+
+    def replace_weight(self, model: nn.Module, layer: str, factor: float) -> None:
+        module = model.get_submodule(layer)
+        weight: Any = module.weight
+        setattr(module, "weight", nn.Parameter(factor * weight.detach()))  # noqa: B010  # checked as a Tensor
 
     def rest(self, model: Any, layer: str) -> None:
         model.get_submodule(layer).eval()

@@ -71,6 +71,40 @@ class Mapped(nn.Module):
         return OrderedDict(output=output, pair=Doubled(2 * output, torch.argmax(output, -1)))
 
 
+class Residual(nn.Module):
+    """A dense layer's output plus its input."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        output: torch.Tensor = self.dense(x) + x
+        return output
+
+
+class Product(nn.Module):
+    """Multiplies its inputs."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return the product."""
+        return left * right
+
+
+class Joined(nn.Module):
+    """Two dense layers over one input, and a layer that takes the outputs of both."""
+
+    def __init__(self, left: nn.Linear, right: nn.Linear) -> None:
+        super().__init__()
+        self.left, self.right, self.join = left, right, Product()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the last layer does."""
+        output: torch.Tensor = self.join(self.left(x), self.right(x))
+        return output
+
+
 class Kept(nn.Module):
     """A dense layer outside autocast."""
 

@@ -25,6 +25,9 @@ from unifiedamp.conformance.ranks import (
 
 from .rank_models import RankModel, shared
 
+LATE = ("torch.distributed.fsdp", "torch._dynamo")
+"""What torch imports when it first wraps or trains a model of several ranks."""
+
 
 def run_on_ranks(kind: str, count: int, form: str, options: Mapping[str, Any], cases: Sequence[RankCase]) -> Answers:
     """Train cases on ``count`` ranks; see ``Harness.run_ranks``.
@@ -46,7 +49,8 @@ def processes(count: int) -> RankProcesses:
 
 
 def joined_processes(count: int, setup: Callable[[int, int, str], None], **options: Any) -> RankProcesses:
-    """Return new processes, forked from one that has only imported torch, where the system has it.
+    """Return new processes, forked from one that has only imported torch and what ranks use of it, where the system
+    can.
 
     Args:
         count: how many.
@@ -55,7 +59,7 @@ def joined_processes(count: int, setup: Callable[[int, int, str], None], **optio
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return RankProcesses(count, "spawn", setup, **options)
-    multiprocessing.set_forkserver_preload(["unifiedamp_torch.backend", __name__])
+    multiprocessing.set_forkserver_preload(["unifiedamp_torch.backend", *LATE, __name__])
     return RankProcesses(count, "forkserver", setup, **options)
 
 

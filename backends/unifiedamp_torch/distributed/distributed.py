@@ -19,6 +19,7 @@ class TorchDistributed(Distributed):
 
     def __init__(self, spec: SessionSpec, ranks: TrainingRanks) -> None:
         self._policy, self._ranks, self._reduce_dtype = spec.policy, ranks, spec.reduce_dtype
+        self._scheduled = len(spec.policies) > 1
         self._last = True
         # Master weights take each micro-batch's gradients from the model, so these must be reduced.
         self.defers_reduction = not spec.master_weights
@@ -43,7 +44,13 @@ class TorchDistributed(Distributed):
 
         Raises:
             PolicyNotSupportedError: a policy of float8.
+            UnsupportedError: the session has a schedule.
         """
+        if self._scheduled:
+            raise errors.UnsupportedError(
+                "amp.mp_policy: fully_shard casts by one policy throughout, and this session has a schedule: leave "
+                "mp_policy out, so that autocast casts inside the shards"
+            )
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         policy = self._policy

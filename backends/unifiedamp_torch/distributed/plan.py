@@ -28,7 +28,7 @@ def rank_rows(ranks: TrainingRanks, models: Sequence[torch.nn.Module], spec: Ses
     """
     if world_size() == 1:
         return [] if spec.reduce_dtype is None else [_alone_row(spec.reduce_dtype)]
-    return [_world_row(), *_group_rows(ranks), _decision_row(ranks, spec), *_reduction_rows(models, spec)]
+    return [_world_row(), *_group_rows(ranks), _decision_row(ranks, spec), *_reduction_rows(ranks, models, spec)]
 
 
 def _world_row() -> PlanRow:
@@ -64,11 +64,13 @@ def _alone_row(dtype: str) -> PlanRow:
     return PlanRow("gradients of ranks", dtype, "none", "no effect", "one process: nothing is summed between ranks")
 
 
-def _reduction_rows(models: Sequence[torch.nn.Module], spec: SessionSpec) -> list[PlanRow]:
+def _reduction_rows(ranks: TrainingRanks, models: Sequence[torch.nn.Module], spec: SessionSpec) -> list[PlanRow]:
     """Return what is reduced and in which dtype, a row per kind of wrapper."""
     rows = []
     if sharded(models):
-        note = "in the reduce_dtype of its mp_policy, after each backward pass"
+        once = ranks.shards_wait and spec.accumulate_steps > 1 and not spec.master_weights
+        when = "once per window (set_requires_gradient_sync)" if once else "after each backward pass"
+        note = f"in the reduce_dtype of its mp_policy, {when}"
         rows.append(_reduced("fully_shard: reduce-scatter", _dtypes_of_shards(models), note))
     copies = list(replicated(models))
     if copies:

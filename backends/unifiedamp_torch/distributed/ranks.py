@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from .shard_windows import ShardWindows
 from .wrapped import groups_of, reduced_parameters, replicated, world_size
 
 NamedGroup = Any
@@ -21,20 +22,30 @@ class TrainingRanks:
     Args:
         named: the process group that the user named; None follows the models: the group of
             ``DistributedDataParallel``, the device meshes of DTensors, and else all ranks.
+
+        shards_wait: see there.
+
+    Attributes:
+        named: as given.
+        shards_wait: whether sharded models reduce once per window too. Their gradients are whole until then, so those
+            of one optimizer cannot be told from another's, and captured graphs do not hold them.
     """
 
-    def __init__(self, named: NamedGroup = None) -> None:
-        self._named = named
+    def __init__(self, named: NamedGroup = None, shards_wait: bool = True) -> None:
+        self.named, self.shards_wait = named, shards_wait
         self._groups: list[Any] | None = None
         self._copies: list[DistributedDataParallel] = []
         self._reduced: set[int] = set()
+        self._windows = ShardWindows()
         self._alike: dict[int, tuple[int, bool]] = {}
 
     def follow(self, models: Iterable[torch.nn.Module]) -> None:
         """Train together with the ranks that hold parts or copies of these models."""
         models = list(models)
         self._copies = list(replicated(models))
-        if self._named is None:
+        self._windows.reduce_in_backward(True)
+        self._windows = ShardWindows(models)
+        if self.named is None:
             self._groups = groups_of(models) or None
             self._reduced = {id(param) for each in self._copies for param in reduced_parameters(each)}
         self._alike.clear()
@@ -42,10 +53,10 @@ class TrainingRanks:
     @property
     def groups(self) -> list[Any]:
         """The process groups of more than one rank; None stands for all ranks. Empty where this rank trains alone."""
-        if world_size() == 1 or self._named is False:
+        if world_size() == 1 or self.named is False:
             return []
-        if self._named is not None:
-            return [self._named]
+        if self.named is not None:
+            return [self.named]
         return [None] if self._groups is None else self._groups
 
     def together(self, scaled: bool) -> bool:
@@ -54,15 +65,21 @@ class TrainingRanks:
         Args:
             scaled: they share a loss scale, and decide together whatever they train.
         """
-        return bool(self.groups) and (scaled or self._groups is not None or self._named is not None)
+        return bool(self.groups) and (scaled or self._groups is not None or self.named is not None)
 
     def reduce_in_backward(self, enabled: bool) -> None:
-        """Make the next forward passes of ``DistributedDataParallel`` reduce gradients in their backward, or not.
+        """Make the backward passes of the next forward passes reduce gradients, or not.
 
-        What its ``no_sync`` does. A model with a static graph always reduces: torch counts its backward passes.
+        What ``DistributedDataParallel.no_sync`` and ``set_requires_gradient_sync`` of ``fully_shard`` do. A model with
+        a static graph always reduces: torch counts its backward passes.
         """
         for model in self._copies:
             model.require_backward_grad_sync = enabled or model.static_graph
+        self._windows.reduce_in_backward(enabled or not self.shards_wait)
+
+    def drop_unreduced(self, params: Iterable[torch.Tensor]) -> None:
+        """Drop what sharded parameters have of a window that is not reduced yet."""
+        self._windows.drop(params)
 
     def have_alike(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether ``DistributedDataParallel`` gives all these ranks the same gradients of all parameters of an
@@ -98,7 +115,17 @@ def reduce_over(tensor: torch.Tensor, operation: Literal["max", "sum"], group: A
 
 def _device_for(device: torch.device, group: Any) -> torch.device:
     """Return a device that the group communicates on: this one if it does, as NCCL does not for a CPU."""
-    kinds = [each.partition(":")[0] for each in str(dist.get_backend_config(group)).split(",")]
+    kinds = _libraries(group)
     if device.type in kinds or not kinds:
         return device
-    return torch.device(kinds[0])
+    return torch.device(next(iter(kinds)))
+
+
+def library_of(group: Any, device_type: str) -> str:
+    """Return the library by which a process group communicates for a kind of device: "nccl", "gloo"; empty for none."""
+    return _libraries(group).get(device_type, "")
+
+
+def _libraries(group: Any) -> dict[str, str]:
+    pairs = [each.partition(":") for each in str(dist.get_backend_config(group)).split(",")]
+    return {kind: library for kind, _, library in pairs}

@@ -16,7 +16,7 @@ class _Entered(threading.local):
     """The native regions that a thread is in, innermost last, and its active op overrides."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[torch.autocast, Mapping[str, str] | None]] = []
+        self.stack: list[tuple[torch.autocast, Mapping[str, str] | None, list[torch.autocast]]] = []
         self.overrides: Mapping[str, str] | None = None
         self.in_compiled_step = False
 
@@ -124,6 +124,12 @@ class Region(torch.autocast):
         switches: Switches | None = None,
     ) -> None:
         self._switches = switches or None
+        self.become(device_type, dtype, cache_enabled, overrides)
+
+    def become(
+        self, device_type: str, dtype: torch.dtype | None, cache_enabled: bool, overrides: Mapping[str, str] | None
+    ) -> None:
+        """Take other settings, as the constructor does; where it is entered now, they hold from the next time."""
         self._native = (device_type, dtype, dtype is not None, cache_enabled)
         super().__init__(*self._native)
         self._overrides = overrides or None
@@ -140,7 +146,7 @@ class Region(torch.autocast):
                 self._switches.__enter__()
                 switched = True
             native.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            entered.stack.append((native, entered.overrides))
+            entered.stack.append((native, entered.overrides, self._spare))
             entered.overrides = self._overrides
         except BaseException:  # a signal's: ``with`` does not leave what it could not enter
             found.restore()
@@ -150,11 +156,11 @@ class Region(torch.autocast):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        native, entered.overrides = entered.stack.pop()
+        native, entered.overrides, spare = entered.stack.pop()
         native.__exit__(*error)
         if self._switches is not None:
             self._switches.__exit__()
-        self._spare.append(native)
+        spare.append(native)
 
     def __reduce__(self) -> Any:
         device_type, dtype, _, cache_enabled = self._native

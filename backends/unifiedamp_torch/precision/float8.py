@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unifiedamp.backend import BLOCK_FORMATS
+
 from . import float8_casts as casts
 from .float8_casts import E4M3, E5M2, Scaled, cast
 from .float8_products import product
@@ -30,7 +32,8 @@ class How(NamedTuple):
     """How a layer computes.
 
     Attributes:
-        scaling: what has one scale: a constant of ``float8_casts``. With ``BLOCKS``, weights have ``SQUARES``.
+        scaling: what has one scale: a constant of ``float8_casts``, or the block format of all operands. With
+            ``BLOCKS``, weights have ``SQUARES``.
         fprop, dgrad, wgrad: whether the product runs in float8; else in bfloat16.
         kernels: see ``float8_casts.cast``; an operand is then cast with its transposed copy at once.
     """
@@ -43,7 +46,9 @@ class How(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """What the sizes of its products are multiples of: 16 for the hardware, 128 for blocks."""
+        """What the sizes of its products are multiples of: 16 for the hardware, the size of blocks."""
+        if self.scaling in BLOCK_FORMATS:
+            return BLOCK_FORMATS[self.scaling].size
         return casts.BLOCK if self.scaling == casts.BLOCKS else 16
 
     @property
@@ -159,7 +164,9 @@ class Linear8(torch.autograd.Function):
         dx = dw = db = None
         if wants_x and g8 is not None and g8.rows is not None:
             turned = _turned(weight, weight_inverse, ctx.turned[1])
-            dx = product(g8.rows, turned, how.scaling, x_dtype, ctx.emulate, fast=how.fast_gradients)
+            # In bfloat16, as autocast's own backward pass has it: wider results take longer to write and to add.
+            dx = product(g8.rows, turned, how.scaling, torch.bfloat16, ctx.emulate, fast=how.fast_gradients)
+            dx = dx if x_dtype is torch.bfloat16 else dx.to(x_dtype)  # see ``product``
         elif wants_x:
             dx = (grad @ weight.bfloat16()).to(x_dtype)
         if wants_weight and g8 is not None and g8.transposed is not None:

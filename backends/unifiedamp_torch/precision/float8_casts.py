@@ -12,9 +12,14 @@ transposes in one pass over memory. What both keep:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import torch
+
+from unifiedamp.backend import BLOCK_FORMATS
+
+from .block_rounding import round_blocks
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BLOCK = 128
@@ -23,18 +28,20 @@ LARGEST_SCALE = 2.0**126
 """The scale of a tensor of zeros; its inverse is still a normal float32 number."""
 
 TENSOR, ROW, BLOCKS, SQUARES = "tensor", "row", "blocks", "squares"
-"""What has one scale: the tensor, each row, each 1 x 128 values, each 128 x 128 values."""
+"""What has one scale: the tensor, each row, each 1 x 128 values, each 128 x 128 values. Besides these, a name of
+``BLOCK_FORMATS``.
+"""
 
 _SIGN_AND_EXPONENT = -0x800000
 
 
 class Scaled(NamedTuple):
-    """A matrix in float8.
+    """A matrix in float8, or in a block format, which is emulated alone: float32 numbers that are scaled back.
 
     Attributes:
         values: float8 of shape (m, k), row-major.
         inverse: what the numbers are multiplied by to get the values back, float32: shape (1,) of the tensor, (m, 1) of
-            rows, (m, k / 128) of blocks, (m / 128, k / 128) of squares.
+            rows, (m, k / 128) of blocks, (m / 128, k / 128) of squares, (1, 1) of ones in a block format.
     """
 
     values: torch.Tensor
@@ -71,7 +78,7 @@ def cast(
         tensor: float32, bfloat16 or float16 of shape (m, k), in any layout; for blocks, k (m too for a transposed
             copy, or squares) is a multiple of 128.
         dtype: ``E4M3`` or ``E5M2``.
-        scaling: ``TENSOR``, ``ROW``, ``BLOCKS`` or ``SQUARES``.
+        scaling: ``TENSOR``, ``ROW``, ``BLOCKS``, ``SQUARES`` or a block format, which ``dtype`` is not asked for.
         rows: return the matrix.
         transposed: return the transposed copy.
         scale: the scale of the tensor, float32 of shape (1,), for ``TENSOR``; None computes it from the amax.
@@ -85,8 +92,12 @@ def cast(
     if scaling == SQUARES:
         whole = _by_block(tensor, dtype, BLOCK)
         return Cast(whole if rows else None, transpose(whole) if transposed else None)
-    along = _by_row if scaling == ROW else _by_block
+    along: Any = functools.partial(_in_blocks, scaling) if scaling in BLOCK_FORMATS else _BY_SCALING[scaling]
     return Cast(along(tensor, dtype) if rows else None, along(tensor.t(), dtype) if transposed else None)
+
+
+def _in_blocks(format: str, tensor: torch.Tensor, _dtype: torch.dtype) -> Scaled:
+    return Scaled(round_blocks(tensor.float(), BLOCK_FORMATS[format]), torch.ones(1, 1, device=tensor.device))
 
 
 def _by_kernel(
@@ -153,3 +164,6 @@ def _by_block(tensor: torch.Tensor, dtype: torch.dtype, high: int = 1) -> Scaled
 def _power_of_two(scale: torch.Tensor) -> torch.Tensor:
     """Return float32 scales rounded down to powers of two; 0 of an inf among the values, inf of a nan."""
     return (scale.clamp(max=LARGEST_SCALE).view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
+
+
+_BY_SCALING = {ROW: _by_row, BLOCKS: _by_block}

@@ -48,7 +48,7 @@ class Float8Forward(Forward):
         """Run the layer."""
         device = self._device
         on = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
-        if not on or not takes(x):
+        if self.removed or not on or not takes(x):
             return self.plain(x)
         with self._region:
             weight = self._linear.weight

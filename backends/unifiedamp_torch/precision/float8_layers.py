@@ -15,21 +15,14 @@ from .float8_casts import BLOCKS, ROW, TENSOR
 from .layers import dtype_at
 
 SCALINGS = {"tensorwise": TENSOR, "delayed": TENSOR, "rowwise": ROW, "block128": BLOCKS}
-"""Scaling of a recipe → what has one scale."""
-
-SCALES = {
-    "tensorwise": "one scale per tensor, from its present largest magnitude",
-    "delayed": "one scale per tensor, from the largest magnitudes of the last {history} steps",
-    "rowwise": "one power of two per row of each product's operands",
-    "block128": "one power of two per 1 x 128 inputs and gradients, per 128 x 128 weights",
-}
-"""Scaling of a recipe → its scales."""
+"""Scaling of a recipe → what has one scale; recipes of block formats have theirs."""
 
 
 def how(recipe: Float8Recipe, kernels: bool = False) -> How:
     """Return how the layers of a recipe compute; ``kernels`` as in ``float8_casts.cast``."""
     in_float8 = [getattr(recipe, product) == "float8" for product in FLOAT8_PRODUCTS]
-    return How(SCALINGS[recipe.scaling], *in_float8)._replace(kernels=kernels)
+    scaling = recipe.block_format or SCALINGS[recipe.scaling]
+    return How(scaling, *in_float8)._replace(kernels=kernels)
 
 
 def choose(
@@ -82,7 +75,7 @@ def rows(
         emulate: see ``float8_products.product``.
         min_features: see :func:`choose`.
     """
-    native = "float32 products of operands rounded to float8" if emulate else "torch._scaled_mm, forward and backward"
+    native = recipe.emulation_text() if emulate else "torch._scaled_mm, forward and backward"
     effect = "emulated" if emulate else "native"
     chosen = {
         f"model{index}.{path}" if len(models) > 1 else path or "(the model)": why
@@ -91,14 +84,14 @@ def rows(
     }
     count = f"{sum(not why for why in chosen.values())} of {len(chosen)} linear layers" if models else "linear layers"
     found = [
-        PlanRow("float8", count, native, effect, _rule(how(recipe).multiple, min_features)),
-        PlanRow("float8 recipe", recipe.name, _formats(recipe), effect, _scales(recipe)),
+        PlanRow("float8", count, native, effect, _rule(recipe.multiple, min_features)),
+        PlanRow("float8 recipe", recipe.name, recipe.formats_text(), effect, recipe.scales_text()),
     ]
     for path, why in chosen.items():
         if why:
             found.append(PlanRow(f"float8.{path}", "not float8", "as autocast runs it", note=why))
         else:
-            found.append(PlanRow(f"float8.{path}", "float8", native, effect))
+            found.append(PlanRow(f"float8.{path}", recipe.layer_format, native, effect))
     return found
 
 
@@ -108,18 +101,3 @@ def _rule(multiple: int, min_features: int) -> str:
         f"torch.nn.Linear whose in_features and out_features are multiples of {multiple}{least}, "
         "unless layer_overrides names it or a layer that holds it"
     )
-
-
-def _formats(recipe: Float8Recipe) -> str:
-    """Return what each product multiplies."""
-    left = {"fprop": "e4m3", "dgrad": recipe.gradient_format, "wgrad": recipe.gradient_format}
-    said = {
-        product: f"{left[product]} x e4m3" if getattr(recipe, product) == "float8" else "bfloat16"
-        for product in FLOAT8_PRODUCTS
-    }
-    return ", ".join(f"{product}: {operands}" for product, operands in said.items())
-
-
-def _scales(recipe: Float8Recipe) -> str:
-    said = SCALES[recipe.scaling].format(history=recipe.amax_history)
-    return f"{said}, margin {recipe.margin}" if recipe.margin else said

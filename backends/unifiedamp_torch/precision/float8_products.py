@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .float8_casts import BLOCK, BLOCKS, ROW, Scaled
+from .float8_casts import BLOCK, BLOCKS, ROW, TENSOR, Scaled
 
 
 def product(
@@ -21,14 +21,15 @@ def product(
     Args:
         a: of shape (m, k).
         b: of shape (n, k).
-        scaling: that of both operands: ``TENSOR``, ``ROW`` or ``BLOCKS``, of which ``b`` may have squares.
+        scaling: that of both operands: ``TENSOR``, ``ROW``, ``BLOCKS``, of which ``b`` may have squares, or a block
+            format, which is emulated alone.
         dtype: of the result. Where scales are finer than the tensor, the product is rounded to bfloat16 first, which
             is what the hardware's kernels return.
         emulate: multiply in float32, on any device; it holds every product of two float8 numbers exactly.
         bias: bfloat16 of shape (n,), or None.
         fast: let the hardware sum in fewer bits (``use_fast_accum``).
     """
-    out_dtype = torch.bfloat16 if scaling in (ROW, BLOCKS) else dtype
+    out_dtype = dtype if scaling == TENSOR else torch.bfloat16
     run = _emulated if emulate else _native
     out = run(a, b, scaling, out_dtype, bias, fast)
     # No cast that changes nothing: in torch 2.11, compiled, a custom function whose result is one has zero gradients.

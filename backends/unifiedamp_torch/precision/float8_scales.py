@@ -10,7 +10,9 @@ history once, where the iteration ends. Otherwise than in Transformer Engine:
 - An amax that is inf or nan, and every amax of an iteration in which a step was skipped, is dropped. Transformer Engine
   records it, whereupon the scale stands still until it leaves the history.
 - A layer's first iteration scales by present magnitudes. Transformer Engine's first iteration has the scale 1.
-- Ranks do not exchange magnitudes: each scales its own inputs and gradients.
+
+As in Transformer Engine (``reduce_amax``), the magnitudes of an iteration are the largest over the ranks that train
+together, so that histories and scales are equal on all of them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,11 @@ from typing import Any
 
 import torch
 
+from unifiedamp.backend.amax_history import OPERANDS, operand_limits
+
+from ..distributed.ranks import TrainingRanks
 from .float8 import Scales
-from .float8_casts import E4M3, E5M2, LARGEST_SCALE
-
-OPERANDS = ("input", "weight", "gradient")
-"""The operands of a layer, in the order of the rows of its history."""
-
-_LIMITS = [torch.finfo(dtype).max for dtype in (E4M3, E4M3, E5M2)]
+from .float8_casts import LARGEST_SCALE
 
 
 class LayerScales:
@@ -82,16 +82,15 @@ class Histories:
         """Return empty histories, and scales of 1."""
         rows = len(names) * len(OPERANDS)
         scales, amaxes = torch.ones(rows, device=device), [torch.zeros(1, device=device) for _ in range(rows)]
-        limits = torch.tensor(_LIMITS * len(names), device=device) * 2.0**-margin
+        limits = torch.tensor(operand_limits(margin) * len(names), device=device)
         starts = range(0, rows, len(OPERANDS))
         layers = {
             name: LayerScales(scales[at : at + 3], amaxes[at : at + 3]) for at, name in zip(starts, names, strict=True)
         }
         return cls(layers, torch.zeros(rows, length, device=device), scales, limits, amaxes)
 
-    def end(self, skipped: torch.Tensor | None) -> None:
-        """Take the magnitudes of an iteration into the histories."""
-        amax = torch.cat(self.amaxes)
+    def end(self, amax: torch.Tensor, skipped: torch.Tensor | None) -> None:
+        """Take the magnitudes of an iteration, of shape (rows,), into the histories."""
         good = amax.isfinite() & (amax > 0)
         if skipped is not None:
             good = good & (skipped == 0)
@@ -117,16 +116,18 @@ class DelayedScaling:
         length: iterations that a history holds.
         margin: powers of two that are left below float8's maximum.
         device: the session's.
+        ranks: those that train together.
 
     Attributes:
         version: rises where a captured step would scale otherwise.
     """
 
-    def __init__(self, length: int, margin: int, device: torch.device) -> None:
-        self._length, self._margin, self._device = length, margin, device
+    def __init__(self, length: int, margin: int, device: torch.device, ranks: TrainingRanks) -> None:
+        self._length, self._margin, self._device, self._ranks = length, margin, device, ranks
         self._models: list[Histories] = []
         self._skipped: torch.Tensor | None = None
-        self._begun = False
+        self._stepped = self._begun = False
+        self._exchanges = 0
         self.version = 0
 
     def calibrates(self) -> bool:
@@ -144,23 +145,65 @@ class DelayedScaling:
 
     def note_step(self, skipped: torch.Tensor | None) -> None:
         """Take in an optimizer's step of this iteration; ``skipped``: a scalar, 1 where it was skipped."""
+        self._stepped = True
         if skipped is not None:
             self._skipped = skipped if self._skipped is None else torch.maximum(self._skipped, skipped)
 
     @torch.no_grad()
     def end(self) -> None:
-        """End an iteration: its magnitudes enter the histories, and set the scales of the next."""
-        skipped, self._skipped = self._skipped, None
+        """End an iteration: its magnitudes enter the histories, and set the scales of the next.
+
+        Ranks that train together communicate once, for all layers; not where no optimizer had a step.
+        """
+        stepped, skipped = self._stepped, self._skipped
+        self._stepped, self._skipped = False, None
+        if not self._models:
+            return
+        amax, seen = torch.cat([each for model in self._models for each in model.amaxes]), self._seen()
+        if self._ranks.together(False):
+            if not stepped:
+                self.discard()
+                return
+            amax, seen = self._over_ranks(amax, seen)
+        begin = 0
         for model in self._models:
-            model.end(skipped)
-            for layer in model.layers.values():
-                if layer.seen and not layer.ready:
-                    layer.ready = self._begun = True
-                    self.version += 1
+            rows = len(model.amaxes)
+            model.end(amax[begin : begin + rows], skipped)
+            begin += rows
+        self._note_ready(seen)
+
+    def _layers(self) -> list[LayerScales]:
+        return [layer for model in self._models for layer in model.layers.values()]
+
+    def _seen(self) -> list[bool]:
+        return [layer.seen for layer in self._layers()]
+
+    def _over_ranks(self, amax: torch.Tensor, seen: list[bool]) -> tuple[torch.Tensor, list[bool]]:
+        """Return the largest magnitudes over the ranks, and which layers some rank has seen.
+
+        While layers have no history, the latter is read after 1, 2, 4, 8, ... iterations, since reading it waits for
+        the device; every rank does so after the same ones.
+        """
+        amax = torch.where(amax.isfinite(), amax, torch.inf)  # reductions do not keep nan
+        waiting = not _capturing(amax) and not all(layer.ready for layer in self._layers())
+        self._exchanges += waiting
+        if not waiting or self._exchanges & (self._exchanges - 1):
+            self._ranks.reduce(amax)
+            return amax, [layer.ready for layer in self._layers()]
+        both = torch.cat([amax, torch.tensor(seen, dtype=amax.dtype, device=amax.device)])
+        self._ranks.reduce(both)
+        return both[: amax.numel()], [value > 0 for value in both[amax.numel() :].tolist()]
+
+    def _note_ready(self, seen: Sequence[bool]) -> None:
+        """Scale layers that were seen by their histories from here on."""
+        for layer, now in zip(self._layers(), seen, strict=True):
+            if now and not layer.ready:
+                layer.ready = self._begun = True
+                self.version += 1
 
     def discard(self) -> None:
         """Forget the magnitudes of an iteration that is discarded."""
-        self._skipped = None
+        self._stepped, self._skipped = False, None
         for model in self._models:
             model.discard()
 
@@ -191,5 +234,9 @@ class DelayedScaling:
             model.scales.fill_(1.0)
             model.set_scales()
             model.discard()
-        self._skipped = None
+        self._stepped, self._skipped, self._exchanges = False, None, 0
         self.version += 1
+
+
+def _capturing(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

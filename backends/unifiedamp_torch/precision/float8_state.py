@@ -10,6 +10,7 @@ import torch
 
 from unifiedamp.backend import Policy
 
+from ..distributed.ranks import TrainingRanks
 from .float8_scales import DelayedScaling
 from .float8_weights import CachedWeights
 
@@ -21,24 +22,34 @@ class Float8State:
         policy: the session's.
         windows: the session accumulates gradients, so weights are cast once for several micro-batches.
         device: the session's.
+        ranks: those that train together.
+        scheduled: :meth:`follow` may be called.
 
     Attributes:
         scaling: of recipe "delayed"; else None.
         weights: the cached weights; None without windows.
     """
 
-    def __init__(self, policy: Policy, windows: bool, device: torch.device) -> None:
+    def __init__(
+        self, policy: Policy, windows: bool, device: torch.device, ranks: TrainingRanks, scheduled: bool = False
+    ) -> None:
+        self._windows, self._device, self._ranks, self._scheduled = windows, device, ranks, scheduled
+        self._in_step = False
+        self.follow(policy)
+
+    def follow(self, policy: Policy) -> None:
+        """Begin anew under another policy, without histories; layers are added afterwards."""
         in_use = policy.compute_dtype == "float8"
         recipe = policy.float8
         delayed = in_use and recipe.scaling == "delayed"
-        self.scaling = DelayedScaling(recipe.amax_history, recipe.margin, device) if delayed else None
-        self.weights = CachedWeights() if in_use and windows else None
-        self._in_step = False
+        scaling = (recipe.amax_history, recipe.margin, self._device, self._ranks)
+        self.scaling = DelayedScaling(*scaling) if delayed else None
+        self.weights = CachedWeights() if in_use and self._windows else None
 
     @property
     def in_use(self) -> bool:
-        """Whether anything is kept."""
-        return self.scaling is not None or self.weights is not None
+        """Whether anything is kept, or may be under a later policy."""
+        return self._scheduled or self.scaling is not None or self.weights is not None
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

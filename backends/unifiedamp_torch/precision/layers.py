@@ -30,7 +30,12 @@ class Forward:
 
     Args:
         module: whose forward is replaced.
+
+    Attributes:
+        removed: only passes calls on, because another forward has been put around this one since.
     """
+
+    removed = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -49,7 +54,9 @@ class Forward:
 
     def remove(self) -> None:
         """Restore the module's own forward."""
-        if self._before is not None:
+        if self._module.__dict__.get("forward") is not self:
+            self.removed = True
+        elif self._before is not None:
             self._module.forward = self._before
         else:
             del self._module.forward
@@ -82,7 +89,7 @@ class LayerForward(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if not self._always and not torch.is_autocast_enabled(self._device):
+        if self.removed or (not self._always and not torch.is_autocast_enabled(self._device)):
             return self.plain(*args, **kwargs)
         if self._inputs is not None:
             args, kwargs = cast(args, self._inputs), cast(kwargs, self._inputs)

@@ -32,7 +32,7 @@ class Checkpointed(Forward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        if not torch.is_grad_enabled():
+        if self.removed or not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
         if torch.compiler.is_compiling() or not self._norms:
             # A compiled graph writes to its buffers once, even if part of it is recomputed.

@@ -55,7 +55,8 @@ class Regions:
         self.cache = self._keeps_casts(cache_enabled)
         self._made: dict[tuple[bool, Policy | None], Region] = {}
         self._release: list[Callable[[], object]] = []
-        self._hold_ops(spec.policy)
+        for policy in spec.policies:
+            self._hold_ops(policy)
 
     def _keeps_casts(self, wanted: bool | None) -> bool:
         loses = cache_loses_gradients()
@@ -85,6 +86,12 @@ class Regions:
         """Return a new region under the session's policy, which keeps no casts of parameters."""
         return self._make(True, self._spec.policy, cache=False)
 
+    def follow_policy(self) -> None:
+        """Follow the session's policy: regions of it that were returned before as well."""
+        self._made = {key: region for key, region in self._made.items() if key[1] is None}
+        for (enabled, _), region in self._made.items():
+            region.become(*self._settings(enabled, self._spec.policy), self.cache, op_choices(self._spec.policy))
+
     def close(self) -> None:
         """Release the operations."""
         while self._release:
@@ -98,6 +105,10 @@ class Regions:
         return region
 
     def _make(self, enabled: bool, policy: Policy, cache: bool) -> Region:
+        return Region(*self._settings(enabled, policy), cache, op_choices(policy), self._switches)
+
+    def _settings(self, enabled: bool, policy: Policy) -> tuple[str, torch.dtype | None]:
+        """Return a region's device type and dtype."""
         params = self._spec.policy.param_dtype
         if enabled and policy.compute_dtype == "float32" != params:
             raise errors.PolicyNotSupportedError(
@@ -105,8 +116,7 @@ class Regions:
                 f"autocast to float32; use policy 'mixed_{params}' for the session"
             )
         low = enabled and policy.compute_dtype != params
-        dtype = casts.DTYPES[policy.region_dtype] if low else None
-        return Region(self._device.type, dtype, cache, op_choices(policy), self._switches)
+        return self._device.type, casts.DTYPES[policy.region_dtype] if low else None
 
     def _hold_ops(self, policy: Policy) -> None:
         choices = op_choices(policy)

@@ -6,16 +6,23 @@ device, so that dynamo traces it without a break and a CUDA graph captures it.
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import Any
 
 import torch
 
-from unifiedamp.backend import FloatFormat
+from unifiedamp.backend import FLOAT_FORMATS, FloatFormat
 
 _SIGN, _MAGNITUDE, _FRACTION, _LEADING_BIT, _INFINITY = -(2**31), 0x7FFFFFFF, 0x7FFFFF, 0x800000, 0x7F800000
-_MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+_NAN, _MANTISSA_BITS, _EXPONENT_BIAS = 0x7FC00000, 23, 127
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+_LIMITS = {name: (_bits(form.min_normal), _bits(form.max)) for name, form in FLOAT_FORMATS.items()}
+"""Name of a format → the bits of its smallest normal and its largest number; dynamo traces no ``struct.pack``."""
 
 
 def round_to(values: torch.Tensor, format: FloatFormat, saturate: bool = False) -> torch.Tensor:
@@ -26,16 +33,16 @@ def round_to(values: torch.Tensor, format: FloatFormat, saturate: bool = False) 
         format: of the result's numbers.
         saturate: numbers beyond ``format.max``, inf included, become ``format.max``.
     """
+    smallest, largest = _LIMITS[format.name]
     bits = values.view(torch.int32)
     sign, magnitude = bits & _SIGN, bits & _MAGNITUDE
     dropped = _MANTISSA_BITS - format.mantissa_bits
     rounded = ((magnitude + (2 ** (dropped - 1) - 1) + ((magnitude >> dropped) & 1)) >> dropped) << dropped
     if format.min_exponent > 1 - _EXPONENT_BIAS:
-        rounded = torch.where(magnitude < _bits(format.min_normal), _subnormal(magnitude, format), rounded)
-    largest = _bits(format.max)
-    beyond = largest if saturate else {"inf": _INFINITY, "nan": _bits(math.nan), "saturate": largest}[format.overflow]
+        rounded = torch.where(magnitude < smallest, _subnormal(magnitude, format), rounded)
+    beyond = largest if saturate else {"inf": _INFINITY, "nan": _NAN, "saturate": largest}[format.overflow]
     rounded = torch.where(rounded > largest, beyond, rounded)
-    rounded = torch.where(magnitude > _INFINITY, _bits(math.nan), rounded)
+    rounded = torch.where(magnitude > _INFINITY, _NAN, rounded)
     return (rounded | sign).view(torch.float32)
 
 
@@ -48,10 +55,6 @@ def _subnormal(magnitude: torch.Tensor, format: FloatFormat) -> torch.Tensor:
     last = torch.bitwise_right_shift(fraction, shift) & 1
     count = torch.bitwise_right_shift(fraction + half - 1 + last, shift)
     return (count.float() * format.min_subnormal).view(torch.int32)
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 class Rounded(torch.autograd.Function):

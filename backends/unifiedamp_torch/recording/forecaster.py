@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from unifiedamp.backend import Forecaster, ProductCounts, TensorCounts
+from unifiedamp.backend import Forecaster, ProductCounts, TensorCounts, forecast
 
 from ..compiling.force_eager import ForceEager
 from ..layer_paths import plain_name
 from ..precision.casts import tensors
 from ..precision.float8_layers import rejection_reason
+from ..training.gradients import dense
 from ..training.step_context import StepContext
 from .product_counts import DeviceCounts
+from .scaled_values import scale_values
 from .step_recorder import in_training
 
 nn = torch.nn
@@ -33,23 +35,34 @@ class LayerCounts:
     Attributes:
         path: see the argument.
         work: multiplications so far.
-        tensors: name → counts, on the layer's device.
+        tensors: name, and scaling or "" → counts, on the layer's device.
     """
 
-    def __init__(self, path: str, kind: str, float8: str) -> None:
-        self.path, self._kind, self._float8 = path, kind, float8
+    def __init__(self, path: str, kind: str, float8: str, scalings: Sequence[str]) -> None:
+        self.path, self._kind, self._float8, self._scalings = path, kind, float8, scalings
         self.work = 0
-        self.tensors: dict[str, DeviceCounts] = {}
+        self.tensors: dict[tuple[str, str], DeviceCounts] = {}
 
     def add(self, name: str, tensor: torch.Tensor, inverse: torch.Tensor | None = None) -> None:
         """Count a tensor's values; one without values is left out."""
-        if tensor.numel():
-            self.tensors.setdefault(name, DeviceCounts()).add(tensor, inverse)
+        if not tensor.numel():
+            return
+        self._count(name, "", tensor, inverse)
+        if self._scalings and name in forecast.OPERANDS:
+            with torch.no_grad():
+                values = dense(tensor.detach()).float()
+                values = values if inverse is None else values * inverse.to(values.device)
+                for scaling in self._scalings:
+                    matrix = values.reshape(-1, values.shape[-1])
+                    self._count(name, scaling, scale_values(matrix, scaling, name == "weight"), None)
+
+    def _count(self, name: str, scaling: str, tensor: torch.Tensor, inverse: torch.Tensor | None) -> None:
+        self.tensors.setdefault((name, scaling), DeviceCounts()).add(tensor, inverse)
 
     def read(self, rows: Iterator[tuple[Any, float]]) -> ProductCounts:
         """Return what was counted; ``rows`` yields the counts and the largest value of each tensor."""
-        found = {name: TensorCounts(*next(rows)) for name in self.tensors}
-        return ProductCounts(self.path, self._kind, self.work, self._float8, found)
+        found = {key: TensorCounts(*next(rows)) for key in self.tensors}
+        return ProductCounts(self.path, self._kind, self.work, self._float8, forecast.by_tensor(found))
 
 
 class TorchForecaster(Forecaster):
@@ -65,19 +78,20 @@ class TorchForecaster(Forecaster):
     """
 
     means = "forward hooks of linear and convolutional layers; what is compiled runs uncompiled meanwhile"
+    scalings = tuple(forecast.SCALINGS)
     UNTRACED = ("begin", "note_gradients", "end")
     """Methods that run uncompiled inside compiled steps."""
 
     def __init__(self, device: torch.device, steps: StepContext) -> None:
         self._device, self._steps = device, steps
-        self.counting = False
+        self.counting, self._wanted = False, tuple[str, ...]()
         self._layers: dict[str, LayerCounts] = {}
         self._remove: list[Callable[[], None]] = []
         self._watched: set[tuple[str, int]] = set()
 
-    def begin(self) -> None:
+    def begin(self, scalings: Sequence[str] = ()) -> None:
         self.end()
-        self.counting = True
+        self.counting, self._wanted = True, tuple(scalings)
         self._remove.append(functools.partial(ForceEager().__enter__().__exit__, None, None, None))
         for index, model in enumerate(self._steps.prepared.models):
             for path, module in model.named_modules():
@@ -87,7 +101,7 @@ class TorchForecaster(Forecaster):
 
     def _hook(self, path: str, module: nn.Module) -> None:
         why = rejection_reason(path, module, {}) if isinstance(module, nn.Linear) else "only linear layers are"
-        layer = LayerCounts(path, type(module).__name__, why)
+        layer = LayerCounts(path, type(module).__name__, why, self._wanted if isinstance(module, nn.Linear) else ())
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not isinstance(output, torch.Tensor):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..training.gradients import dense
+from .notes import Notes
 from .reductions import largest
 from .sketches import TensorSketch, sketch
 
@@ -19,16 +20,15 @@ class LocalGradients:
     ``fully_shard`` reduce it. ``fully_shard`` gives a module other parameters while it runs: they are hooked there.
 
     Args:
+        notes: where to note them.
         compare: sketch them too.
 
     Attributes:
-        sketches: parameter name → the sketch of the sum of its gradients so far.
+        notes: see the argument; of several gradients of a parameter, the largest value and the sketch of the sum.
     """
 
-    def __init__(self, compare: bool) -> None:
-        self._compare = compare
-        self.sketches: dict[str, TensorSketch] = {}
-        self._largest: dict[str, torch.Tensor] = {}
+    def __init__(self, notes: Notes, compare: bool) -> None:
+        self.notes, self._compare = notes, compare
         self._hooked: dict[int, Any] = {}
 
     def watch(self, path: str, module: torch.nn.Module) -> None:
@@ -44,24 +44,19 @@ class LocalGradients:
             values = dense(gradient.detach())
             if values.numel():
                 found = largest(values)
-                before = self._largest.get(name)
-                self._largest[name] = found if before is None else torch.maximum(before, found)  # keeps nan
+                before = self.notes.local.get(name)
+                self.notes.local[name] = found if before is None else torch.maximum(before, found)  # keeps nan
             if self._compare:
                 self._add(name, sketch(gradient, ordered=False))
 
         return look
 
     def _add(self, name: str, drawn: TensorSketch) -> None:
-        before = self.sketches.get(name)
-        self.sketches[name] = drawn if before is None else drawn.plus(before)
+        before = self.notes.local_sketches.get(name)
+        self.notes.local_sketches[name] = drawn if before is None else drawn.plus(before)
 
     def stop(self) -> None:
         """Remove the hooks."""
         for handle in self._hooked.values():
             handle.remove()
         self._hooked.clear()
-
-    @property
-    def largest(self) -> Mapping[str, torch.Tensor]:
-        """Parameter name → the largest absolute value of its gradients so far, on their device."""
-        return self._largest

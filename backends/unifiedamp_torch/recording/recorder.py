@@ -2,49 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from unifiedamp.backend import Policy, Recorder, errors, recording
+from unifiedamp.backend import Recorder, SessionSpec, recording
 
 from ..distributed.messages import StoreMessages, store_messages
-from ..distributed.wrapped import sharded
 from ..models import epsilons
 from ..models.weights import TorchWeights
 from ..training.step_context import StepContext
+from .notes import PackedNotes
+from .reductions import ready
+from .states import kept_weights, states
 from .step_recorder import StepRecorder
 
 
 class TorchRecorder(Recorder):
-    """Records with forward hooks; compiled code runs uncompiled on recorded steps, since a graph holds no hooks.
+    """Records with forward hooks, also in captured steps: those that are recorded have a separate CUDA graph. What
+    Inductor compiles calls no hooks, and runs uncompiled on steps whose layers are recorded.
 
     Args:
         device: the session's.
-        policy: the session's.
+        spec: the session's.
         steps: what the session's roles share of its steps.
     """
 
-    means = "forward hooks; on recorded steps, what is compiled runs uncompiled"
+    means = (
+        "forward hooks; captured steps have a second graph, which records; what Inductor compiles runs uncompiled on "
+        "steps whose layers are recorded (activations=True)"
+    )
 
-    compares = runs_uncompiled = True
+    compares = records_states = True
     UNTRACED = ("begin", "note_gradients", "end")
     """Methods that run uncompiled inside compiled steps."""
 
-    def __init__(self, device: torch.device, policy: Policy, steps: StepContext) -> None:
-        self._device, self._policy, self._steps = device, policy, steps
+    def __init__(self, device: torch.device, spec: SessionSpec, steps: StepContext) -> None:
+        self._device, self._spec, self._steps = device, spec, steps
         self._step: StepRecorder | None = None
         self._messages: StoreMessages | None = None
+        self._before: dict[str, Any] = {}
+        self._kept: dict[int, torch.Tensor] = {}
 
-    def status(self) -> tuple[bool, bool]:
-        """Return whether this step is being recorded, and whether its activations are."""
-        step = self._step
-        return step is not None, step is not None and step.activations
+    def records_layers(self) -> bool:
+        """Return whether the activations of this step are being recorded."""
+        return self._step is not None and self._step.activations
+
+    # -- captured calls, see ``compiling.recorded_calls.CallRecorder`` -------------------------------------------------
+
+    def form(self) -> Hashable:
+        return None if self._step is None else self._step.form
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[Callable[[], PackedNotes | None]]:
+        assert self._step is not None
+        ready(self._device)
+        with self._step.capturing() as packed:
+            yield lambda: packed(self._device)
+
+    def before_replay(self) -> None:
+        if self._step is not None and self._step.compare:
+            self._before = self.weights()  # the loop may have written to them
+
+    def take(self, packed: PackedNotes) -> None:
+        assert self._step is not None
+        self._step.take(packed, self._device)
+
+    # -- the role ----------------------------------------------------------------------------------------------------
 
     def begin(self, activations: bool, compare: bool = False) -> None:
         rank = None if self._messages is None else self._messages.rank
         self._step = StepRecorder(self._steps.prepared.models, activations, rank, compare)
+        self._before = {}
         self._steps.loss.wanted = True
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> Sequence[str]:
@@ -59,15 +91,10 @@ class TorchRecorder(Recorder):
         if step is None:
             return recording.RecordedStep()
         step.stop()
-        return step.read(self._device)
+        return replace(step.read(self._device), weights=self._before)
 
     def weights(self) -> dict[str, Any]:
         prepared = self._steps.prepared
-        if sharded(prepared.models):
-            raise errors.UnsupportedError(
-                "amp.record(compare=True): fully_shard divides the weights between ranks, and reading whole ones at a "
-                "recorded step would be a collective; record a run of DistributedDataParallel or of one process"
-            )
         reader = TorchWeights(prepared.masters)
         found = [reader.read(model) for model in prepared.models]
         return {
@@ -76,10 +103,17 @@ class TorchRecorder(Recorder):
             for name, array in arrays.items()
         }
 
+    def keep_weights(self) -> None:
+        self._kept = kept_weights(self._steps.prepared)
+
+    def states(self) -> recording.States:
+        kept, self._kept = self._kept, {}
+        return states(self._steps.prepared, self._device, kept)
+
     def messages(self) -> StoreMessages | None:
         self._messages = store_messages(self._steps.ranks)
         return self._messages
 
     def epsilons(self) -> list[recording.Epsilon]:
         prepared = self._steps.prepared
-        return list(epsilons.epsilons(prepared.models, prepared.optimizers, self._policy))
+        return list(epsilons.epsilons(prepared.models, prepared.optimizers, self._spec.policy))

@@ -40,6 +40,12 @@ def count(
         yield scaled, scaled if inverse is None else _histograms(joined.float() * inverse.to(joined.device), sizes)
 
 
+def ready(device: torch.device) -> None:
+    """Copy what counting needs to a device, which a capture cannot do."""
+    if traits(device).bincount_waits:
+        _edges(device)
+
+
 def largest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the largest absolute value, without dimensions: inf or nan where the tensor holds one."""
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):

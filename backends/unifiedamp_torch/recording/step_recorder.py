@@ -1,40 +1,31 @@
 """Recording one step: the largest values at layers, and how gradients are distributed.
 
 Modules have hooks while a step is recorded, and at no other time. Nothing is read from the device before
-:meth:`StepRecorder.read`, which reads everything at once.
+:meth:`StepRecorder.read`, which reads everything at once. A call that is captured in a CUDA graph notes tensors which
+each replay of the graph fills.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from unifiedamp.backend import recording
 
 from ..compiling.force_eager import ForceEager
-from ..device.kinds import traits
+from ..device.arrays import whole
 from ..layer_paths import plain_name
 from ..precision.casts import tensors
 from ..training.gradients import is_sharded
 from .local_gradients import LocalGradients
+from .notes import LayerRecord, Notes, PackedNotes, merged
 from .reductions import count, largest
-from .sketches import TensorSketch, sketch
-
-
-class LayerRecord(NamedTuple):
-    """One activation before it is read."""
-
-    layer: str
-    kind: str
-    place: str
-    dtype: str
-    largest: torch.Tensor
-    sketch: TensorSketch | None
+from .sketches import sketch
 
 
 class StepRecorder:
@@ -48,21 +39,17 @@ class StepRecorder:
 
     Attributes:
         activations: whether the forward pass is recorded.
+        compare: see the argument.
     """
 
     def __init__(
         self, models: Sequence[torch.nn.Module], activations: bool, rank: int | None = None, compare: bool = False
     ) -> None:
         self.activations = activations
-        self._rank, self._sharded = rank, False
-        self._local = LocalGradients(compare) if rank is not None and activations else None
-        self._compare = compare
-        self._sketches: dict[str, TensorSketch] = {}
-        self._activations: list[LayerRecord] = []
-        self._names: list[str] = []
-        self._scaled: list[torch.Tensor] = []
-        self._true: list[torch.Tensor] = []
-        self._scalars: dict[str, torch.Tensor] = {}
+        self._rank, self.compare = rank, compare
+        self._notes = Notes()
+        self._packed: list[PackedNotes] = []
+        self._local = LocalGradients(self._notes, compare) if rank is not None and activations else None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
         self._remove: list[Callable[[], None]] = []
         if activations:
@@ -108,8 +95,8 @@ class StepRecorder:
             elif place == "input":
                 continue
             dtype = str(tensor.dtype).removeprefix("torch.")
-            drawn = sketch(tensor, batch=True) if self._compare else None
-            self._activations.append(LayerRecord(layer, kind, place, dtype, known, drawn))
+            drawn = sketch(tensor, batch=True) if self.compare else None
+            self._notes.activations.append(LayerRecord(layer, kind, place, dtype, known, drawn))
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         found = self._seen.get(id(tensor))
@@ -121,59 +108,62 @@ class StepRecorder:
         self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None, loss: torch.Tensor | None
     ) -> list[str]:
         """Count gradients; ``scale`` is their loss scale, if any."""
-        inverse = None if scale is None else scale.reciprocal()
-        self._sharded |= any(map(is_sharded, gradients.values()))
+        notes, inverse = self._notes, None if scale is None else scale.reciprocal()
+        notes.sharded |= any(map(is_sharded, gradients.values()))
         for scaled, true in count(list(gradients.values()), inverse):
-            self._scaled.append(scaled)
-            self._true.append(true)
-        self._names += gradients
-        if self._compare:
-            self._sketches |= {name: sketch(gradient) for name, gradient in gradients.items()}
+            notes.scaled.append(scaled)
+            notes.true.append(true)
+        notes.names += gradients
+        if self.compare:
+            notes.sketches |= {name: sketch(whole(gradient)) for name, gradient in gradients.items()}
         if scale is not None:
-            self._scalars["scale"] = scale.clone()  # the step updates it in place
+            notes.scalars["scale"] = scale.clone()  # the step updates it in place
         if loss is not None:
-            self._scalars["loss"] = loss.detach()
+            notes.scalars["loss"] = loss.detach()
         return list(gradients)
+
+    # -- captured calls ----------------------------------------------------------------------------------------------
+
+    @property
+    def form(self) -> tuple[bool, bool]:
+        """Whether layers are recorded, and sketches; captured calls of equal forms record the same."""
+        return self.activations, self.compare
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[Callable[[torch.device], PackedNotes | None]]:
+        """Note inside what a captured call computes, apart from what calls that ran have noted.
+
+        Yields a function to call last in the capture, which returns what each replay fills.
+        """
+        outside, seen = self._notes, self._seen
+        self._notes, self._seen = Notes(), {}
+        if self._local is not None:
+            self._local.notes = self._notes
+        try:
+            yield self._notes.packed
+        finally:
+            self._notes, self._seen = outside, seen
+            if self._local is not None:
+                self._local.notes = outside
+
+    def take(self, packed: PackedNotes, device: torch.device) -> None:
+        """Take what a replay has filled, after what calls before it have noted."""
+        self._pack(device)
+        self._packed.append(packed.copied())
+
+    def _pack(self, device: torch.device) -> None:
+        packed, self._notes = self._notes.packed(device), Notes()
+        if packed is not None:
+            self._packed.append(packed)
+        if self._local is not None:
+            self._local.notes = self._notes
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, device: torch.device) -> recording.RecordedStep:
-        """Return everything that was recorded; waits for the device once."""
-        local = {} if self._local is None else self._local.largest
-        single = [*self._scalars.values(), *(each.largest for each in self._activations), *local.values()]
-        true = self._true if "scale" in self._scalars else []
-        drawn = self._drawn()
-        parts = [*(value.reshape(1) for value in single), *(each.numbers for each in drawn), *self._scaled, *true]
-        if not parts:
-            return recording.RecordedStep()
-        wide = traits(device).wide_dtype
-        numbers = torch.cat([part.to(device, wide, non_blocking=True) for part in parts]).cpu()
-        start = len(single) + sum(each.numbers.numel() for each in drawn)
-        left = iter(numbers[:start].tolist())
-        scalars = {name: next(left) for name in self._scalars}
-        activations = [recording.Activation(*each[:4], next(left)) for each in self._activations]
-        finite = {name: math.isfinite(next(left)) for name in local}
-        sketches = self._read_sketches(left, scalars.get("scale", 1.0)) if self._compare else None
-        table = numbers[start:].long().reshape(2 if true else 1, len(self._names), recording.BUCKETS).tolist()
-        both = zip(self._names, table[0], table[-1], strict=True)
-        gradients = {name: recording.GradientCounts(scaled, true) for name, scaled, true in both}
-        own = [] if self._rank is None else [recording.LocalStep(self._rank, activations, finite)]
-        scale, loss = scalars.get("scale", 1.0), scalars.get("loss")
-        return recording.RecordedStep(scale, loss, gradients, activations, own, self._sharded, sketches)
-
-    def _drawn(self) -> list[TensorSketch]:
-        """Return all sketches, in the order in which they are read."""
-        local = {} if self._local is None else self._local.sketches
-        of_layers = [each.sketch for each in self._activations if each.sketch is not None]
-        return [*of_layers, *self._sketches.values(), *local.values()]
-
-    def _read_sketches(self, numbers: Iterator[float], scale: float) -> recording.StepSketches:
-        local = {} if self._local is None else self._local.sketches
-        return recording.StepSketches(
-            [each.sketch.read(numbers) for each in self._activations if each.sketch is not None],
-            {name: each.read(numbers, scale) for name, each in self._sketches.items()},
-            {name: each.read(numbers, scale) for name, each in local.items()},
-        )
+        """Return everything that was recorded; waits for the device."""
+        self._pack(device)
+        return merged([each.read() for each in self._packed], self._rank, self.compare)
 
 
 def _recorded(value: Any) -> Iterator[torch.Tensor]:

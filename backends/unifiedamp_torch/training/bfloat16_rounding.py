@@ -36,11 +36,13 @@ def _round_block(values: torch.Tensor, start: int, param: int, step: int) -> Non
     values.copy_(torch.where(values.isnan(), values, noisy.view(torch.float32)))
 
 
-def noise(size: int, param: int, step: int, start: int = 0, device: torch.device | None = None) -> torch.Tensor:
-    """Return ``rounding.noise`` of the elements from ``start`` on, int32."""
+def noise(
+    size: int, param: int | torch.Tensor, step: int | torch.Tensor, start: int = 0, device: torch.device | None = None
+) -> torch.Tensor:
+    """Return ``rounding.noise`` of the elements from ``start`` on, int32; keys that are tensors are int32 scalars."""
     mixed = torch.arange(start, start + size, device=device, dtype=torch.int32)
     for key in (param, step):
-        mixed.add_(_signed(key))
+        mixed.add_(key if isinstance(key, torch.Tensor) else _signed(key))
         for shift, factor in rounding.FMIX:
             mixed.bitwise_xor_((mixed >> shift).bitwise_and_(2 ** (32 - shift) - 1))
             if factor != 1:

@@ -68,6 +68,17 @@ class Compensations:
         local_part(found.rest).copy_(rest)
         found.version = version_of(param)
 
+    def accept(self, param: torch.Tensor) -> None:
+        """Note that a parameter and its compensation were set together."""
+        self._all[id(param)].version = version_of(param)
+
+    def drop_stale(self) -> None:
+        """Set compensations of parameters that were written to otherwise to zero, where a captured step reads them."""
+        for each in self._all.values():
+            if each.version != version_of(each.param):
+                each.rest.zero_()
+                each.version = version_of(each.param)
+
     def writes(self, param: torch.Tensor) -> bool:
         """Return whether values of a parameter are split."""
         return self.in_use and param.dtype is torch.bfloat16

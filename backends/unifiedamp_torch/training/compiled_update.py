@@ -1,8 +1,9 @@
 """The end of a step, compiled by Inductor: an optimizer's arithmetic, the skip, and the update of the scale.
 
 A fused optimizer skips in its kernel. This does the same for any of torch's own optimizers, and is faster where tensors
-are small: each element is selected from its value before the step or after it, which the compiler fuses into the
-kernels of the step.
+are few and small: each element is selected from its value before the step or after it, which the compiler fuses into
+the kernels of the step. Where there are more tensors, compiling takes longer than the model does and gains nothing; the
+fused kernel is used then, if the optimizer has one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..device.fused_optimizers import why_not_fused
 from ..device.placement import steps_to_device
 from . import gradients
 from .scale_transition import update_scale_by_formula
@@ -32,9 +34,20 @@ def traceable(optimizer: Optimizer) -> bool:
     return kind.__name__ in TRACEABLE and kind.__module__.startswith("torch.optim.")
 
 
-def settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a parameter group needs while its step is compiled."""
-    wanted = {"fused": False, "foreach": True, "capturable": True}
+MOST_TENSORS = 32
+"""Parameters up to which the step of an optimizer that has a fused kernel is compiled."""
+
+
+def compiles(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step is compiled; one that could be and is not runs its fused kernel."""
+    if not traceable(optimizer):
+        return False
+    return sum(1 for _ in gradients.parameters(optimizer)) <= MOST_TENSORS or bool(why_not_fused(optimizer))
+
+
+def settings(group: Mapping[str, Any], compiled: bool) -> dict[str, Any]:
+    """Return the settings that a parameter group needs while its step is ``compiled``, or runs its fused kernel."""
+    wanted = {"fused": not compiled, "foreach": compiled, "capturable": True}
     return {name: value for name, value in wanted.items() if name in group}
 
 
@@ -109,7 +122,7 @@ class Updates:
         known = self._steps.get(id(optimizer))
         if known is not None and known[0] is optimizer.state:
             return known[1]
-        if not traceable(optimizer):
+        if not compiles(optimizer):
             return None
         steps_to_device(optimizer)
         update = CompiledUpdate(optimizer)

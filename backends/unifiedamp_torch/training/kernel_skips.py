@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
+from ..device.fused_optimizers import is_fused
 from .native_calls import run_step
+
+
+def skips_in_kernel(optimizer: Any) -> bool:
+    """Return whether an optimizer's kernel can skip: it was made with ``fused=True``, or runs its fused kernel now."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False) or is_fused(optimizer)
 
 
 def step_in_kernel(optimizer: Any, skipped: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,10 @@ import torch
 from unifiedamp.backend import ScaleState, StepResult, result
 
 from ..device.kinds import traits
+from ..distributed.agreement import Agreement
 from . import gradients
 from .ema import MovingAverages
-from .kernel_skips import step_in_kernel
+from .kernel_skips import skips_in_kernel, step_in_kernel
 from .scale_state import DeviceResult, Found, step_values
 from .skip_conditions import SkipConditions
 from .steps import CaptureDeferred, Optimizer, Steps, check_capturable, versions
@@ -23,13 +24,16 @@ class PlainSteps(Steps):
         averages: the session's.
         conditions: those of ``amp.skip_if``.
         reads_without_sync: reading a condition waits for nothing.
+        agreement: compares the ranks in the first step.
     """
 
     _APPLIED = StepResult.of(True, False, result.APPLIED, 1.0, 1.0)
 
-    def __init__(self, averages: MovingAverages, conditions: SkipConditions, reads_without_sync: bool) -> None:
+    def __init__(
+        self, averages: MovingAverages, conditions: SkipConditions, reads_without_sync: bool, agreement: Agreement
+    ) -> None:
         super().__init__(averages, conditions)
-        self._reads_without_sync = reads_without_sync
+        self._reads_without_sync, self._agreement = reads_without_sync, agreement
         self._state = ScaleState()
         self._applied = 0
         self._dropped: torch.Tensor | None = None  # of the applied ones; on the device, where the host cannot know
@@ -39,6 +43,7 @@ class PlainSteps(Steps):
 
     def step(self, optimizer: Optimizer, update_scale: bool) -> StepResult | None:
         condition = self.conditions.take(optimizer)
+        self._agreement.check_first_unscaled()
         if not gradients.has_gradients(optimizer):
             return None
         self._begin_float8()
@@ -61,7 +66,10 @@ class PlainSteps(Steps):
 
     def _apply(self, optimizer: Optimizer, condition: torch.Tensor | None) -> None:
         compiled = None if self.updates is None else self._compiled(self.updates, optimizer)
-        if compiled is not None:
+        rounded = None if self._reads_without_sync else self._rounded(optimizer)
+        if rounded is not None:
+            self._update(optimizer, None, rounded, condition)
+        elif compiled is not None:
             self._update(optimizer, None, compiled, condition)
         elif condition is not None:
             self._apply_unless(optimizer, condition)
@@ -76,7 +84,7 @@ class PlainSteps(Steps):
             self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, condition)
             return
         if self.capturing:
-            check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
+            check_capturable(optimizer, skips_in_kernel(optimizer))
             raise CaptureDeferred
         if not condition.item():
             self._run_native(optimizer)

@@ -11,11 +11,12 @@ from unifiedamp.backend import SessionSpec, errors
 from ..device import placement
 from ..device.selection import has_float8_kernels
 from ..device.tuning import TorchTuner
-from ..distributed.agreement import check_agreement
+from ..distributed.agreement import Agreement, check_group
 from ..distributed.late import refuse_late_wrapper
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
 from ..distributed.reduction import check_reduction, reduce_gradients_in
+from ..distributed.shard_states import refuse_other_shards
 from ..distributed.wrapped import called, casting, is_shared, is_wrapped, replicated, sharded
 from ..layer_paths import ParamNames, is_in
 from ..precision import casts, float8_forward, float8_layers, layers, recomputation
@@ -34,11 +35,12 @@ class Preparation:
         device: the session's.
         prepared: where they are added.
         ranks: follow the models.
+        agreement: compares them.
         native: detects native steps of the optimizers.
         tuner: tunes them.
         read_scale: returns the present loss scale.
         cache_enabled: regions keep casts of parameters.
-        emulate: float8 is emulated.
+        emulate: float8 is emulated under each policy.
         float8_state: what float8 layers keep from one pass to the next.
         min_features: ``backend_options.torch.float8_min_features``.
 
@@ -52,6 +54,7 @@ class Preparation:
         device: torch.device,
         prepared: PreparedObjects,
         ranks: TrainingRanks,
+        agreement: Agreement,
         native: NativeCalls,
         tuner: TorchTuner,
         read_scale: Callable[[], float],
@@ -61,11 +64,15 @@ class Preparation:
         min_features: int,
     ) -> None:
         self._spec, self._device = spec, device
-        self._prepared, self._ranks, self._native, self._tuner = prepared, ranks, native, tuner
+        self._prepared, self._native, self._tuner = prepared, native, tuner
+        self._ranks, self._agreement = ranks, agreement
         self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
         self._float8_state, self._min_features = float8_state, min_features
         self._images = spec.compile_mode == "max" or bool(spec.tuning.channels_last)
         self._undo: list[Callable[[], None]] = []
+        self._attached: list[tuple[torch.nn.Module, Mapping[str, torch.nn.Module]]] = []
+        self._forwards: list[Callable[[], None]] = []  # what undoes the present policy's forwards
+        self._outputs: list[casts.OutputCast] = []
         self.float8: list[dict[str, str]] = []
 
     def prepare(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -77,9 +84,10 @@ class Preparation:
         dtypes, checkpointed = self._check(new, optimizers)
         if prepared.optimizers:
             _drop_gradients(fresh, earlier)
+        check_group(self._ranks, new)
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
-            check_agreement(self._ranks, self._spec, self._read_scale())
+            self._agreement.check(self._read_scale())
         check_reduction(new, self._spec)
         for model in (
             new if optimizers else ()
@@ -93,7 +101,9 @@ class Preparation:
         prepared.masters.attach(optimizers)
         prepared.models += new
         prepared.optimizers += fresh
+        self._ranks.shards_wait &= len(prepared.optimizers) < 2
         self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh) + self._float8_state.watch(fresh)
+        self._undo += refuse_other_shards(fresh)
         if any(moved):
             for optimizer in prepared.optimizers:
                 placement.match_state(optimizer)
@@ -106,9 +116,11 @@ class Preparation:
         spec, prepared = self._spec, self._prepared
         checks.check_models(new)
         checks.check_optimizers(optimizers)
-        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights or prepared.updates.in_use)
+        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights or bool(spec.policy.update))
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
+        for later in spec.policies:  # so that no switch fails in the middle of a run
+            dtypes = [layers.layer_dtypes(model, later, self._device.type) for model in new]
         dtypes = [layers.layer_dtypes(model, spec.policy, self._device.type) for model in new]
         for model, chosen in zip(new, dtypes, strict=True):
             layers.check_sharded(model, chosen, spec.policy)
@@ -134,15 +146,38 @@ class Preparation:
         """Attach casts and layer regions; return whether parameters changed."""
         policy = self._spec.policy
         changed = policy.param_dtype != "float32" and self._cast(model, dtypes)
-        self._undo += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
+        self._attach_forwards(model, dtypes, recomputed)
+        self._attached.append((model, recomputed))
+        self._tuner.note_model(model, list(recomputed))
+        cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
+        self._outputs.append(cast_output)
+        self._undo.append(called(model).register_forward_hook(cast_output).remove)
+        return changed
+
+    def _attach_forwards(
+        self, model: torch.nn.Module, dtypes: Mapping[str, str], recomputed: Mapping[str, torch.nn.Module]
+    ) -> None:
+        """Replace the forwards of layers, from the innermost replacement to the outermost."""
+        policy = self._spec.policy
+        self._forwards += layers.wrap_layers(model, dtypes, policy, self._device.type, self._cache_enabled)
         self._leave_to_fsdp(model, dtypes)
         if policy.compute_dtype == "float8":
             self._attach_float8(model, dtypes)
-        self._undo += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
-        self._tuner.note_model(model, list(recomputed))
-        cast_output = casts.OutputCast(casts.DTYPES[policy.output_dtype])
-        self._undo.append(called(model).register_forward_hook(cast_output).remove)
-        return changed
+        self._forwards += [recomputation.Checkpointed(module).remove for module in recomputed.values()]
+
+    def follow_policy(self) -> None:
+        """Attach to all models what the session's policy does now, in the place of what was attached before."""
+        policy = self._spec.policy
+        self._detach_forwards()
+        self.float8.clear()
+        for model, recomputed in self._attached:
+            self._attach_forwards(model, layers.layer_dtypes(model, policy, self._device.type), recomputed)
+        for cast_output in self._outputs:
+            cast_output.dtype = casts.DTYPES[policy.output_dtype]
+
+    def _detach_forwards(self) -> None:
+        while self._forwards:
+            self._forwards.pop()()
 
     def _cast(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> bool:
         policy = self._spec.policy
@@ -157,6 +192,11 @@ class Preparation:
     def _leave_to_fsdp(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
         """Run what FSDP2 casts without autocast inside."""
         found = casting(model)
+        if found and len(self._spec.policies) > 1:
+            raise errors.PrepareError(
+                f"amp.prepare: {type(found[0]).__name__} is sharded with an mp_policy, which casts by one policy "
+                "throughout, and this session has a schedule: leave mp_policy out, so that autocast casts inside"
+            )
         if found and self._spec.policy.emulate:
             raise errors.PrepareError(
                 f"amp.prepare: policy '{self._spec.policy}' cannot be emulated inside {type(found[0]).__name__}, which "
@@ -169,10 +209,11 @@ class Preparation:
                 "another dtype with a different mp_policy",
                 errors.PolicyWarning,
             )
-        self._undo += layers.without_autocast(found, self._device.type)
+        self._forwards += layers.without_autocast(found, self._device.type)
 
     def _attach_float8(self, model: torch.nn.Module, dtypes: Mapping[str, str]) -> None:
-        how = float8_layers.how(self._spec.policy.float8, not self._emulate and has_float8_kernels(self._device))
+        emulate = self._emulate or self._spec.policy.emulate
+        how = float8_layers.how(self._spec.policy.float8, not emulate and has_float8_kernels(self._device))
         chosen = float8_layers.choose(model, dtypes, how.multiple, self._min_features)
         if all(chosen.values()):
             path, why = next(iter(chosen.items()), ("", "it has no torch.nn.Linear"))
@@ -184,9 +225,7 @@ class Preparation:
         prefix = f"model{len(self.float8)}." if self.float8 else ""
         self.float8.append(chosen)
         paths = [path for path, why in chosen.items() if not why]
-        self._undo += float8_forward.wrap(
-            model, paths, self._device.type, how, self._emulate, self._float8_state, prefix
-        )
+        self._forwards += float8_forward.wrap(model, paths, self._device.type, how, emulate, self._float8_state, prefix)
 
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
         if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):
@@ -206,9 +245,11 @@ class Preparation:
         """
         for optimizer in self._native.with_open_window(self._prepared.optimizers):
             self._prepared.masters.zero_model_grads(optimizer)
+            self._ranks.drop_unreduced(parameters(optimizer))
             zero_grad(optimizer)
         self._native.close()
         self._prepared.masters.detach(self._prepared.optimizers)
+        self._detach_forwards()
         while self._undo:
             self._undo.pop()()
 

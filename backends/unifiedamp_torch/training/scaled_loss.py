@@ -25,14 +25,14 @@ class BackwardContext:
         native: the session's.
         masters: the session's.
         flags: the session's.
-        overrides: the session's op overrides.
+        overrides: returns the session's op overrides.
         switches: held during backward passes; None for none.
     """
 
     native: NativeCalls
     masters: MasterWeights
     flags: ThreadFlags
-    overrides: Mapping[str, str]
+    overrides: Callable[[], Mapping[str, str]]
     switches: Switches | None
 
 
@@ -99,7 +99,7 @@ class TorchScaledLoss:
         context.flags.grad_enabled = torch.is_grad_enabled()
         before, key = recomputing.overrides, id(self)
         try:
-            recomputing.overrides = context.overrides
+            recomputing.overrides = context.overrides()
             passes.running.add(key)
             differentiate: Callable[..., None] = self._value.backward
             if context.switches is None:

@@ -10,7 +10,7 @@ from unifiedamp.backend import ScaleState, StepResult
 from . import gradients
 from .compiled_update import Updates
 from .ema import MovingAverages
-from .kernel_skips import step_in_kernel
+from .kernel_skips import skips_in_kernel, step_in_kernel
 from .nonfinite import SkipReports
 from .scale_state import DeviceScale, Found
 from .scale_transition import update_scale
@@ -81,12 +81,17 @@ class ScaledSteps(Steps):
             self._update(optimizer, None, compiled, found.skipped)
             self._reports.inspect(optimizer, found.inf, self.capturing)
             return
+        rounded = None if self._reads_without_sync else self._rounded(optimizer)
+        if rounded is not None:
+            self._update(optimizer, None, rounded, found.skipped)
+            self._reports.inspect(optimizer, found.inf, self.capturing)
+            return
         if not self._reads_without_sync and self._skips_in_kernel(optimizer):
             self._update(optimizer, versions(optimizer), step_in_kernel, optimizer, found.skipped)
             self._reports.inspect(optimizer, found.inf, self.capturing)
             return
         if self.capturing:
-            check_capturable(optimizer, getattr(optimizer, "_step_supports_amp_scaling", False))
+            check_capturable(optimizer, skips_in_kernel(optimizer))
             raise CaptureDeferred
         if found.skipped.item():
             self._reports.inspect(optimizer, found.inf, False)

@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import OptState
 
 from unifiedamp.backend import LossScale, float32
 
+from ..distributed.agreement import Agreement
 from ..distributed.ranks import TrainingRanks
 from . import gradients
 from .ema import MovingAverages
@@ -30,6 +31,7 @@ class Scaler(torch.amp.GradScaler):
         on_host: keep the state in plain numbers (reading the device waits for nothing).
         ranks: those that skip together; None for all.
         averages: the session's, which steps of torch's own form move too; None for none.
+        agreement: compares the ranks' scales in the first step; None for none.
 
     Attributes:
         scale_tensor: the scale, a float32 scalar on the device.
@@ -43,13 +45,14 @@ class Scaler(torch.amp.GradScaler):
         on_host: bool,
         ranks: TrainingRanks | None = None,
         averages: MovingAverages | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
         self._backoff_factor = settings.backoff_factor
         self._growth_interval = settings.growth_interval
         self._lazy_init_scale_growth_tracker(device)
-        self._ranks, self._averages = ranks or TrainingRanks(), averages
+        self._ranks, self._averages, self._agreement = ranks or TrainingRanks(), averages, agreement
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         assert self._scale is not None
         assert self._growth_tracker is not None
@@ -77,6 +80,8 @@ class Scaler(torch.amp.GradScaler):
         self._unscale(optimizer, record)
 
     def _unscale(self, optimizer: torch.optim.Optimizer, record: dict[str, Any]) -> None:
+        if self._agreement is not None:
+            self._agreement.check_first_step(self.scale_tensor)
         counted = self._nothing_found.clone()
         found_inf = counted[1]
         there = gradients.unscale(optimizer, self.scale_tensor.reciprocal(), found_inf)

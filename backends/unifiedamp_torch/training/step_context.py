@@ -8,6 +8,7 @@ import torch
 
 from unifiedamp.backend import SessionSpec
 
+from ..distributed.agreement import Agreement
 from ..distributed.ranks import TrainingRanks
 from ..precision.float8_state import Float8State
 from .ema import MovingAverages
@@ -29,6 +30,7 @@ class StepContext:
     Attributes:
         prepared: the models and optimizers.
         ranks: those that train together.
+        agreement: compares them.
         native: native calls beside the session's.
         flags: what holds for the thread where a call begins.
         loss: the last unscaled loss.
@@ -41,6 +43,7 @@ class StepContext:
 
     prepared: PreparedObjects
     ranks: TrainingRanks
+    agreement: Agreement
     native: NativeCalls
     flags: ThreadFlags
     loss: LastLoss
@@ -60,14 +63,22 @@ class StepContext:
         native = NativeCalls(scaling.scale_bounds != (1, 1) or spec.accumulate_steps > 1, prepared.masters)
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
-        scaler = Scaler(device, scaling, reads_without_sync, ranks, averages) if scaling.enabled else None
+        agreement = Agreement(ranks, spec)
+        scaler = Scaler(device, scaling, reads_without_sync, ranks, averages, agreement) if scaling.enabled else None
         conditions = SkipConditions(device, ranks)
         steps = (
-            PlainSteps(averages, conditions, reads_without_sync)
+            PlainSteps(averages, conditions, reads_without_sync, agreement)
             if scaler is None
             else ScaledSteps(scaler, reads_without_sync, reports, averages, conditions)
         )
         if prepared.updates.in_use:
             steps.weight_updates = prepared.updates
-        steps.float8 = float8 = Float8State(spec.policy, spec.accumulate_steps > 1, device)
-        return cls(prepared, ranks, native, ThreadFlags(device.type), loss, reports, averages, steps, scaler, float8)
+        steps.float8 = float8 = Float8State(
+            spec.policy,
+            spec.accumulate_steps > 1,
+            device,
+            ranks,
+            scheduled=any(p.compute_dtype == "float8" for p in spec.policies[1:]),
+        )
+        flags = ThreadFlags(device.type)
+        return cls(prepared, ranks, agreement, native, flags, loss, reports, averages, steps, scaler, float8)

@@ -14,6 +14,7 @@ from ..precision.float8_state import Float8State
 from . import gradients
 from .compiled_update import CompiledUpdate, Updates
 from .ema import AverageDeferred, MovingAverages
+from .kernel_skips import skips_in_kernel
 from .native_calls import run_step
 from .scale_state import Found
 from .skip_conditions import SkipConditions
@@ -116,8 +117,7 @@ class Steps(ABC):
     def _skips_in_kernel(self, optimizer: Optimizer) -> bool:
         # A first step that is skipped in the kernel would leave fused SGD's momentum buffers unwritten, so the host
         # decides until one step has been applied.
-        fused = self.weight_updates is None and getattr(optimizer, "_step_supports_amp_scaling", False)
-        return fused and id(optimizer) in self._stepped
+        return self.weight_updates is None and skips_in_kernel(optimizer) and id(optimizer) in self._stepped
 
     def use_updates(self, updates: Updates | None) -> None:
         """Run steps as compiled updates from here on, or no longer."""
@@ -132,6 +132,16 @@ class Steps(ABC):
         update = updates.of(optimizer)
         if update is not None and self.capturing and not update.ran:
             raise CaptureDeferred  # a graph cannot hold what compiling asks of the device
+        return update
+
+    def _rounded(self, optimizer: Optimizer) -> Callable[[torch.Tensor | None], None] | None:
+        """Return an update that is rounded on the device; None where it is not rounded, or by the host."""
+        if self.weight_updates is None:
+            return None
+        stepped = id(optimizer) in self._stepped
+        update = self.weight_updates.device_update(optimizer, self.capturing) if stepped else None
+        if update is None and self.capturing:
+            raise CaptureDeferred
         return update
 
     def _update(self, optimizer: Optimizer, before: list[int] | None, run: Callable[..., Any], *args: Any) -> None:

@@ -63,7 +63,7 @@ class TorchTraining(Training):
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, op_choices(spec.policy), switches or None
+            context.native, self._masters, context.flags, lambda: op_choices(spec.policy), switches or None
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------
@@ -190,6 +190,7 @@ class TorchTraining(Training):
 
     def _drop_window(self, optimizer: Optimizer) -> None:
         self._masters.zero_model_grads(optimizer)
+        self._ranks.drop_unreduced(gradients.parameters(optimizer))
         self._steps.zero_grad(optimizer)
         self._native.end(optimizer)
         self._loss.end()

@@ -1,4 +1,5 @@
-"""Updates of bfloat16 parameters without float32 master weights: ``Policy.update``.
+"""Updates of bfloat16 parameters without float32 master weights, and of moments that are kept in fewer bits:
+``Policy.update`` and ``Policy.state_dtype``.
 
 An optimizer's step runs over float32 values that stand in its groups in place of the parameters, and are rounded back.
 They live while the optimizer works on them and no longer: for torch's own optimizers, which treat each parameter by
@@ -7,6 +8,7 @@ itself, a few parameters at a time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,9 @@ from unifiedamp.backend import Policy, errors, rounding
 
 from .bfloat16_rounding import stochastic_
 from .compensations import Compensations, version_of
-from .gradients import local_part, parameters
+from .device_updates import DeviceUpdates
+from .gradients import has_sparse, local_part, parameters
+from .moments import Moments
 from .native_calls import run_step
 
 Optimizer = torch.optim.Optimizer
@@ -39,16 +43,22 @@ class WeightUpdates:
         name_of: returns a parameter's name.
 
     Attributes:
-        in_use: the policy asks for them.
-        steps: id of an optimizer → how many of its updates were rounded.
+        in_use: the policy asks for them, or for moments in fewer bits.
+        moments: what optimizers keep between steps.
+        on_device: updates that need no host.
+        steps: id of an optimizer → how many of its updates were rounded: an int, or an int32 scalar on its device.
+        version: changes where a step of the host may have moved what a captured step reads.
     """
 
     def __init__(
         self, policy: Policy, compensations: Compensations, name_of: Callable[[torch.Tensor], str]
     ) -> None:  # fmt: skip
         self._policy, self._compensations, self._name_of = policy, compensations, name_of
-        self.in_use = policy.update is not None
-        self.steps: dict[int, int] = {}
+        self.moments = Moments(policy, name_of)
+        self.in_use = policy.update is not None or self.moments.in_use
+        self.on_device = DeviceUpdates(policy, compensations, name_of)
+        self.steps: dict[int, int | torch.Tensor] = {}
+        self.version = 0
         self._running: Float32Groups | None = None
 
     @torch.no_grad()
@@ -56,9 +66,14 @@ class WeightUpdates:
         """Run ``optimizer.step()`` over float32 values, and round them to the parameters.
 
         Raises:
-            UnsupportedError: the step left all of these values as they are.
+            UnsupportedError: the step left all of these values as they are; a gradient is sparse.
         """
-        step = self.steps.get(id(optimizer), 0)
+        if self.moments.in_use and has_sparse(optimizer):
+            raise errors.UnsupportedError(
+                f"state_dtype: a gradient of this {type(optimizer).__name__} is sparse, and moments are rounded whole; "
+                "make the embedding with sparse=False, or leave state_dtype out"
+            )
+        step, self.version = int(self.steps.get(id(optimizer), 0)), self.version + 1
         self._running = groups = Float32Groups(optimizer, self, rounding.step_key(self._policy.update_seed, step))
         try:
             groups.attach()
@@ -67,6 +82,25 @@ class WeightUpdates:
         finally:
             self.restore()
         self.steps[id(optimizer)] = step + 1
+
+    def device_update(self, optimizer: Optimizer, capturing: bool) -> Callable[[torch.Tensor | None], None] | None:
+        """Return an update that skips on the device; None where the host has to do this step, or all of them.
+
+        Raises:
+            UnsupportedError: ``capturing``, and the host has to do all steps.
+        """
+        why = self.on_device.why_not(optimizer)
+        if why and capturing:
+            raise errors.UnsupportedError(f"amp.step: {why}")
+        if why or not self.on_device.ready(optimizer, capturing):
+            return None
+        count = self.steps.get(id(optimizer), 0)
+        if not isinstance(count, torch.Tensor):
+            if capturing:
+                return None
+            device = next(parameters(optimizer)).device
+            count = self.steps[id(optimizer)] = torch.tensor(count, dtype=torch.int32, device=device)
+        return functools.partial(self.on_device.run, optimizer, count)
 
     def restore(self) -> None:
         """Put back what an interrupted update had taken out of an optimizer. Idempotent."""
@@ -78,6 +112,10 @@ class WeightUpdates:
         """Return a copy of a parameter's true weights, float32."""
         true = self._compensations.true(param)
         return param.detach().float() if true is param else true
+
+    def rounds(self, param: torch.Tensor) -> bool:
+        """Return whether a parameter is updated in float32 and rounded."""
+        return self._policy.update is not None and param.dtype is torch.bfloat16
 
     def round(self, param: torch.Tensor, values: torch.Tensor, step: int) -> None:
         """Set a parameter to float32 values, which are overwritten; ``step``: the key of this step."""
@@ -92,11 +130,12 @@ class WeightUpdates:
         """Refuse native steps of ``optimizers``, and keep the dtypes of states that they load; return what ends that.
 
         Raises:
-            PrepareError: an optimizer is differentiable, or steps another one inside it.
+            PrepareError: an optimizer is differentiable, steps another one inside it, or has unknown moments.
         """
         undo: list[Callable[[], None]] = []
         for optimizer in optimizers if self.in_use else ():
             _check(optimizer)
+            undo += self.moments.watch(optimizer)
             loading = _KeptDtypes()
             undo += [
                 optimizer.register_step_pre_hook(self._before_step).remove,
@@ -107,9 +146,13 @@ class WeightUpdates:
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._running is None or self._running.optimizer is not optimizer:
+            what = (
+                f"update={self._policy.update!r} the session rounds the update to the parameters"
+                if self._policy.update
+                else f"state_dtype={self._policy.state_dtype!r} the session keeps the moments"
+            )
             raise errors.StepOrderError(
-                f"{type(optimizer).__name__}.step(): under update={self._policy.update!r} the session rounds the "
-                "update to the parameters; call amp.step(optimizer) instead of optimizer.step()"
+                f"{type(optimizer).__name__}.step(): under {what}; call amp.step(optimizer) instead of optimizer.step()"
             )
 
 
@@ -169,7 +212,7 @@ class Float32Groups(list[dict[str, Any]]):
     def detach(self) -> None:
         """Put the parameters and their state back; float32 values that were not rounded are dropped."""
         for param, wide in self._wide:
-            _narrow_state(self.optimizer, wide, param)
+            _move_state(self.optimizer, wide, param)
         self._wide = []
         for group, params in zip(self._groups, self._params, strict=True):
             group["params"] = params
@@ -177,19 +220,25 @@ class Float32Groups(list[dict[str, Any]]):
 
     def _widened(self, param: torch.Tensor) -> torch.Tensor:
         """Return what the step trains in place of a parameter."""
-        if param.dtype is not torch.bfloat16 or param.grad is None:
+        rounds, moments = self._updates.rounds(param), self._updates.moments
+        if param.grad is None or not (rounds or moments.in_use):
             return param
-        wide = torch.nn.Parameter(self._updates.values(param))
-        wide.grad = param.grad.float()
+        wide = param
+        if rounds:
+            wide = torch.nn.Parameter(self._updates.values(param))
+            wide.grad = param.grad.float()
         self._wide.append((param, wide))
-        _widen_state(self.optimizer, param, wide)
+        _move_state(self.optimizer, param, wide)
+        moments.widen(self.optimizer, wide)
         return wide
 
     def _round(self) -> None:
         while self._wide:
             param, wide = self._wide[-1]
-            self._updates.round(param, wide.detach(), self._step)
-            _narrow_state(self.optimizer, wide, param)
+            if wide is not param:
+                self._updates.round(param, wide.detach(), self._step)
+                _move_state(self.optimizer, wide, param)
+            self._updates.moments.narrow(self.optimizer, param, self._step)
             self._wide.pop()
 
 
@@ -203,22 +252,10 @@ def _parts(params: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
             start, size = index, 0
 
 
-def _widen_state(optimizer: Optimizer, param: torch.Tensor, wide: torch.Tensor) -> None:
-    """Give the float32 parameter ``wide`` the state of ``param``, in float32."""
-    if param not in optimizer.state:
-        return
-    state = optimizer.state.pop(param)
-    for name, value in state.items():
-        moment = isinstance(value, torch.Tensor) and value.shape == param.shape and value.is_floating_point()
-        if moment and name != "step":
-            state[name] = value.float()
-    optimizer.state[wide] = state
-
-
-def _narrow_state(optimizer: Optimizer, wide: torch.Tensor, param: torch.Tensor) -> None:
-    """Give a parameter the state, in float32, of the float32 one that stood in its place."""
-    if wide in optimizer.state:
-        optimizer.state[param] = optimizer.state.pop(wide)
+def _move_state(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Give a parameter the state of the one that stood in its place."""
+    if new is not old and old in optimizer.state:
+        optimizer.state[new] = optimizer.state.pop(old)
 
 
 def _check(optimizer: Optimizer) -> None:

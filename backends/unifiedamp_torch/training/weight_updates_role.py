@@ -28,7 +28,7 @@ class TorchWeightUpdates(WeightUpdates):
 
     def steps(self) -> list[int]:
         counts = self._prepared.updates.steps
-        return [counts.get(id(optimizer), 0) for optimizer in self._prepared.optimizers]
+        return [int(counts.get(id(optimizer), 0)) for optimizer in self._prepared.optimizers]
 
     def read(self) -> dict[str, Any]:
         kept = self._prepared.compensations.all()

@@ -21,6 +21,8 @@ def find_device(name: str | None) -> jax.Device:
         return jax.devices()[0]
     platform, _, index = name.partition(":")
     try:
+        if not platform or int(index or 0) < 0:
+            raise ValueError("write it as 'cpu' or 'gpu:1'")
         return jax.devices(platform)[int(index or 0)]
     except (RuntimeError, ValueError, IndexError) as error:
         known = ", ".join(f"{one.platform}:{one.id}" for one in jax.devices())

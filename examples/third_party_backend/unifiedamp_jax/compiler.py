@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from unifiedamp.backend import Compiler, StepOrderState
+from unifiedamp.backend import Compiler, StepOrderState, errors
 
 from .device import JaxDevice
 from .session import JaxSession, current_trace
@@ -76,6 +76,11 @@ def compile_step(session: JaxSession, fn: Callable[..., Any], order: StepOrderSt
 
     @functools.wraps(fn, updated=())
     def step(*args: Any, **kwargs: Any) -> Any:
+        if current_trace() != session.trace:
+            raise errors.UnsupportedError(
+                "amp.compile: what is compiled by itself cannot be differentiated by amp.backward; compile the whole "
+                "training step, whose closure calls the model"
+            )
         start = Static(order.snapshot())
         end, output, session.carry = run(start, session.bundle(), session.carry, args, kwargs)
         order.restore(end.value)

@@ -31,6 +31,9 @@ class JaxDevice(Device):
             array = jnp.from_dlpack(array)
         else:
             array = np.asarray(array)
+            array = array.astype(
+                array.dtype.newbyteorder("="), copy=False
+            )  # JAX reads the processor's byte order alone
         if dtype is not None or array.dtype == np.float64:
             array = array.astype(_checked(dtype or "float32"))
         return jax.device_put(array, self._target)

@@ -142,6 +142,14 @@ class JaxHarness(Harness):
             if ".".join(map(str, path)) in values:
                 one.set_value(jnp.asarray(values[".".join(map(str, path))], jnp.float32))
 
+    def selections(self, tensor: jax.Array) -> Mapping[str, Any]:
+        """See ``OptionalHarness``."""
+        parts = {
+            "largest": tensor.max(1), "top": jax.lax.top_k(tensor, 2)[0],
+            "positive": tensor * (tensor > 0), "detached": tensor * jax.lax.stop_gradient(tensor),
+        }  # fmt: skip
+        return {name: part.sum() for name, part in parts.items()}
+
     def optimizer_steps(self, optimizer: Any) -> int:
         """See ``Harness``."""
         return int(optimizer.step.get_value())

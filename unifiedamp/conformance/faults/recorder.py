@@ -155,6 +155,26 @@ class WeightsOfTheFirstStep(RecorderFault):
         return self._first
 
 
+@fault("test_adams_moments_and_weights_are_recorded", needs="recording")
+class MomentsLost(RecorderFault):
+    """Of an optimizer's states nothing is counted, only weights are."""
+
+    def states(self) -> recording.States:
+        found = self.inner.states()
+        kept = (recording.WEIGHT, recording.UPDATE)
+        return {param: {name: each[name] for name in kept if name in each} for param, each in found.items()}
+
+
+@fault("test_adams_moments_and_weights_are_recorded", needs="recording")
+class StatesOfTheFirstStep(RecorderFault):
+    """Weights and states are always those of the first time they were asked for."""
+
+    def states(self) -> recording.States:
+        if "_first" not in vars(self):
+            self._first = self.inner.states()
+        return self._first
+
+
 def begin(recorder: Recorder, compare: bool) -> None:
     """Begin with activations, asking no backend for ``compare`` that does not know it."""
     if compare:

@@ -46,6 +46,7 @@ class RankProcesses:
         method: how they are started ("spawn", "forkserver").
         setup: called first in each with its index, their number and a folder that they share; must be picklable.
         seconds: how long they may work on one answer.
+        beside: what runs in a further process each, and serves those until they end; must be picklable.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class RankProcesses:
         method: str = "spawn",
         setup: Callable[[int, int, str], None] | None = None,
         seconds: float = SECONDS,
+        beside: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.count, self.seconds = count, seconds
         self._context: Any = multiprocessing.get_context(method)
-        self._setup = setup
+        self._setup, self._beside = setup, tuple(beside)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[Any] = []
+        self._servers: list[Any] = []
         self._pipes: list[Connection] = []
 
     def run(self, program: Program, *args: Any) -> list[list[Any]]:
@@ -85,19 +88,22 @@ class RankProcesses:
 
     def close(self) -> None:
         """End the processes. Idempotent."""
-        for process in self._processes:
+        for process in (*self._processes, *self._servers):
             process.kill()
             process.join()
         for pipe in self._pipes:
             pipe.close()
         if self._folder is not None:
             self._folder.cleanup()
-        self._processes, self._pipes, self._folder = [], [], None
+        self._processes, self._servers, self._pipes, self._folder = [], [], [], None
         atexit.unregister(self.close)
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         atexit.register(self.close)
+        for serve in self._beside:
+            self._servers.append(self._context.Process(target=serve, daemon=True))
+            self._servers[-1].start()
         for index in range(self.count):
             ours, theirs = self._context.Pipe()
             args = (theirs, index, self.count, self._folder.name, self._setup, laid_over())

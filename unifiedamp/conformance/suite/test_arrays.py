@@ -99,6 +99,14 @@ def test_numbers_in_bfloat16_come_back_in_float32(harness, given):
     np.testing.assert_array_equal(np.ravel(back), np.ravel(given))
 
 
+def test_bfloat16_of_numpys_extension_stays_bfloat16(harness):
+    amp = session(harness)
+    array = np.array([THIRD, -2.5], pytest.importorskip("ml_dtypes").bfloat16)
+    for native in arrivals(amp, array):
+        assert harness.dtype_of(native) == "bfloat16"
+        assert amp.to_numpy(native).tolist() == array.astype(np.float32).tolist()
+
+
 @pytest.mark.parametrize("given", [np.array([THIRD]), [THIRD]], ids=["array", "list"])
 def test_float64_where_it_is_asked_for(harness, given):
     amp = session(harness)
@@ -141,3 +149,34 @@ def test_means_of_several_tensors_are_read_together(harness):
     more = [*native, amp.to_native(np.float32([[1.0, 2.0], [3.0, 6.0]]))]
     assert amp.backend.device.means(more) == [3.0, np.inf, -0.5, 3.0]
     assert amp.backend.device.means([]) == []
+
+
+@pytest.mark.parametrize("given", [3.5, True, [1.0, 2.0], np.float32(0.5), np.arange(3)], ids=repr)
+def test_what_is_no_tensor_is_read_as_numpy_reads_it(harness, given):
+    """As a loss that a loop made a number of already."""
+    read = session(harness).to_numpy(given)
+    assert isinstance(read, np.ndarray)
+    assert (read.dtype, read.tolist()) == (np.asarray(given).dtype, np.asarray(given).tolist())
+
+
+LAYOUTS = {
+    "reversed": lambda array: array[::-1],
+    "transposed": lambda array: array.T,
+    "strided": lambda array: np.repeat(array, 2, 1)[:, ::2],
+    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">")),
+    "empty": lambda array: array[:0],
+}
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_arrives_however_it_lies_in_memory(harness, layout, dtype, read_only):
+    """As slices, loaded files and memory maps lie."""
+    amp = session(harness)
+    array = LAYOUTS[layout](np.array([[1, 2, 3], [4, 5, 6]], dtype))
+    array.setflags(write=not read_only)
+    for native in arrivals(amp, array):
+        read = amp.to_numpy(native)
+        assert read.shape == array.shape
+        assert read.tolist() == array.tolist()

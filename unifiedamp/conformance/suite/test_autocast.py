@@ -69,6 +69,24 @@ def test_linear_layers_kept_in_float32(harness, form):
     np.testing.assert_allclose(kept, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["float32", MIXED], ids=str)
+def test_gradients_reach_what_was_selected(harness, policy):
+    """The rows of the weight are the rows of the output, so what is taken from it is the gradient of the output."""
+    weight = np.float32([[3, -1, 2], [-4, 5, 1], [7, -2, 6]])
+    amp = session(harness, policy=policy)
+    with amp.scope():
+        model = harness.mlp([(weight, np.zeros(3, np.float32))])
+        optimizer = harness.sgd([model], 1.0)
+    model, optimizer = amp.prepare(model, optimizer)
+    x = amp.to_native(np.eye(3, dtype=np.float32))
+    amp.backward(lambda: sum(harness.selections(model(x)).values()), optimizer)
+    assert amp.step(optimizer).applied
+    sizes = np.sort(weight, 1)
+    gradient = sum(weight >= sizes[:, [place]] for place in (2, 1)) + (weight > 0.0) + weight
+    (found,) = [value for value in harness.parameters(model).values() if value.ndim == 2]
+    assert any(np.array_equal(each, weight - gradient) for each in (found, found.T))
+
+
 @pytest.mark.needs("op_overrides")
 @pytest.mark.parametrize("op", ["relu", "gelu", "sigmoid", "tanh", "softplus", "softmax", "sum", "exp"])
 def test_an_override_is_of_one_operation(harness, op):

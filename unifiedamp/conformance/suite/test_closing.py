@@ -73,15 +73,17 @@ def test_models_and_optimizers_are_as_before(harness, options):
     """What ``prepare`` attached to the objects given is gone, whether they were used or not."""
     for used in (False, True):
         amp = session(harness, **options)
+        count = 2 if amp.capabilities.feature("several_optimizers") else 1
         with amp.scope():
-            model = harness.mlp(layers())
-            optimizer = harness.sgd([model], 0.01)
-        before = harness.attached(model), harness.attached(optimizer)
-        prepared = amp.prepare(model, optimizer)
+            models = [harness.mlp(layers()) for _ in range(count)]
+            optimizers = [harness.sgd([model], 0.01) for model in models]
+        before = [harness.attached(each) for each in (*models, *optimizers)]
+        prepared = amp.prepare(*models, *optimizers)
         if used:
-            trained(harness, amp, *prepared)
+            for model, optimizer in zip(prepared[:count], prepared[count:], strict=True):
+                trained(harness, amp, model, optimizer)
         amp.close()
-        assert (harness.attached(model), harness.attached(optimizer)) == before
+        assert [harness.attached(each) for each in (*models, *optimizers)] == before
 
 
 @pytest.mark.needs("layer_overrides")

@@ -137,6 +137,8 @@ def test_a_layer_in_another_dtype_is_named(harness):
     compute = harness.scaling_policies[-1].removeprefix("mixed_")
     policies = [ua.Policy(compute_dtype=compute, layer_overrides=each) for each in ({}, {"layer1": "float32"})]
     found = difference(*(recorded(harness, policy=policy) for policy in policies))
+    if any("emulate=true" in own for _, own, _ in found.settings):
+        pytest.skip("emulated values are recorded in the dtype of the tensors that hold them")
     assert where(found) == (1, "forward", "layer1")
     assert found.first.note == f"computed in {compute} and in float32"
 

@@ -51,3 +51,37 @@ def test_an_unknown_mode_is_refused(harness, mode):
         session(harness, compile=mode)
     with pytest.raises(ua.ConfigError, match=r"amp.compile: mode must be one of off, default, max"):
         session(harness).compile(lambda: None, mode=mode)
+
+
+@pytest.mark.needs("compile")
+@pytest.mark.parametrize("mode", ["default", "max"])
+@pytest.mark.parametrize("trains", [False, True], ids=["evaluated", "trained"])
+def test_a_model_itself_is_compiled(harness, mode, trains):
+    """It answers as the model does, also after the weights have changed."""
+    amp = session(harness)
+    layers = [(np.eye(2, dtype=np.float32), np.float32([0.5, -0.5]))]
+    with amp.scope():
+        model = harness.mlp(layers)
+        optimizer = harness.sgd([model], 0.25)
+    model, optimizer = amp.prepare(model, optimizer)
+    call = amp.compile(model, mode=mode)
+    x, y = amp.to_native(np.float32([[1.0, 2.0]])), amp.to_native(np.zeros((1, 2), np.float32))
+    expected = np.array([[1.5, 1.5]])
+    for _ in range(3):
+        with amp.inference(model):
+            np.testing.assert_allclose(amp.to_numpy(call(x)), expected, rtol=1e-6)
+        if trains:
+            try:
+                amp.backward(lambda: harness.mean_square(call(x), y), optimizer)
+            except ua.UnsupportedError as refusal:
+                pytest.skip(f"refused: {refusal}")
+            assert amp.step(optimizer).applied
+            # The gradient of the mean square of two numbers is the output, and reaches (1, 2) and the bias.
+            expected = expected - 0.25 * expected * (1.0 + 4.0 + 1.0)
+
+
+@pytest.mark.needs("compile")
+@pytest.mark.parametrize("wrong", [3, "step", object()], ids=["number", "text", "object"])
+def test_what_cannot_be_called_is_not_compiled(harness, wrong):
+    with pytest.raises(ua.WrongObjectError, match="amp.compile takes a function or a model, got"):
+        session(harness).compile(wrong)

@@ -1,5 +1,6 @@
 """Averages when the optimizers that train a model change: another one, more parameters, other groups."""
 
+import json
 import math
 
 import numpy as np
@@ -60,3 +61,79 @@ def test_an_average_of_a_model_while_others_join_its_optimizer(harness):
         oracle.step(before, harness.parameters(model))
         oracle.check(ema.weights())
         assert (set(ema.weights()), ema.updates) == (set(before), oracle.updates)
+
+
+class TwoLayers:
+    """One model whose two layers have an optimizer each, and its average."""
+
+    def __init__(self, harness, amp=None):
+        self.harness, self.amp = harness, amp or session(harness, loss_scale=SCALE)
+        layer = np.eye(2, dtype=np.float32), np.zeros(2, np.float32)
+        with self.amp.scope():
+            model = harness.mlp([layer, layer])
+            optimizers = [harness.layer_sgd(model, f"layer{index}", 0.125) for index in range(2)]
+        self.model, *self.optimizers = self.amp.prepare(model, *optimizers)
+        self.ema, self.oracle = self.amp.ema(self.model, 0.5), AverageOracle(0.5)
+
+    def train(self, *chosen):
+        """One backward pass, whose gradients the chosen optimizers apply."""
+        amp, before = self.amp, self.harness.parameters(self.model)
+        x = amp.to_native(np.float32([[1.0, 2.0]]))
+        amp.backward(lambda: self.harness.mean_square(self.model(x), 0 * x), self.optimizers)
+        for index, optimizer in enumerate(self.optimizers):
+            if index in chosen:
+                assert amp.step(optimizer).applied
+            else:
+                amp.discard_step(optimizer)
+        after = self.harness.parameters(self.model)
+        names = [name for name in after if any(f"layer{index}" in name for index in chosen)]
+        self.oracle.step({name: before[name] for name in names}, {name: after[name] for name in names})
+
+    def check(self):
+        found = self.ema.weights()
+        self.oracle.check(found)
+        for name, value in self.harness.parameters(self.model).items():
+            if name not in self.oracle.values:  # no step has moved it
+                np.testing.assert_allclose(found[name], value, rtol=2e-6)
+
+
+@pytest.mark.needs("several_optimizers", "float32_weights")
+@pytest.mark.parametrize("saved", [False, True], ids=["straight", "saved"])
+@pytest.mark.parametrize("trained", [[(0,), (0,), (1,), (0, 1)], [(1,), (1,), (0,)], [(1,), (1,)]], ids=str)
+def test_an_average_over_layers_with_an_optimizer_each(harness, saved, trained):
+    """Each layer's average moves with its own optimizer's steps, also after it was saved and loaded."""
+    run = TwoLayers(harness)
+    for chosen in trained:
+        run.train(*chosen)
+        run.check()
+    if saved:
+        other = TwoLayers(harness)
+        other.amp.load_master_weights(other.model, run.amp.master_weights(run.model))
+        other.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
+        assert other.ema.updates == run.ema.updates
+        run.model, run.ema, run.amp, run.optimizers = other.model, other.ema, other.amp, other.optimizers
+        if len(run.oracle.values) < 4:  # what had not begun was saved as it was, and begins there
+            for name, value in run.ema.weights().items():
+                run.oracle.values.setdefault(name, np.float64(value))
+    run.check()
+    for chosen in ((1,), (0,), (0, 1)):
+        run.train(*chosen)
+        run.check()
+
+
+@pytest.mark.needs("several_optimizers")
+def test_an_average_over_layers_starts_anew(harness):
+    """By a state without one: both layers' averages are the weights again."""
+    run = TwoLayers(harness)
+    bare = session(harness, loss_scale=SCALE).state_dict()
+    run.train(0, 1)
+    run.train(1)
+    with pytest.warns(ua.StateWarning, match="starts anew"):
+        run.amp.load_state_dict(bare)
+    run.oracle = AverageOracle(0.5)
+    assert run.ema.updates == 0
+    run.check()
+    run.train(0)
+    run.check()
+    run.train(1)
+    run.check()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.suite.averaged import FEEDS, Averaged, Pair, Stopped, bits
+from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.suite.averaged import FEEDS, SCALE, Averaged, Pair, Stopped, bits
 
 pytestmark = pytest.mark.needs("ema")
 
@@ -97,6 +98,32 @@ def test_a_native_step_is_refused_inside(harness):
         assert bits(averaged.weights()) == average
     averaged.feed(2.0)
     averaged.check()
+
+
+@pytest.mark.needs("several_optimizers")
+def test_a_native_step_of_any_optimizer_is_refused_inside(harness):
+    """Of a model whose layers have an optimizer each."""
+    amp = session(harness, loss_scale=SCALE)
+    layer = np.eye(2, dtype=np.float32), np.zeros(2, np.float32)
+    with amp.scope():
+        model = harness.mlp([layer, layer])
+        optimizers = [harness.layer_sgd(model, f"layer{index}", 0.5) for index in range(2)]
+    model, *optimizers = amp.prepare(model, *optimizers)
+    ema = amp.ema(model, 0.5)
+    x = amp.to_native(np.float32([[1.0, 2.0]]))
+    amp.backward(lambda: harness.mean_square(model(x), 0 * x), optimizers)
+    for each in optimizers:
+        assert amp.step(each).applied
+    before = bits(harness.parameters(model))
+    with ema.swapped():
+        average = bits(harness.parameters(model))
+        for call in [
+            call for each in optimizers for name, call in harness.native_calls(each).items() if "step" in name
+        ]:
+            with pytest.raises(ua.StepOrderError, match="swapped in"):
+                call()
+        assert bits(harness.parameters(model)) == average != before
+    assert bits(harness.parameters(model)) == before
 
 
 @pytest.mark.needs("float32_weights")

@@ -109,3 +109,51 @@ def test_float8_is_the_emulation_of_the_backends_option(harness):
     for one, other in zip(by_policy, by_option, strict=True):
         np.testing.assert_array_equal(one, other)
     assert any(np.abs(one - other).max() > 1e-5 for one, other in zip(by_policy, bfloat16, strict=True))
+
+
+@pytest.mark.needs("emulation", "op_overrides")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({}, "bfloat16"),
+        ({"{op}": "float32"}, "float32"),
+        ({"{op}": "compute"}, "bfloat16"),
+        ({"exp": "float32"}, "bfloat16"),
+        ({"{op}": "float32", "exp": "compute"}, "float32"),
+    ],
+    ids=["none", "kept", "asked for", "another", "two"],
+)
+def test_overrides_beside_emulation(harness, overrides, expected):
+    """An operation that is overridden to float32 is not emulated; all others are."""
+    if not harness.overrides_reach_run_op:
+        pytest.skip("overrides act on the layers of prepared models alone")
+    chosen = {name.format(op=harness.low_precision_op): dtype for name, dtype in overrides.items()}
+    policy = ua.Policy.parse("mixed_bfloat16;emulate=true")
+    amp = session(harness, policy=policy.replace(op_overrides=chosen))
+    with amp.autocast():
+        assert harness.run_op(harness.low_precision_op) == expected
+    assert harness.run_op(harness.low_precision_op) == "float32"
+    with session(harness, policy="float32").autocast(policy=policy.replace(op_overrides=chosen)):
+        assert harness.run_op(harness.low_precision_op) == expected
+
+
+@pytest.mark.needs("emulation", "op_overrides")
+def test_a_layer_that_is_overridden_is_not_emulated(harness, form):
+    """By its operation, in steps compiled or not: it answers as in float32."""
+    x = np.random.default_rng(1).normal(size=(8, 24)).astype(np.float32)
+    found = {}
+    for name, policy in {"kept": POLICY.replace(op_overrides={"linear": "float32"}), "emulated": POLICY}.items():
+        try:
+            amp = session(harness, form, policy)
+        except (ua.PolicyNotSupportedError, ua.UnsupportedError) as refusal:
+            pytest.skip(f"refused: {refusal}")
+        layers = weights(24, 16)
+        with amp.scope():
+            model = harness.mlp(layers)
+        model = amp.prepare(model)
+        call = compiled(amp, form, lambda x, model=model: model(x))
+        with amp.inference(model), amp.autocast():
+            found[name] = np.asarray(amp.to_numpy(call(amp.to_native(x))), np.float64)
+    exact = x.astype(np.float64) @ layers[0][0] + layers[0][1]
+    np.testing.assert_allclose(found["kept"], exact, rtol=1e-5, atol=1e-5)
+    assert np.abs(found["emulated"] - exact).max() > 1e-4

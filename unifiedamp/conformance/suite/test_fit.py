@@ -8,6 +8,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 from unifiedamp.conformance.driver import session
+from unifiedamp.conformance.oracle import Oracle
 from unifiedamp.conformance.recorded import Kept
 
 RATE = 2.0**-4
@@ -126,6 +127,24 @@ def test_an_overflow_anywhere_discards_its_window(harness, bad):
     assert line.amp.loss_scale == 4.0
 
 
+@pytest.mark.parametrize("checks_first", [False, True])
+def test_a_loop_in_the_frameworks_own_form(harness, form, checks_first):
+    """Its scaler is the session's: the same scales, skips and counts."""
+    if not form.startswith("eager"):
+        pytest.skip("the loop is not compiled")
+    settings = {"growth_interval": 1, "hysteresis": 2} if checks_first else {"growth_interval": 3, "hysteresis": 1}
+    amp = session(harness, form, loss_scale=ua.DynamicLossScale(4.0, **settings))
+    model = harness.probe([1.0, -2.0])
+    step = harness.native_loop(amp, model, harness.sgd([model], 0.1), checks_first)
+    oracle = Oracle([1.0, -2.0], scale=4.0, **settings)
+    for feed in (1.0, 0.5, 2.0, math.inf, 1.0, math.nan, math.nan, -1.0, 0.25, 0.5, 1.0):
+        step(amp.to_native(np.float32([1.0, feed])))
+        oracle.feed([1.0, feed])
+        found = [float(np.ravel(value)[0]) for value in harness.parameters(model).values()]
+        assert found == pytest.approx(oracle.weights, rel=1e-5)
+        assert (amp.loss_scale, amp.applied_steps, amp.skipped_steps) == (oracle.scale, oracle.applied, oracle.skipped)
+
+
 def test_a_loop_of_ones_own_goes_on(harness):
     """Steps of both kinds are counted together, and share the scale."""
     line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
@@ -186,3 +205,16 @@ def test_without_a_scale_nothing_is_scaled_or_skipped(harness):
     x = np.float32(BAD).reshape(-1, 1)
     harness.fit(line.model, line.optimizer, x, np.ones_like(x), ROWS)
     assert not any(np.isfinite(value).any() for value in harness.parameters(line.model).values())
+
+
+@pytest.mark.needs("recording", "accumulation")
+def test_recorded_windows_train_as_others(harness):
+    """Micro-batches are recorded, and the window applies the mean of the same gradients."""
+    line, kept = Line(harness, accumulate_steps=2), Kept()
+    with line.amp.record(kept):
+        line.fit(BATCHES, window=2)
+    line.check(2)
+    records = kept.of("step")
+    assert [record["step"] for record in records] == sorted({record["step"] for record in records})
+    assert records
+    assert all(len(record["gradients"]) == 2 and record["activations"] for record in records)

@@ -135,7 +135,7 @@ def test_scaling_follows_the_values(harness, settings, power):
 
 @pytest.mark.needs("float8")
 def test_zeros(harness, form, settings):
-    """A tensor of zeros has no scale of its own; its products are zeros, and so are the gradients of a zero loss."""
+    """A tensor of zeros gives no scale; its products are zeros, and so are the gradients of a zero loss."""
     ((weight, bias),) = layers(48, 32)
     run = Layers(harness, settings, [(weight, bias)], form=form)
     np.testing.assert_array_equal(run.call(np.zeros((16, 48), np.float32)), np.broadcast_to(bias, (16, 32)))

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.backend.forecast import PLACES, SHIFT
+from unifiedamp.backend import rounding
+from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT
 from unifiedamp.conformance.driver import probe_run, session, settled_state
 from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
 
 pytestmark = pytest.mark.needs("forecast")
+
+
+EXACT = (((4, 16), 2.0**-5), ((16, 2), 2.0**-60))
+"""Sizes of layers, and what their whole-numbered weights are multiplied by."""
 
 
 def counts_of(values):
@@ -54,15 +59,42 @@ def test_every_value_of_a_product_is_counted(harness, form):
 
 
 def test_counts_of_one_forecast_step(harness):
-    weights = layers(4, 16, 2)
+    """Bit by bit: sums of small multiples of powers of two are exact in any order, so that all frameworks agree."""
+    rng = np.random.default_rng(0)
+    weights = [(rng.integers(-7, 8, size) * power, np.zeros(size[1])) for size, power in EXACT]
+    x = rng.integers(-7, 8, (8, 4)) * 2.0**3
     amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale=8.0)
     with amp.forecast(steps=1) as run:
-        feed(batch())
-    for place, tensors in enumerate(tensors_of(weights, batch())):
+        feed(x)
+    for place, tensors in enumerate(tensors_of(weights, x)):
         for name, values in tensors.items():
             seen = run.totals.layers[f"layer{place}"].tensors[name]
-            assert seen.largest == pytest.approx(np.abs(values).max(), rel=1e-5), name
-            assert np.abs(np.cumsum(seen.counts) - np.cumsum(counts_of(values))).max() <= 1, name
+            assert seen.largest == np.abs(values).max(), name
+            np.testing.assert_array_equal(seen.counts, counts_of(values), name)
+
+
+def test_scaled_values_are_counted(harness, form):
+    """Of rows and blocks, bit by bit against numpy; what a backend does not count is refused by name."""
+    rng = np.random.default_rng(1)
+    weights = [(rng.integers(-7, 8, size) * 2.0**-5, np.zeros(size[1])) for size in ((4, 160), (160, 2))]
+    x = rng.integers(-7, 8, (8, 4)) * 2.0 ** rng.integers(-3, 3, (8, 1))
+    amp, _, _, feed = mlp_run(harness, form, weights, loss_scale=8.0)
+    scalings = amp.backend.forecaster.scalings
+    formats = ["float8_rowwise", "float8_block128", "mxfp4", "nvfp4"]
+    if set(scalings) != set(SCALINGS):
+        with pytest.raises(ua.UnsupportedError, match="leave them out of formats"):
+            amp.forecast(formats=formats)
+        return
+    with amp.forecast(steps=1, formats=formats) as run:
+        feed(x)
+    for place, tensors in enumerate(tensors_of(weights, x)):
+        for name in ("weight", "input", "gradient"):
+            matrix = tensors[name].T if name == "weight" else tensors[name]
+            seen = run.totals.layers[f"layer{place}"].tensors[name].scaled
+            for scaling in SCALINGS:
+                wanted = rounding.scale_values(matrix, scaling, square=name == "weight")
+                np.testing.assert_array_equal(seen[scaling].counts, counts_of(wanted), f"{name} {scaling}")
+    assert run.result().heads()[-5:] == [*formats, "float16 loss scale"]
 
 
 def test_training_is_the_same_with_a_forecast(harness, form):
@@ -107,6 +139,8 @@ def test_evaluation_and_dropped_steps_are_not_forecast(harness):
         zeros = amp.to_native(np.zeros((8, 4), np.float32))
         amp.backward(lambda: harness.mean_square(model(amp.to_native(batch())), zeros), optimizer)
         amp.discard_step(optimizer)
+        with amp.inference(model):
+            model(amp.to_native(batch()))
         feed(batch())
     assert run.totals.layers["layer0"].tensors["input"].counts.sum() == 32
 

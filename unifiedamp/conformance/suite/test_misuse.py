@@ -265,3 +265,56 @@ def test_objects_come_back_in_the_order_given(harness):
     optimizer, first, second = amp.prepare(harness.sgd(models, 0.1), *models)
     assert [len(harness.parameters(model)) for model in (first, second)] == [1, 2]
     amp.discard_step(optimizer)
+
+
+def test_an_optimizer_that_cannot_be_checked_is_refused(harness):
+    """Before anything of it changes; the model trains with another one then."""
+    amp = session(harness, loss_scale=4.0)
+    model = harness.probe([1.0, 1.0])
+    for name, optimizer in harness.refused_optimizers(model).items():
+        with pytest.raises(ua.PrepareError) as caught:
+            amp.prepare(model, optimizer)
+        assert str(caught.value), name
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.5))
+    amp.backward(lambda: model(ones(amp)), optimizer)
+    assert amp.step(optimizer).applied
+    assert [float(value[0]) for value in harness.parameters(model).values()] == [0.5, 0.5]
+
+
+def test_scopes_under_which_no_model_trains_are_refused(harness):
+    """When the model is made in the session's scope, and when it is prepared."""
+    for name, context in harness.refused_scopes().items():
+        amp = session(harness, loss_scale=4.0)
+        with context:
+            with pytest.raises(ua.UnsupportedError, match="amp.scope"), amp.scope():
+                pytest.fail(f"{name}: the scope was entered")
+            model = harness.probe([1.0, 1.0])
+            optimizer = harness.sgd([model], 0.1)
+            with pytest.raises(ua.UnsupportedError, match="amp.prepare"):
+                amp.prepare(model, optimizer)
+
+
+@pytest.mark.parametrize("device", ["", "cpux", "0", "cpu:x", "cpu:-1", "abacus:0"])
+def test_a_name_of_no_device_is_refused(harness, device):
+    with pytest.raises(ua.ConfigError, match="device"):
+        ua.Amp(harness.backend, "float32", device=device)
+
+
+def test_the_device_that_is_named_is_used(harness):
+    """By its name, and with a number; the plan names it."""
+    for device in ("cpu", "cpu:0"):
+        amp = ua.Amp(harness.backend, "float32", device=device)
+        x = amp.to_native(np.float32([1.0, 2.0]))
+        model = amp.prepare(harness.probe([1.0, 2.0]))
+        with amp.inference(model):
+            assert float(np.ravel(amp.to_numpy(model(x)))[0]) == 5.0
+        (row,) = [row for row in amp.explain() if row.setting == "backend"]
+        assert "cpu" in row.value
+
+
+def test_a_model_whose_precision_is_fixed_warns(harness, tmp_path):
+    """Under a mixed policy, which it does not follow; not in float32."""
+    model = harness.fixed_graph(tmp_path)
+    session(harness).prepare(model)
+    with pytest.warns(ua.PolicyWarning, match="precision"):
+        session(harness, policy="mixed_bfloat16").prepare(harness.fixed_graph(tmp_path))

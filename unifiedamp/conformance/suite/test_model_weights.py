@@ -124,6 +124,21 @@ def test_a_copy_answers_as_inference_does(harness, session_policy):
 
 
 @pytest.mark.needs("convert_model")
+def test_a_copy_adds_16_bits_to_float32(harness):
+    """Where a layer's output meets its input, the copy does what a region does."""
+    amp = session(harness, policy=LOW)
+    with amp.scope():
+        model = harness.residual(np.float32(np.eye(8) * 0.5))
+    model = amp.prepare(model)
+    x = amp.to_native(batch())
+    with amp.inference(model):
+        expected = np.asarray(amp.to_numpy(model(x)), np.float64)
+    found = np.asarray(amp.to_numpy(amp.convert_model(model, x)(x)), np.float64)
+    np.testing.assert_allclose(found, expected, rtol=2.0**-6)
+    np.testing.assert_allclose(found, batch() * 1.5, rtol=2.0**-6)
+
+
+@pytest.mark.needs("convert_model")
 def test_a_copy_outlives_its_session_and_the_model_trains_on(harness):
     amp, model = mlp(harness, "mixed_bfloat16")
     x = amp.to_native(batch())

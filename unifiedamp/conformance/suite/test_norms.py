@@ -60,6 +60,13 @@ def test_norms_are_kept_in_float32(harness, kind, dtype):
     assert found == {"norm": True, "other": False}
 
 
+@pytest.mark.needs("float32_weights", "weight_updates")
+def test_norms_are_kept_beside_weights_whose_updates_are_rounded(harness):
+    """What is loaded is split in two for those weights alone."""
+    policy = ua.Policy.parse("bfloat16;update=kahan").replace(keep_norm_float32=True)
+    assert kept(harness, policy, lambda: harness.layer_norm(8)) == {"norm": True, "other": False}
+
+
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_norms_follow_the_policy_when_told_so(harness, dtype):

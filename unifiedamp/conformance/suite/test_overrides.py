@@ -122,7 +122,7 @@ def test_overridden_layers_train(harness):
 
 @pytest.mark.needs("op_overrides", "layer_overrides")
 def test_operations_inside_an_overridden_layer(harness, form):
-    """An override by operation holds inside a layer that has one of its own, whatever its dtype.
+    """An override by operation holds inside a layer that is overridden by name, whatever its dtype.
 
     What goes into a layer may be cast to the layer's dtype before.
     """

@@ -114,13 +114,21 @@ def test_training_goes_on_with_another_number_of_ranks(harness, form, ranks):
             goes_on(harness, form, kind, other, count)
 
 
+@functools.cache
+def first_half(backend, form, kind, count):
+    """Train what every other number of ranks goes on from; return the state and the weights."""
+    harness = load_harness(backend)
+    rules = harness.rank_kinds[kind]
+    first, _ = resumed(rules, count, count)
+    (traces,) = harness.run_ranks(kind, count, form, [first]).values()
+    state = follows_the_oracle(traces, first, rules, count, first.scale.initial_scale)
+    return state, tuple(np.float32(each) for each in traces[0].steps[-1].weights)
+
+
 def goes_on(harness, form, kind, before, after):
     rules = harness.rank_kinds[kind]
-    first, second = resumed(rules, before, after)
-    (traces,) = harness.run_ranks(kind, before, form, [first]).values()
-    state = follows_the_oracle(traces, first, rules, before, first.scale.initial_scale)
-    weights = tuple(np.float32(each) for each in traces[0].steps[-1].weights)
-    second = replace(second, state=state, weights=weights)
+    state, weights = first_half(harness.backend, form, kind, before)
+    second = replace(resumed(rules, before, after)[1], state=state, weights=weights)
     (traces,) = harness.run_ranks(kind, after, form, [second]).values()
     found = state["state"]
     follows_the_oracle(traces, second, rules, after, found["scale"], found["good_steps"])

@@ -1,10 +1,13 @@
 """Layers that are recomputed in the backward pass train as they would without, also batch norm and in low precision."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
+from unifiedamp.conformance.harness import load_harness
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 KEPT = {"conv": "float32", "linear": "float32"}
@@ -43,6 +46,12 @@ def trained(harness, form, layers, policy):
     return found
 
 
+@functools.cache
+def trained_plainly(backend, form, policy):
+    """The same without recomputation, once for all layers."""
+    return trained(load_harness(backend), form, (), policy)
+
+
 @pytest.mark.needs("float32_weights")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", MIXED.replace(op_overrides=KEPT)], ids=NAMES)
 @pytest.mark.parametrize("layers", [["norm"], ["conv", "norm"], ["head"]], ids="-".join)
@@ -50,8 +59,29 @@ def test_training_is_the_same(harness, form, layers, policy):
     """Statistics move once a step, and the second pass is in the mode and the precision of the first."""
     if not isinstance(policy, str) and not harness.capabilities().feature("op_overrides"):
         pytest.skip("the backend declares no op_overrides")
-    plain, again = trained(harness, form, (), policy), trained(harness, form, layers, policy)
+    plain, again = trained_plainly(harness.backend, form, policy), trained(harness, form, layers, policy)
     # A compiler may fuse the second pass otherwise, and so round otherwise.
     rounding = 0.0 if form.startswith("eager") else 1e-6 if policy == "float32" else 2e-2
     for name, value in plain.items():
         np.testing.assert_allclose(again[name], value, rtol=rounding, atol=rounding, err_msg=name)
+
+
+@pytest.mark.needs("float32_weights")
+def test_a_layer_of_two_inputs(harness):
+    """Gradients reach both through the second pass."""
+    rng, found = np.random.default_rng(2), []
+    weights = [rng.normal(size=(4, 3)).astype(np.float32) for _ in range(2)]
+    rows = rng.normal(size=(5, 4)).astype(np.float32)
+    for layers in ((), ("join",)):
+        amp = session(harness, tuning={"checkpoint_layers": layers} if layers else None)
+        with amp.scope():
+            model = harness.joined(weights)
+            optimizer = harness.sgd([model], 0.25)
+        model, optimizer = amp.prepare(model, optimizer)
+        x, y = amp.to_native(rows), amp.to_native(np.zeros((5, 3), np.float32))
+        amp.backward(lambda model=model, x=x, y=y: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+        found.append(amp.master_weights(model))
+        amp.close()
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-6, atol=1e-7, err_msg=name)

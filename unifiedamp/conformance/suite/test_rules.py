@@ -135,7 +135,12 @@ def test_static_scale_skips_and_never_changes(harness, form):
 
 
 def test_exhaustion_names_tensors_and_the_loss(harness, form):
-    run = probe_run(harness, form, values=(1.0, 1.0), loss_scale=dynamic(max_consecutive_skips=5))
+    """Also where the optimizer's kernel skips by itself, as some do once they have momentum."""
+    scale = dynamic(max_consecutive_skips=5)
+    run = probe_run(
+        harness, form, values=(1.0, 1.0), make=lambda model: harness.sgd([model], 0.1, 0.5), loss_scale=scale
+    )
+    run.feed(0.0, 0.0)
     with pytest.raises(ua.LossScaleExhausted) as caught:
         for _ in range(60):
             run.feed(1.0, INF)

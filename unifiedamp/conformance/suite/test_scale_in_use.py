@@ -1,5 +1,7 @@
 """The scale that is told is the one in use: losses are multiplied by it, gradients divided by it, overflows follow."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from unifiedamp.conformance.driver import probe_run, session
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=1)
 
 
-def number(amp, value):
+def number_of(amp, value):
     return float(np.ravel(amp.to_numpy(value))[0])
 
 
@@ -40,7 +42,7 @@ def test_scaled_gradients_are_multiples_of_the_scale_told(harness):
         x = amp.to_native(np.float32([3.0]))
         amp.backward(lambda: run.model(x), optimizer)
         (value,) = amp.gradients(optimizer).values()
-        assert number(amp, value) == 3.0 * amp.loss_scale
+        assert number_of(amp, value) == 3.0 * amp.loss_scale
 
     for gradient in (1.0, 1.0, np.inf, np.inf, 1.0):
         check()
@@ -50,7 +52,64 @@ def test_scaled_gradients_are_multiples_of_the_scale_told(harness):
     check()
     amp.unscale(optimizer)
     (value,) = amp.gradients(optimizer).values()
-    assert number(amp, value) == 3.0
+    assert number_of(amp, value) == 3.0
+
+
+class Interrupted(Exception):
+    """Raised by the test."""
+
+
+class Lines:
+    """Follows the lines of the backend's own code: raises before the one with this number.
+
+    Without a number it finds ``changed``, that of the first line before which the session's scale is another one.
+    """
+
+    def __init__(self, amp, number=None):
+        self.training, self.number, self.count, self.changed = amp.backend.training, number, 0, None
+        self.package, self.scale = type(amp.backend).__module__.partition(".")[0], amp.loss_scale
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.called)
+
+    def __exit__(self, *error):
+        sys.settrace(self.before)
+
+    def called(self, frame, *_):
+        own = frame.f_globals.get("__name__", "").partition(".")[0] == self.package
+        return self.line if own and frame.f_code.co_name != "__exit__" else None
+
+    def line(self, _, event, __):
+        if event == "line":
+            self.count += 1
+            if self.count == self.number:
+                raise Interrupted
+            if self.number is None and self.changed is None and self.training.read_state().scale != self.scale:
+                self.changed = self.count
+        return self.line
+
+
+def test_an_interrupted_update_of_the_scale_leaves_one_scale(harness):
+    """Around the line at which a step grows or shrinks it."""
+    run = probe_run(harness, loss_scale=SCALE)
+    amp, optimizer = run.amp, run.optimizer
+    x = amp.to_native(np.float32([3.0]))
+    for gradient in (1.0, np.inf):
+        run.feed(gradient)
+        lines = Lines(amp)
+        with lines:
+            run.feed(gradient)
+        for number in range(-1, 3):
+            try:
+                with Lines(amp, (lines.changed or lines.count) + number):
+                    run.feed(gradient)
+            except Interrupted:
+                amp.discard_step(optimizer)
+            amp.backward(lambda: run.model(x), optimizer)
+            (value,) = amp.gradients(optimizer).values()
+            assert number_of(amp, value) == 3.0 * amp.loss_scale
+            amp.discard_step(optimizer)
 
 
 @pytest.mark.needs("context_form")
@@ -66,7 +125,7 @@ def test_a_loss_of_16_bits_is_scaled_in_float32(harness, scale):
             loss = harness.cast(model(x), dtype)
         with amp.scale_loss(loss, optimizer) as scaled:
             assert harness.dtype_of(scaled.value) == "float32"
-            assert number(amp, scaled.value) == float(np.float32(5.0) * np.float32(scale))
+            assert number_of(amp, scaled.value) == float(np.float32(5.0) * np.float32(scale))
             scaled.backward()
         assert amp.step(optimizer).applied
         assert harness.parameters(model).popitem()[1] == pytest.approx([0.5], rel=2.0**-7)

@@ -117,7 +117,7 @@ def test_an_interrupted_step_ends_the_iteration_of_the_others(harness):
 
 
 def test_a_partly_applied_update_is_of_one_optimizer(harness):
-    """The other optimizer continues, even after one of its own calls was interrupted."""
+    """The other optimizer continues, even where one of its calls was interrupted before."""
     pair = Pair(harness, "eager", size=2)
     context = harness.interrupted_update(pair.optimizers[0], KeyError())
     if context is None:

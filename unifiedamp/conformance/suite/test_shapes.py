@@ -55,7 +55,33 @@ def test_convolutions_by_their_channels(harness):
     assert len(found) == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("depthwise", []),
+        ("transposed", [("conv", "input channels", 10, 16), ("conv", "output channels", 12, 16)]),
+        ("recurrent", [("rnn", "inputs", 13, 16), ("rnn", "units", 7, 8)]),
+    ],
+)
+def test_layers_of_other_kinds(harness, kind, expected):
+    """No padding makes a depthwise convolution fit."""
+    amp, model = session_over(harness, lambda: harness.sized(kind))
+    assert [row[1:] for row in rows(advise(amp.backend, [model], "float16"))] == expected
+
+
 def test_an_unknown_dtype_is_refused_with_the_nearest(harness):
     amp, model = mlp(harness, 8, 8)
     with pytest.raises(ua.ConfigError, match="did you mean 'float16'"):
         advise(amp.backend, [model], "float61")
+
+
+@pytest.mark.parametrize("kind", ["late convolution", "late transposed"])
+def test_sizes_that_the_first_batch_determines(harness, kind):
+    """Before it they are left out; after it they are those of a layer that was made with them."""
+    expected = [("conv", "input channels", 10, 16), ("conv", "output channels", 12, 16)]
+    amp, model = session_over(harness, lambda: harness.sized(kind))
+    assert [row[1:] for row in rows(advise(amp.backend, [model], "float16"))] in ([], expected[1:])
+    x = amp.to_native(np.ones((2, 8, 8, 10), np.float32))
+    with amp.inference(model):
+        model(amp.to_native(harness.image_batch(amp.to_numpy(x))))
+    assert [row[1:] for row in rows(advise(amp.backend, [model], "float16"))] == expected

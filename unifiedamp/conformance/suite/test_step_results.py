@@ -81,7 +81,7 @@ def test_of_applied_and_skipped_steps(harness, form):
 
 
 def test_of_results_that_are_looked_at_late(harness, form):
-    """A result tells of its own step whenever it is read."""
+    """A result describes the step that returned it, whenever it is read."""
     loop = Loop(harness, form)
     results = []
     for pair in ((1.0, 1.0), (1.0, 1.0), (INF, 1.0), (1.0, 1.0)):

@@ -47,3 +47,34 @@ def test_tuned_master_weights_learn_the_same(harness):
     policy = harness.pure_policies["bfloat16"]
     plain, tuned = (trained(harness, policy, items, master_weights=True) for items in ((), ITEMS))
     check(tuned, plain, 2e-2)
+
+
+def rows_of(amp, setting):
+    return [row for row in amp.explain() if row.setting == setting]
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_biases_that_a_norm_takes_away_are_named(harness, models):
+    """In the plan, for each model that was prepared; layers without a norm behind them are not."""
+    amp = session(harness, tuning={"set_to_none": True, "best_effort": True})
+    assert rows_of(amp, "tuning.bias_before_norm") == []
+    for _ in range(models):
+        with amp.scope():
+            model = harness.convnet(0)
+        amp.prepare(model)
+    if not harness.capabilities().tunes("set_to_none"):
+        pytest.skip("the backend tunes nothing")
+    (row,) = rows_of(amp, "tuning.bias_before_norm")
+    assert row.value == ", ".join(["conv"] * models)
+
+
+def test_layers_that_are_recomputed_are_named(harness):
+    support = harness.capabilities().tunes("checkpoint_layers")
+    if not support:
+        pytest.skip(f"declared: {support.reason}")
+    amp = session(harness, tuning={"checkpoint_layers": ["conv", "head"]})
+    with amp.scope():
+        model = harness.convnet(0)
+    amp.prepare(model)
+    (row,) = rows_of(amp, "tuning.checkpoint_layers")
+    assert {name for name in ("conv", "norm", "head") if name in row.note.partition(";")[0]} == {"conv", "head"}

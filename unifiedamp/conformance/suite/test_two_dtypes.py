@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3)
 
@@ -77,3 +77,42 @@ def test_layers_of_two_dtypes_are_clipped_as_one(harness, clip):
     else:
         assert np.abs(moved).max() == pytest.approx(0.25, rel=0.01)
     assert (np.abs(moved) > 0.01).sum() == 40
+
+
+TINY = 2.0**-13
+"""A step from 1 that both 16-bit formats round away, and float32 does not."""
+
+
+@pytest.mark.filterwarnings("ignore:bf16 and fp16 are mixed")  # torch's compiler
+@pytest.mark.needs("master_weights", "layer_overrides")
+@pytest.mark.parametrize(("params", "other"), [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_masters_of_layers_in_two_16_bit_dtypes(harness, form, params, other):
+    """Each parameter is its master rounded to its own dtype, and no tiny update is lost."""
+    policy = harness.pure_policies[params]
+    policy = ua.Policy.parse(policy) if isinstance(policy, str) else policy
+    layers = [(np.eye(2, dtype=np.float32), np.zeros(2, np.float32)) for _ in range(2)]
+    try:
+        policy = policy.replace(layer_overrides={"layer1": other})
+        amp = session(harness, form, policy, master_weights=True, loss_scale=SCALE)
+        with amp.scope():
+            model = harness.mlp(layers)
+            optimizer = harness.sgd([model], TINY)
+        model, optimizer = amp.prepare(model, optimizer)
+    except (ua.PrepareError, ua.PolicyError, ua.UnsupportedError) as refusal:
+        pytest.skip(f"refused: {refusal}")
+    x, y = amp.to_native(np.float32([[1.0, 1.0]])), amp.to_native(np.zeros((1, 2), np.float32))
+
+    def train(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+
+    step, plain = compiled(amp, form, train), {}
+    for _ in range(8):
+        step(x, y)
+    masters = amp.master_weights(model)
+    for name, value in harness.parameters(model).items():
+        plain[name] = np.float64(masters[name])
+        low = np.float16(plain[name]) if other == "float16" and "layer1" in name else plain[name]
+        np.testing.assert_allclose(value, low, rtol=2.0**-8)
+        if "weight" in name or "kernel" in name:
+            assert np.diag(plain[name]).max() < 1.0 - 4 * TINY, f"{name} lost its updates"

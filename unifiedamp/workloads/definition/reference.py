@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from ...backend.launch import read_launch
 from ...errors import ConfigError, nearest
 from ...output.files import reason
 
@@ -93,6 +95,9 @@ def import_file(path: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
+        launch = read_launch(os.environ)
+        if launch is not None and launch.role != "worker":
+            raise  # MXNet serves in its import, and exits then
         raise ConfigError(
             f"{path.name} ends the process when it is imported (exit code {error.code}): put what runs behind "
             '`if __name__ == "__main__":`'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,18 +77,22 @@ def record_script(options: ScriptOptions, policy: str | None, every: int, at: Ca
     return _run(options, request, RECORDING, at)
 
 
-def count_script(options: ScriptOptions, policy: str | None, at: Callable[[int], None]) -> Recorded:
+def count_script(
+    options: ScriptOptions, policy: str | None, at: Callable[[int], None], formats: Sequence[str] = ("bfloat16",)
+) -> Recorded:
     """Count the values of a script's matrix products for a forecast; the content is JSON, see ``ForecastRun.counted``.
 
     Args:
         options: how to run it, and how many steps.
         policy: in the place of the script's; None leaves it.
         at: called with the number of steps so far.
+        formats: to forecast.
 
     Raises:
         ConfigError: it ended before its first step.
     """
-    request = RunRequest("forecast", _turns(options), options.overrides(policy, None), command=os.getpid())
+    overrides = options.overrides(policy, None)
+    request = RunRequest("forecast", _turns(options), overrides, command=os.getpid(), formats=formats)
     return _run(options, request, FORECAST, at)
 
 

@@ -13,11 +13,12 @@ from ...backend import Launch, Ranks, read_launch
 from ...config import plugins
 from ...config.arguments import Arguments
 from ...errors import ConfigError
+from ...policy.schedule import asks_for_total
 from ...session import Amp
 from ..configuration import Settings
-from ..definition.loading import Loaded, define, make
+from ..definition.loading import Definition, Loaded, define, make
 from ..first_calls import FirstCalls
-from .batches import native, samples
+from .batches import native, samples, window_count
 from .display import Display, Silent, Watcher
 from .evaluation import evaluate
 from .interrupt import ERRORS, Interrupt
@@ -35,8 +36,9 @@ def train(
 ) -> Run:  # fmt: skip
     """Train as configured; write ``checkpoint.npz``, ``log.json`` and ``curves.png`` to ``settings.out``.
 
-    Where a launcher (torchrun, srun, mpirun) started several processes, they train together: each on its part of every
-    batch; the first one writes and displays. Where it has started them anew, the run goes on from its checkpoint.
+    Where a launcher (torchrun, srun, mpirun, ``TF_CONFIG``, ``launch.py``) started several processes, they train
+    together: each on its part of every batch; the first one writes and displays. Where it has started them anew, the
+    run goes on from its checkpoint.
 
     Args:
         settings: the configuration.
@@ -83,19 +85,44 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
     definition = define(settings.workload)
     arguments = _for_one(settings.amp, definition.usual_backends)
     arguments, ranks = _joined(arguments, launch) if launch else (arguments, Ranks())
+    if arguments["schedule"] is not None and asks_for_total(arguments["schedule"]):
+        arguments = _with_total(arguments, settings, definition)
     amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
     with ranks.scope(), amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
         wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
+    for optimizer in optimizers:
+        ranks.connect(optimizer)
     inside = model if wrapped is not model else None
     wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
     return Run(settings, workload, amp, wrapped if inside is None else inside, optimizers, wrapped, ranks)
 
 
+def _with_total(amp: Arguments, settings: Settings, definition: Definition) -> Arguments:
+    """Return the session's arguments with the iterations of the whole run, of which its schedule has percentages."""
+    if amp["total_steps"] is not None:
+        return amp
+    train, window, epoch = settings.train, int(amp["accumulate_steps"]), None
+    if amp["backend"] is not None:
+        plugins.load_backend(amp["backend"])  # which imports the framework in its own way
+        epoch = window_count(make(definition, settings.given, amp["backend"]), 0, window)
+    whole = [train.epochs * epoch] if epoch is not None else []
+    found = [*whole, train.steps] if train.steps is not None else whole
+    if not found:
+        raise ConfigError(
+            "train: schedule has percentages of the run, and the workload's batches have no length: give "
+            "amp.total_steps or train.steps"
+        )
+    return Arguments({**amp, "total_steps": min(found)}, amp.origins)
+
+
 def _joined(amp: Arguments, launch: Launch) -> tuple[Arguments, Ranks]:
-    """Return the session's arguments with this process's device, and the processes."""
+    """Return the session's arguments with this process's device, and the processes.
+
+    A server or scheduler of MXNet's serves while the backend is loaded, and exits then.
+    """
     if amp["backend"] is None:
         raise ConfigError(f"name a backend: --backend {' or '.join(plugins.installed_backends())}")
     ranks, device = plugins.load_backend(amp["backend"]).join(launch, amp["device"])

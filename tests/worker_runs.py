@@ -1,4 +1,4 @@
-"""Runs of a workload on the workers of ``TF_CONFIG``, for ``test_workers_train.py``."""
+"""Runs of a workload on the workers of ``TF_CONFIG`` or ``launch.py``, for ``test_workers_train.py``."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from unifiedamp.workloads.configuration import read_settings, read_source
 from unifiedamp.workloads.training.loop import train
 from unifiedamp.workloads.training.report import Report
 
-FILE = Path(__file__).parents[1] / "workloads" / "divided_keras.py"
+FOLDER = Path(__file__).parent / "workloads"
+FILES = {"tensorflow": FOLDER / "divided_keras.py", "mxnet": FOLDER / "divided_gluon.py"}
 SCALES = {"loss_scale": {"kind": "dynamic", "initial_scale": 1024.0, "growth_interval": 4}}
 CASES = {
     "plain": {},
@@ -19,13 +20,27 @@ CASES = {
     "stopped": {"given": {"fault": "stopped"}, "train": {"epochs": 4}},
     "other order": {"given": {"fault": "other order"}},
 }
+OF_BACKEND = {
+    "tensorflow": {},
+    "mxnet": {
+        "two optimizers": {"amp": SCALES, "given": {"fault": "two optimizers"}, "train": {"clip_norm": 0.1}},
+        "no shape": {"given": {"fault": "no shape"}},
+    },
+}
+"""Further cases."""
 
 
-def run(folder, amp=None, train_table=None, given=None, resume=False):
+def cases_of(backend):
+    return {**CASES, **OF_BACKEND[backend]}
+
+
+def run(backend, folder, amp=None, train_table=None, given=None, resume=False):
     """Train one case; return what a user finds afterwards."""
-    session = {"backend": "tensorflow", "device": "cpu", "policy": "float32", **(amp or {})}
+    session = {"backend": backend, "device": "cpu", "policy": "float32", **(amp or {})}
     table = {"epochs": 2, **(train_table or {})}
-    chosen = read_settings(read_source(f"{FILE}:Regression"), folder, amp=session, train=table, given=given or {})
+    chosen = read_settings(
+        read_source(f"{FILES[backend]}:Regression"), folder, amp=session, train=table, given=given or {}
+    )
     with open("/dev/null", "w") as nowhere:
         try:
             done = train(chosen, Report(Console(file=nowhere)), resume=resume)
@@ -34,11 +49,12 @@ def run(folder, amp=None, train_table=None, given=None, resume=False):
     return {"losses": done.history.losses, "state": done.amp.state_dict()["state"], "rows": done.history.epochs}
 
 
-def run_case(folder, case):
-    return run(folder, **{{"train": "train_table"}.get(key, key): value for key, value in CASES[case].items()})
+def run_case(backend, folder, case):
+    options = cases_of(backend)[case]
+    return run(backend, folder, **{{"train": "train_table"}.get(key, key): value for key, value in options.items()})
 
 
-def on_worker(_index, _count, folder):
+def on_worker(_index, _count, backend, folder):
     """Run every case on one worker."""
-    for case in CASES:
-        yield run_case(Path(folder, case), case)
+    for case in cases_of(backend):
+        yield run_case(backend, Path(folder, case), case)

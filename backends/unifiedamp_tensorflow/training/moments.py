@@ -1,0 +1,117 @@
+"""Optimizers' moments between steps, in the dtype of ``Policy.state_dtype``.
+
+They stay the optimizer's own variables, in bfloat16. While ``update_step`` updates one parameter, float32 values stand
+in the place of its moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from unifiedamp.backend import Policy, errors, state_rounding
+
+from .. import patches
+from .._types import Named, Optimizer, Tensor, Variable
+from ..internals import native
+from . import bfloat16_rounding
+from .float32_value import Float32Value
+
+_OF_ADAM = {"_momentums": "first_moment", "_velocities": "second_moment", "_velocity_hats": "max_second_moment"}
+NAMES = {"Adam": _OF_ADAM, "AdamW": _OF_ADAM, "SGD": {"momentums": "velocity"}}
+"""Class of ``tf.keras.optimizers`` → its attribute that lists a moment's variables → our name of the moment."""
+
+
+class Moment(NamedTuple):
+    """One moment of one parameter.
+
+    Attributes:
+        attribute: of the optimizer, which lists the moment's variables.
+        place: in that list.
+        moment: our name.
+        variable: where it is kept.
+    """
+
+    attribute: str
+    place: int
+    moment: str
+    variable: Variable
+
+
+class Moments:
+    """The moments of one optimizer.
+
+    Args:
+        optimizer: one that was built for the parameters.
+        named: name → parameter, in the order in which the optimizer was built.
+        policy: the session's.
+
+    Attributes:
+        kept: name of a parameter → its moments.
+    """
+
+    def __init__(self, optimizer: Optimizer, named: Named, policy: Policy) -> None:
+        self._optimizer = optimizer
+        self._rounds = policy.state_dtype is not None
+        known = NAMES.get(type(optimizer).__name__, {}) if is_known(optimizer) else {}
+        self.kept: Mapping[str, list[Moment]] = {
+            name: [
+                Moment(attribute, place, moment, native(variables[place]))
+                for attribute, moment in known.items()
+                if (variables := getattr(optimizer, attribute, None))
+            ]
+            for place, name in enumerate(named)
+        }
+
+    @contextmanager
+    def widened(self, name: str, step: Callable[[], Tensor]) -> Iterator[None]:
+        """Hold float32 values in the place of a parameter's moments inside; then round them.
+
+        Args:
+            name: of the parameter.
+            step: returns the key of the step.
+        """
+        if not self._rounds:
+            yield
+            return
+        shown = [(each, Float32Value(each.variable, _key(each.variable), _wide(each))) for each in self.kept[name]]
+        with ExitStack() as stack:
+            for each, value in shown:
+                listed = list(getattr(self._optimizer, each.attribute))
+                listed[each.place] = value
+                stack.enter_context(patches.attributes(self._optimizer, **{each.attribute: listed}))
+            yield
+        for each, value in shown:
+            key = state_rounding.moment_key(name, each.moment)
+            each.variable.assign(bfloat16_rounding.stochastic(value.read_value(), key, step()), read_value=False)
+
+
+def _wide(moment: Moment) -> Tensor:
+    return tf.cast(moment.variable, tf.float32)
+
+
+def _key(variable: Variable) -> str:
+    return str(getattr(variable, "_unique_id", ""))
+
+
+def is_known(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is one of Keras's own whose moments are known."""
+    kind: Any = type(optimizer)
+    return kind.__name__ in NAMES and getattr(tf.keras.optimizers, kind.__name__, None) is kind
+
+
+def check_optimizer(optimizer: Optimizer, policy: Policy) -> None:
+    """Refuse an optimizer whose moments are not known.
+
+    Raises:
+        PrepareError: it is none of Keras's own in ``NAMES``.
+    """
+    kind: Any = type(optimizer)
+    if policy.state_dtype and not is_known(optimizer):
+        raise errors.PrepareError(
+            f"state_dtype={policy.state_dtype!r}: the moments of this {kind.__name__} are not known; use one of "
+            f"tf.keras.optimizers' {', '.join(NAMES)}, or leave state_dtype out"
+        )

@@ -1,0 +1,74 @@
+"""The role that keeps moments in fewer bits: what a session reads and sets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from unifiedamp.backend import OptimizerStates, converted, errors
+
+from .moments import NAMES, Moment, is_known
+from .prepared_objects import PreparedObjects
+from .weight_updates import WeightUpdates
+
+
+class TensorFlowOptimizerStates(OptimizerStates):
+    """Moments in bfloat16 variables of the optimizer, which ``update_step`` sees as float32 values.
+
+    Args:
+        prepared: the session's objects.
+    """
+
+    means = "the optimizer's variables in bfloat16; float32 values in their place in optimizer.update_step"
+    dtypes = ("bfloat16",)
+
+    def __init__(self, prepared: PreparedObjects) -> None:
+        self._prepared = prepared
+
+    def _all(self) -> list[WeightUpdates]:
+        return [each.params.updates for each in self._prepared.optimizers if each.params.updates is not None]
+
+    def steps(self) -> list[int]:
+        return [int(updates.count.value()) for updates in self._all()]
+
+    def set_steps(self, steps: Sequence[int]) -> None:
+        for updates, count in zip(self._all(), steps, strict=True):
+            updates.count.assign(count)
+
+    def read(self) -> list[dict[str, Any]]:
+        unknown = [each.optimizer for each in self._all() if not is_known(each.optimizer)]
+        if unknown:
+            raise errors.UnsupportedError(
+                f"the moments of this {type(unknown[0]).__name__} are not known; those of tf.keras.optimizers' "
+                f"{', '.join(NAMES)} are"
+            )
+        return [
+            {name: tf.cast(each.variable, tf.float32).numpy() for name, each in _named(updates)}
+            for updates in self._all()
+        ]
+
+    def applied(self) -> list[int]:
+        return [int(updates.optimizer.iterations.numpy()) for updates in self._all()]
+
+    def write(self, moments: Sequence[Mapping[str, Any]], applied: Sequence[int]) -> None:
+        for updates, given, count in zip(self._all(), moments, applied, strict=True):
+            rate = float(tf.convert_to_tensor(updates.optimizer.learning_rate))
+            for name, kept in updates.moments.kept.items():
+                for each in kept:
+                    array = converted(given, name, each.moment, rate)
+                    if array is not None:
+                        each.variable.assign(tf.cast(np.asarray(array, np.float32), each.variable.dtype))
+            updates.optimizer.iterations.assign(count)
+
+    def nbytes(self) -> int:
+        kept = [each.variable for updates in self._all() for _, each in _named(updates)]
+        return sum(variable.dtype.size * int(np.prod(variable.shape)) for variable in kept)
+
+
+def _named(updates: WeightUpdates) -> Iterator[tuple[str, Moment]]:
+    for name, moments in updates.moments.kept.items():
+        for each in moments:
+            yield f"{name}/{each.moment}", each
