@@ -99,10 +99,12 @@ def copy(tensor: T) -> T:
 
 
 def own_layout(tensor: T) -> T:
-    """Copy an array or a symbol of at least one dimension by an operator that oneDNN has no part in, bit for bit.
+    """Copy an array or a symbol by an operator that oneDNN has no part in, bit for bit; return a scalar array itself.
 
     Not ``_copy``, which a graph may leave out, nor a product with 1: MXNet 2 makes zeros of subnormal numbers there.
     """
+    if isinstance(tensor, NDArray) and not tensor.ndim:
+        return tensor  # oneDNN has no layout for it; a symbol of MXNet 1 is never one
     return _unary("slice_axis", tensor, ("axis", "begin", "end"), (0, 0, None))
 
 

@@ -33,18 +33,29 @@ def test_what_a_policy_is_for_runs_in_the_compute_dtype(harness):
 @pytest.mark.parametrize("op", OP_VOCABULARY)
 def test_an_overridden_operation_runs_in_what_was_chosen(harness, op, choice):
     """On float32 inputs "widest" is float32 too. What a backend cannot override it refuses by name."""
-    refused = ""
-    try:
-        amp = session(harness, policy=MIXED.replace(op_overrides={op: choice}))
-    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
-        refused = str(refusal)
-    if refused:
-        assert op in refused
-        pytest.skip(refused)
+    amp = overridden(harness, MIXED, op, choice)
     if harness.overrides_reach_run_op:
         assert dtype_inside(harness, amp, op) in (None, "bfloat16" if choice == "compute" else "float32")
     amp.close()
     assert dtype_inside(harness, session(harness, policy=MIXED), harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("op_overrides", "emulation")
+@pytest.mark.parametrize("op", OP_VOCABULARY)
+def test_an_overridden_operation_is_emulated(harness, op):
+    """Also where the machine runs bfloat16, and where the result is a scalar."""
+    amp = overridden(harness, MIXED.replace(emulate=True), op, "compute")
+    if harness.overrides_reach_run_op:
+        assert dtype_inside(harness, amp, op) in (None, "bfloat16")
+
+
+def overridden(harness, policy, op, choice):
+    """Return a session; skip the test where the backend refuses the override by name."""
+    try:
+        return session(harness, policy=policy.replace(op_overrides={op: choice}))
+    except (ua.UnsupportedError, ua.PolicyNotSupportedError) as refusal:
+        assert op in str(refusal)
+        pytest.skip(str(refusal))
 
 
 @pytest.mark.needs("op_overrides")
