@@ -136,8 +136,7 @@ class Amp:
         Takes native models and optimizers (Gluon: Trainers), at least one model. Returns the objects to use from now
         on, in this order. Raises ``PrepareError``, ``ParamDtypeError`` or ``WrongObjectError``.
         """
-        prepared, models = prepare_objects(self.backend, self._loop, objects)
-        self.models += [model for model in models if all(model is not each for each in self.models)]
+        prepared = prepare_objects(self.backend, self._loop, objects, self.models)
         warn_debug_modes(self.backend, self.tuning)
         return prepared if len(prepared) > 1 else prepared[0]
 

@@ -86,7 +86,7 @@ def test_a_process_alone_decides_alone():
 REFUSED = {
     "toy": "launch.py started 2 processes, and backend 'toy' trains",
     "tensorflow": "launch.py started 2 processes, and TensorFlow joins those of TF_CONFIG alone",
-    "mxnet": "launch.py started 2 processes, and MXNet joins the workers of its own launch.py alone",
+    "mxnet": "launch.py started 2 processes, and MXNet joins only processes that its launch.py started",
 }
 
 

@@ -26,9 +26,9 @@ from ..workloads.scripts.schedule import LEAST
 from . import choices
 from .about import about
 from .errors import NOT_ALL_WELL
-from .named import Assignments, Config, Epochs, Named, OptionalTarget
+from .named import Assignments, Config, Epochs, Named, OptionalTarget, RunTimeout
 from .script_command import backend_options, named, only_one, refuse, script_of
-from .script_compare import OF_SCRIPTS, run_script
+from .script_compare import OF_SCRIPTS, CompareOption, ScriptScale, Serial, run_script
 from .show import complain, console, print_json, say, table
 
 Words = list[str] | None
@@ -54,18 +54,10 @@ def compare(
     profile: Annotated[
         bool, typer.Option("--profile", help="On a GPU: the share of matmul and conv time in Tensor Cores.")
     ] = False,
-    serial: Annotated[
-        bool, typer.Option("--serial", help="A script: one run after another, never two alive at the same time.")
-    ] = False,
-    loss_scale: Annotated[
-        str | None, typer.Option(help="A script: dynamic, none or a number, where a policy scales losses.")
-    ] = None,
-    backend_option: Annotated[
-        Words, typer.Option(help="A script: NAME=VALUE, a setting of its backend that wins over the script's.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
-    ] = TIMEOUT,
+    serial: Serial = False,
+    loss_scale: ScriptScale = None,
+    backend_option: CompareOption = None,
+    timeout: RunTimeout = TIMEOUT,
     out: Annotated[Path | None, typer.Option(help="Where the files go.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

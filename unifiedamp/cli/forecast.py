@@ -16,7 +16,7 @@ from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.single import Recorded, count_script
 from . import choices
 from .errors import NOT_ALL_WELL
-from .script_command import EXAMPLE, backend_options, script_of
+from .script_command import EXAMPLE, BackendOption, ScriptTimeout, backend_options, script_of
 from .show import complain, console, print_json, say, table
 from .time_left import TimeLeft
 
@@ -38,12 +38,8 @@ def forecast(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures here (one file).")] = None,
     policy: Annotated[str | None, typer.Option(help="In the place of the script's own policy.")] = None,
-    backend_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, a setting of its backend that wins over the script's.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without a sign of life after which the script counts as hung.")
-    ] = TIMEOUT,
+    backend_option: BackendOption = None,
+    timeout: ScriptTimeout = TIMEOUT,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a script in float32 or bfloat16, and forecast what each number format would lose in each layer.

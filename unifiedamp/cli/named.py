@@ -30,6 +30,7 @@ Assignments = Annotated[
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="How often to see the whole data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")]
+RunTimeout = Annotated[float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")]
 
 
 class Named:

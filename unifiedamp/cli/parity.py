@@ -17,7 +17,7 @@ from ..workloads.compare.run import TIMEOUT, Options
 from ..workloads.compare.write import dump
 from . import choices
 from .errors import NOT_ALL_WELL
-from .named import Assignments, Config, Named, Target
+from .named import Assignments, Config, Named, RunTimeout, Target
 from .show import console, finite, print_json, say
 from .time_left import shown_tries
 
@@ -30,9 +30,7 @@ def parity(
     policies: Annotated[list[str] | None, typer.Option(help="float32,mixed_bfloat16,...")] = None,
     compile: Annotated[str | None, typer.Option(help="off, default or max of amp.compile.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to compare.")] = 5,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
-    ] = TIMEOUT,
+    timeout: RunTimeout = TIMEOUT,
     out: Annotated[Path | None, typer.Option(help="Where parity.json goes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:

@@ -18,7 +18,7 @@ from ..workloads.scripts.schedule import STEPS
 from ..workloads.scripts.single import Recorded, record_script
 from . import choices
 from .errors import NOT_ALL_WELL
-from .script_command import EXAMPLE, backend_options, script_of
+from .script_command import EXAMPLE, BackendOption, ScriptTimeout, backend_options, script_of
 from .show import complain, console, print_json, say
 from .time_left import TimeLeft
 
@@ -30,12 +30,8 @@ def record(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the run.")] = STEPS,
     every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 10,
     policy: Annotated[str | None, typer.Option(help="In the place of the script's own policy.")] = None,
-    backend_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, a setting of its backend that wins over the script's.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without a sign of life after which the script counts as hung.")
-    ] = TIMEOUT,
+    backend_option: BackendOption = None,
+    timeout: ScriptTimeout = TIMEOUT,
     write: Annotated[bool, typer.Option("--write", help="Overwrite the recording if it is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,13 @@ COMMANDS = ("compare", "tune", "record", "forecast", "explain")
 CLUSTERS = ("TF_CONFIG", "launch.py")
 """What describes a cluster to every program on a host, and starts none."""
 EXAMPLE = "python train.py --my-flags"
+
+BackendOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE, a setting of its backend that wins over the script's.")
+]
+ScriptTimeout = Annotated[
+    float, typer.Option(min=1.0, help="Seconds without a sign of life after which the script counts as hung.")
+]
 
 
 def split(args: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,16 @@ OF_WORKLOADS = (
 )  # fmt: skip
 OF_SCRIPTS = ("serial", "loss_scale", "backend_option")
 """Options of ``compare`` that a workload, or a script, has no use for."""
+
+Serial = Annotated[
+    bool, typer.Option("--serial", help="A script: one run after another, never two alive at the same time.")
+]
+ScriptScale = Annotated[
+    str | None, typer.Option(help="A script: dynamic, none or a number, where a policy scales losses.")
+]
+CompareOption = Annotated[
+    list[str] | None, typer.Option(help="A script: NAME=VALUE, a setting of its backend that wins over the script's.")
+]
 
 
 def script_folder(command: list[str], out: Path | None, what: str) -> Path:

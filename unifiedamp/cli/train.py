@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from ..workloads.training.job import Job
     from ..workloads.training.result import Result
 
+RestartScale = Annotated[
+    bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
+]
+Launcher = Annotated[
+    str | None, typer.Option(help="ray: train in several processes, which Ray Train starts and places.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that --launcher starts.")]
+Restarts = Annotated[
+    int | None, typer.Option(min=0, help="How often --launcher starts them anew after one has failed.")
+]
+
 
 def train(
     workload: Target,
@@ -33,19 +44,13 @@ def train(
     steps: Steps = None,
     out: Annotated[Path | None, typer.Option(help="Where checkpoint, log and picture go.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
-    restart_scale: Annotated[
-        bool, typer.Option("--restart-scale", help="Resume without loss scaling under a policy that needs it.")
-    ] = False,
+    restart_scale: RestartScale = False,
     record: Annotated[Path | None, typer.Option(help="Record layers' numbers here, for unifiedamp report.")] = None,
     record_every: Annotated[int, typer.Option(min=1, help="Steps from one recorded step to the next.")] = 100,
     tensorboard: Annotated[Path | None, typer.Option(help="Record for TensorBoard too, into this folder.")] = None,
-    launcher: Annotated[
-        str | None, typer.Option(help="ray: train in several processes, which Ray Train starts and places.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that --launcher starts.")] = None,
-    max_restarts: Annotated[
-        int | None, typer.Option(min=0, help="How often --launcher starts them anew after one has failed.")
-    ] = None,
+    launcher: Launcher = None,
+    workers: Workers = None,
+    max_restarts: Restarts = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the run as JSON; its progress goes to standard error.")
     ] = False,

@@ -20,7 +20,7 @@ from ..workloads.tune.write import as_evidence, base, tuned_text
 from ..workloads.workers import Worker
 from . import choices
 from .about import about
-from .named import Assignments, Config, Named, OptionalTarget
+from .named import Assignments, Config, Named, OptionalTarget, RunTimeout
 from .script_command import named, only_one, refuse, script_of
 from .script_tune import OF_WORKLOADS, tune_command
 from .show import print_json
@@ -40,9 +40,7 @@ def tune(
         float, typer.Option(min=0.0, help="How much higher than float32's the loss may be, as a share of it.")
     ] = 0.02,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which speed is measured.")] = 5,
-    timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds without progress after which a run counts as hung.")
-    ] = TIMEOUT,
+    timeout: RunTimeout = TIMEOUT,
     out: Annotated[
         Path | None,
         typer.Option(help="The file to write."),

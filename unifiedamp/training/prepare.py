@@ -14,8 +14,8 @@ Ts = TypeVarTuple("Ts")
 """What ``amp.prepare`` is given: one object, or two and further ones."""
 
 
-def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return the prepared objects in the order given, and the models among them.
+def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...], known: list[Any]) -> tuple[Any, ...]:
+    """Return the prepared objects in the order given, and add the models among them to those known, each once.
 
     Raises:
         WrongObjectError: no objects, or ones of another framework.
@@ -35,4 +35,5 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...]) 
     if loop.measure is not None:
         loop.measure.prepared()
     left = {True: iter(models), False: iter(optimizers)}
-    return tuple([next(left[yes]) for yes in is_model]), models
+    known += [model for model in models if all(model is not each for each in known)]
+    return tuple([next(left[yes]) for yes in is_model])

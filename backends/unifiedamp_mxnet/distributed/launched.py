@@ -92,8 +92,8 @@ def join(launch: Launch, wanted: str | None) -> tuple[LaunchedRanks, str]:
     """Join the workers of ``launch.py``; see ``Backend.join``."""
     if os.environ.get("DMLC_ROLE") != "worker":
         raise errors.UnsupportedError(
-            f"train: {launch.launcher} started {launch.size} processes, and MXNet joins the workers of its own "
-            "launch.py alone, which sets DMLC_ROLE and other variables in each of them"
+            f"train: {launch.launcher} started {launch.size} processes, and MXNet joins only processes that its "
+            "launch.py started, which sets DMLC_ROLE and other variables in each of them"
         )
     if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
         raise errors.UnsupportedError(
