@@ -32,7 +32,6 @@ from .models.weights import MXNetWeights
 from .mxnet_api import NUMPY_API, mx, upstream
 from .options import check_options, emulated, hybridize_call, with_emulation
 from .precision.custom_functions import wrap_custom
-from .precision.float8_history import MXNetAmaxHistory
 from .precision.float8_scales import DelayedScaling
 from .precision.layers import BoundaryCasts
 from .precision.policies import NO_BFLOAT16_PARAMS_2, check_session_policy, default_policy
@@ -84,7 +83,7 @@ class MXNetBackend(Backend):
         self.precision = MXNetPrecision(context, tables, optimizers.overwrite_gradients)
         self.compiler = MXNetCompiler(hybridizer)
         self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model, scaling)
-        self.amax_history = MXNetAmaxHistory(scaling or DelayedScaling(spec.policy.float8))
+        self.amax_history = scaling or DelayedScaling(spec.policy.float8)
         self.recorder = MXNetRecorder(spec, scaler, models.models, optimizers)
         self.forecaster = MXNetForecaster(scaler, models.models, optimizers)
         self.weights = MXNetWeights(optimizers.masters_of, optimizers.load_masters)

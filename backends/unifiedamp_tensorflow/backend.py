@@ -36,7 +36,6 @@ from .models.convert import TensorFlowConverter
 from .models.shapes import TensorFlowLayerShapes
 from .models.weights import TensorFlowWeights
 from .precision import operations
-from .precision.float8_history import TensorFlowAmaxHistory
 from .precision.float8_scales import DelayedScaling
 from .precision.keras_mode import KerasMode
 from .precision.modes import make_mode
@@ -97,7 +96,7 @@ class TensorFlowBackend(Backend):
         self._preparation = preparation
         self.device, self.precision, self.tuner, self.distributed = device, precision, tuner, distributed
         self.training = TensorFlowTraining(spec, precision, prepared, preparation, losses, steps, native_steps, scaling)
-        self.amax_history = TensorFlowAmaxHistory(scaling)
+        self.amax_history = scaling
         self.compiler = TensorFlowCompiler(compiling, device)
         self.recorder = recorder
         self.forecaster = TensorFlowForecaster(prepared, recorder, scaler)

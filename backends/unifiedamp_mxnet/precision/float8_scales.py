@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from unifiedamp.backend import LARGEST_SCALE, Float8Recipe
+from unifiedamp.backend import LARGEST_SCALE, AmaxHistory, Float8Recipe
 from unifiedamp.backend.amax_history import OPERANDS, operand_limits
 
 from .._types import HostArray
@@ -95,12 +95,14 @@ class LayerScales:
         self._scales = np.where(largest > 0, found, self._scales)
 
 
-class DelayedScaling:
-    """The amax histories of a session's layers.
+class DelayedScaling(AmaxHistory):
+    """The amax histories of a session's layers, in numpy arrays on the host.
 
     Args:
         recipe: the session's; others than "delayed" have no layers here.
     """
+
+    means = "numpy arrays, updated at the end of each iteration, which waits for its backward passes"
 
     def __init__(self, recipe: Float8Recipe) -> None:
         self._recipe, self._layers = recipe, dict[str, LayerScales]()
@@ -136,11 +138,9 @@ class DelayedScaling:
             layer.discard()
 
     def read(self) -> dict[str, HostArray]:
-        """Return layer → its history, a float32 array of shape (3, iterations), the newest first."""
         return {name: layer.history[:, : int((layer.history > 0).any(0).sum())] for name, layer in self._layers.items()}
 
     def write(self, histories: Mapping[str, HostArray]) -> None:
-        """Set the histories; layers that are left out start anew."""
         self._skipped = False
         nothing = np.zeros((len(OPERANDS), 0), np.float32)
         for name, layer in self._layers.items():

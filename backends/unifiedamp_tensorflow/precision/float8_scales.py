@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unifiedamp.backend import LARGEST_SCALE, Float8Recipe
+from unifiedamp.backend import LARGEST_SCALE, AmaxHistory, Float8Recipe
 from unifiedamp.backend.amax_history import OPERANDS, operand_limits
 
 from .._types import Tensor, Variable
@@ -90,12 +90,16 @@ class LayerScales:
         self.discard()
 
 
-class DelayedScaling:
-    """The amax histories of a session's layers. Follows its optimizers, see ``prepared_optimizer.Follower``.
+class DelayedScaling(AmaxHistory):
+    """The amax histories of a session's layers, in variables outside the models and their checkpoints.
+
+    Follows the session's optimizers, see ``prepared_optimizer.Follower``.
 
     Args:
         recipe: the session's; others than "delayed" have no layers here.
     """
+
+    means = "variables, updated at the end of each iteration, in traces and by XLA too"
 
     def __init__(self, recipe: Float8Recipe) -> None:
         self._recipe, self._layers = recipe, dict[str, LayerScales]()
@@ -173,12 +177,10 @@ class DelayedScaling:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[str, Any]:
-        """Return layer → its history, a float32 array of shape (3, iterations), the newest first; may wait."""
         rows = {name: layer.history.numpy() for name, layer in self._layers.items()}
         return {name: history[:, : int((history > 0).any(0).sum())] for name, history in rows.items()}
 
     def write(self, histories: Mapping[str, Any]) -> None:
-        """Set the histories; layers that are left out start anew."""
         if self._skipped is not None:
             self._skipped.assign(0.0)
         nothing = np.zeros((len(OPERANDS), 0), np.float32)
