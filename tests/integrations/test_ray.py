@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ policy = "float32"
 [settings]
 fault = "{fault}"
 mark = "{mark}"
+epoch = 2
 [train]
 epochs = 3
 checkpoint_every = 5
@@ -33,23 +33,25 @@ def train(folder, backend, fault, *options):
     config = folder / f"{fault or 'alone'}.toml"
     config.write_text(CONFIG.format(file=FILES[backend], backend=backend, fault=fault, mark=folder / "mark"))
     command = [sys.executable, "-m", "unifiedamp", "train", str(config), "--out", str(folder / config.stem), *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, env={**os.environ, **QUIET})
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
     return done, folder / config.stem
 
 
 @pytest.mark.parametrize("backend", FILES)
 def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path):
-    """SIGKILL to one of two workers in the second epoch; Ray starts both anew, from the last checkpoint."""
+    """SIGKILL to one of two workers in the third epoch; Ray starts both anew, from one of the last checkpoints.
+
+    It reads what workers report every two seconds, and reports wait for it: when one worker dies, the other one's last
+    two may be unread.
+    """
     pytest.importorskip(backend)
     done, out = train(
         tmp_path, backend, "killed", "--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json"
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "mark").exists(), "nothing was killed"
-    assert re.search(r"resumed at epoch (1, batch 5|2, batch 0)", done.stderr), (
-        "of the last checkpoint, or the one before"
-    )
     run = json.loads(done.stdout)
+    assert run["resumed_at"] in [{"epoch": 1, "batch": 0}, {"epoch": 1, "batch": 5}, {"epoch": 2, "batch": 0}]
     assert run["finished"]
     assert run["files"] == [str(out / name) for name in ("checkpoint.npz", "log.json", "curves.png")]
     assert not (out / "ray").exists(), "copies of checkpoints are left"

@@ -16,9 +16,11 @@ class Regression:
     backends = ("torch",)
 
     def __init__(
-        self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3, mark: str = "", pace: float = 0.0
-    ):
+        self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3, mark: str = "", pace: float = 0.0,
+        epoch: int = 1,
+    ):  # fmt: skip
         self.batch_size, self.fault, self.at, self.mark, self.pace = batch_size, fault, at, mark, pace
+        self.epoch = epoch
         rng = np.random.default_rng(0)
         self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
 
@@ -41,9 +43,15 @@ class Regression:
         own = int(rank or 0) if self.fault == "other order" else 0
         order = np.random.default_rng((epoch, own)).permutation(len(self.x))
         for number, start in enumerate(range(0, len(order), self.batch_size)):
-            if self.fault == "killed" and epoch and number == self.at and rank == "1" and self.first_start():
+            if (
+                self.fault == "killed"
+                and epoch >= self.epoch
+                and number == self.at
+                and rank == "1"
+                and self.first_start()
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "stopped" and epoch and number == self.at and rank == "1":
+            if self.fault == "stopped" and here:
                 os.kill(os.getpid(), signal.SIGTERM)
             if self.pace and not os.path.exists(self.mark):
                 time.sleep(self.pace)

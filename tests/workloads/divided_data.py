@@ -15,13 +15,15 @@ class Divided:
 
     Args:
         rows, batch_size: of the data.
-        fault: what goes wrong, in the second epoch.
-        at: in which batch.
+        fault: what goes wrong.
+        at, epoch: in which batch, and from which epoch on.
         mark: a folder that says that the fault has happened.
     """
 
-    def __init__(self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3, mark: str = ""):
-        self.batch_size, self.fault, self.at, self.mark = batch_size, fault, at, mark
+    def __init__(
+        self, rows: int = 160, batch_size: int = 32, fault: str = "", at: int = 3, mark: str = "", epoch: int = 1
+    ):
+        self.batch_size, self.fault, self.at, self.mark, self.epoch = batch_size, fault, at, mark, epoch
         rng = np.random.default_rng(0)
         self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
 
@@ -33,7 +35,7 @@ class Divided:
         own = self.rank() if self.fault == "other order" else 0
         order = np.random.default_rng((epoch, own)).permutation(len(self.x))
         for number, start in enumerate(range(0, len(order), self.batch_size)):
-            if epoch and number == self.at and self.rank() == 1:
+            if epoch >= self.epoch and number == self.at and self.rank() == 1:
                 self.fail()
             yield self.batch(order[start : start + self.batch_size], number)
 

@@ -72,13 +72,14 @@ def test_resume_inside_an_epoch_repeats_the_uninterrupted_run(backend, tmp_path,
     monkeypatch.undo()
     assert load_checkpoint(stopped.out / "checkpoint.npz").meta["batch"] == 7
     resumed = run(tmp_path, backend, out="stopped", resume=True, **options)
+    assert (whole.resumed_at, resumed.resumed_at) == (None, (0, 7))
     np.testing.assert_allclose(resumed.history.losses, whole.history.losses, rtol=1e-5)
     assert resumed.history.scales == whole.history.scales
     assert resumed.amp.state_dict() == whole.amp.state_dict()
 
 
 def test_a_run_goes_on_under_another_backend(backend, other, tmp_path):
-    """Weights, momentum, loss scale and counters all travel: float32 losses go on as if nobody had changed horses."""
+    """Weights, momentum, loss scale and counters all travel: float32 losses go on as in one framework."""
     scale = {"loss_scale": {"kind": "dynamic", "initial_scale": 64.0, "growth_interval": 5}}
     options = {"model": "conv", "amp": scale, "log_every": 1, "learning_rate": 0.02}
     whole = run(tmp_path, backend, out="whole", epochs=2, **options)

@@ -48,6 +48,7 @@ def run_to_dict(run: Run, undrawn: str) -> dict[str, Any]:
         "steps": run.steps,
         "skipped_steps": run.amp.skipped_steps,
         "finished": run.finished,
+        "resumed_at": None if run.resumed_at is None else dict(zip(("epoch", "batch"), run.resumed_at, strict=True)),
         "epochs": run.history.epochs,
         "out": str(out),
         "files": [str(out / name) for name in FILES if (out / name).exists()],

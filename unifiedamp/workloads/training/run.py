@@ -44,6 +44,7 @@ class Run:
         ranks: the processes that train it together.
         saved: called with the run on every process, after each checkpoint.
         epoch, batch: the next batch, both from 0.
+        resumed_at: the epoch and batch at which a checkpoint was resumed; None where the run was started.
         history: the history so far.
     """
 
@@ -57,6 +58,7 @@ class Run:
     saved: Callable[[Run], None] | None = None
     epoch: int = 0
     batch: int = 0
+    resumed_at: tuple[int, int] | None = None
     history: History = field(default_factory=History)
     _windows: Iterator[list[Any]] | None = None
 
@@ -223,6 +225,7 @@ class Run:
         if not state.keeps_optimizer:
             warnings.warn(_no_optimizer(self.workload.name, self.amp.backend.name), StateWarning, stacklevel=2)
         self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
+        self.resumed_at = self.epoch, self.batch
         self._windows = rest
 
     def _check_same(self, meta: Meta) -> None:
