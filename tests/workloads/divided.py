@@ -43,13 +43,8 @@ class Regression:
         own = int(rank or 0) if self.fault == "other order" else 0
         order = np.random.default_rng((epoch, own)).permutation(len(self.x))
         for number, start in enumerate(range(0, len(order), self.batch_size)):
-            if (
-                self.fault == "killed"
-                and epoch >= self.epoch
-                and number == self.at
-                and rank == "1"
-                and self.first_start()
-            ):
+            here = epoch >= self.epoch and number == self.at and rank == "1"
+            if self.fault == "killed" and here and self.first_start():
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "stopped" and here:
                 os.kill(os.getpid(), signal.SIGTERM)
