@@ -50,13 +50,25 @@ def timed(clock, takes, window=1):
     ],
 )
 def test_seconds_beyond_usual_calls(clock, takes, window, seconds):
-    assert timed(clock, takes, window).compile_seconds == pytest.approx(seconds)
+    assert timed(clock, takes, window).compile_seconds() == pytest.approx(seconds)
 
 
 def test_each_place_of_a_window_may_compile(clock):
     """With windows of 8 batches, the second window's calls count as first as well."""
     takes = [3.0] * 8 + [1.0] * 8 + [0.1] * 64
-    assert timed(clock, takes, 8).compile_seconds == pytest.approx(8 * 2.9 + 8 * 0.9)
+    assert timed(clock, takes, 8).compile_seconds() == pytest.approx(8 * 2.9 + 8 * 0.9)
+
+
+def test_seconds_of_an_epoch_are_those_of_its_calls(clock):
+    """What later calls say of the usual time changes nothing of the epoch before: an epoch takes longer than them."""
+    clock.takes = [3.0] * 5 + [0.1] * 5
+    calls, found = FirstCalls(clock.step), []
+    for _ in range(2):
+        before, begun = calls.timed, clock.now
+        for _ in range(5):
+            calls()
+        found.append((clock.now - begun, calls.compile_seconds(before)))
+    assert found == [(pytest.approx(15.0), 0.0), (pytest.approx(0.5), 0.0)]
 
 
 def test_later_calls_are_not_timed(clock):
@@ -71,4 +83,4 @@ def test_an_interrupted_call_is_not_counted(clock):
     calls = FirstCalls(fail)
     with pytest.raises(KeyboardInterrupt):
         calls()
-    assert calls.compile_seconds == beyond_usual([], 1) == 0.0
+    assert calls.compile_seconds() == beyond_usual([], 1) == 0.0

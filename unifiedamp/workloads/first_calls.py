@@ -34,19 +34,28 @@ class FirstCalls:
         return found
 
     @property
-    def compile_seconds(self) -> float:
-        """Seconds of the first calls beyond usual ones, so far; of a single call, 0."""
-        return beyond_usual(self._seconds, self._first)
+    def timed(self) -> int:
+        """Calls timed so far."""
+        return len(self._seconds)
+
+    def compile_seconds(self, since: int = 0) -> float:
+        """Return the seconds of first calls beyond usual ones, less than the calls themselves took; of a single one, 0.
+
+        Args:
+            since: count calls from this number on, from 0.
+        """
+        return beyond_usual(self._seconds, self._first, since)
 
 
-def beyond_usual(seconds: Sequence[float], first: int) -> float:
+def beyond_usual(seconds: Sequence[float], first: int, since: int = 0) -> float:
     """Return how much longer than a usual call the first ones took, summed up.
 
     Args:
         seconds: of each call, in order.
         first: how many count as first; the median of the others is a usual call (of all, if there are no others).
+        since: leave out the calls before this one.
     """
     if not seconds:
         return 0.0
     usual = median(seconds[first:] or seconds)
-    return sum(max(0.0, each - usual) for each in seconds[:first])
+    return sum(max(0.0, each - usual) for each in seconds[since:first])

@@ -206,10 +206,10 @@ def _compiled(amp: Amp, train_step: Step) -> Step:
 
 def fit(run: Run, step: Step, watcher: Watcher) -> None:
     """Train from the current position of ``run`` to its end."""
-    timed, compiled = FirstCalls(step, run.window), 0.0
+    timed = FirstCalls(step, run.window)
     with Interrupt(launched=run.ranks.size > 1) as interrupt:
         while not run.finished:
-            begun, seen = time.perf_counter(), 0
+            begun, before, seen = time.perf_counter(), timed.timed, 0
             for window in watcher.follow(run.windows(), run, run.window_count()):
                 if not seen:
                     check_same_data(run.workload, run.amp, run.epoch, window[0], run.ranks)
@@ -225,10 +225,9 @@ def fit(run: Run, step: Step, watcher: Watcher) -> None:
                 if run.out_of_steps:
                     break
             run.read_losses()
-            compiling = max(0.0, timed.compile_seconds - compiled)  # in this epoch
+            compiling = timed.compile_seconds(before)  # in this epoch
             rate = seen / (time.perf_counter() - begun - compiling)
             _end_epoch(run, watcher, rate, compiling)
-            compiled += compiling
 
 
 def _end_epoch(run: Run, watcher: Watcher, rate: float, compiling: float) -> None:
