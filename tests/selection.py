@@ -29,7 +29,7 @@ ON_NUMPY = {
     )
 }  # fmt: skip
 """Chapters on arrays that come from numpy, go to it, or are saved: each case runs on each numpy."""
-NAMED_BY = ("harness", "backend", "peer", "other")
+NAMED_BY = ("harness", "backend", "peer", "other", "together")
 """Parameters of tests that hold a backend's name."""
 
 
@@ -53,7 +53,8 @@ def place(item: pytest.Item) -> tuple[int, bool]:
 
 def framework_of(item: pytest.Item) -> str:
     """Return the framework that a test runs on; "" for none or several."""
-    named = backend_of(item) or parameters_of(item).get("backend")
+    found = parameters_of(item)
+    named = backend_of(item) or found.get("backend") or found.get("together")
     return str(named) if named in FRAMEWORKS else own_folder(item)
 
 
