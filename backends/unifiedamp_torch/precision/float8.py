@@ -139,7 +139,9 @@ class Linear8(torch.autograd.Function):
         of_x = _saved(low_x, None if x8 is None else x8.rows, None if x8 is None else x8.transposed)
         of_weight = _saved(None if how.dgrad else weight, weight_rows, weight_transposed)
         ctx.turned = of_x[2], of_weight[2]
-        ctx.save_for_backward(*of_x[:2], *of_weight[:2], known.grad, known.grad_amax)
+        ctx.save_for_backward(*of_x[:2], *of_weight[:2])
+        # Not saved: autograd refuses saved tensors that were written to, and each call of the layer writes to the amax.
+        ctx.of_gradient = known.grad, known.grad_amax
         if not how.fprop:
             return torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias)
         assert x8 is not None
@@ -150,8 +152,8 @@ class Linear8(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return the gradients of x, weight and bias."""
-        x, x_inverse, weight, weight_inverse, scale, amax = ctx.saved_tensors
-        how, (x_dtype, weight_dtype) = ctx.how, ctx.dtypes
+        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
+        how, (x_dtype, weight_dtype), (scale, amax) = ctx.how, ctx.dtypes, ctx.of_gradient
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         rows, transposed = how.dgrad and wants_x, how.wgrad and wants_weight
         g8 = None

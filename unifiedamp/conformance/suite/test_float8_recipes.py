@@ -192,6 +192,24 @@ def test_delayed_scales_follow_the_history(harness, form):
     np.testing.assert_array_equal(other.call(values * 16), expected)
 
 
+@pytest.mark.needs("float8", "emulation")
+def test_a_layer_that_is_called_twice_keeps_the_largest_of_both(harness, form):
+    """In one loss: weights that are shared, or a discriminator that sees two batches."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, form=form, policy=DELAYED)
+
+    def train(x, y, other, wanted):
+        found = harness.mean_square
+        run.amp.backward(lambda: found(run.model(x), y) + found(run.model(other), wanted), run.optimizer)
+        run.amp.step(run.optimizer)
+
+    step, large, small = compiled(run.amp, form, train), (values * 4, values / 4), (values, values)
+    for first, second in ((large, small), (small, large), (small, small)):
+        step(*run.batch(*first), *run.batch(*second))
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5, 14.0, 14.0], [1.0] * 3, [3.5] * 3])
+
+
 @pytest.mark.needs("float8", "emulation", "accumulation")
 def test_a_window_enters_the_history_once(harness):
     """With the largest of its micro-batches; a discarded window and evaluation do not."""
