@@ -1,5 +1,7 @@
 """Emulated bfloat16 and float8 on MXNet: the bits of the reference, forward and backward, in graphs too."""
 
+import functools
+
 import numpy as np
 import pytest
 from trainers import sgd
@@ -107,13 +109,28 @@ def images():
     return model
 
 
+def sequences(kind):
+    """A recurrent layer, whose first states are zeros of a shape that the first batch decides."""
+    mx.random.seed(0)
+    model = gluon.nn.HybridSequential()
+    model.add(getattr(gluon.rnn, kind)(16, input_size=8), gluon.nn.Dense(32, in_units=10 * 16))
+    model.initialize(mx.init.Uniform(0.3))
+    return model
+
+
+MODELS = {"images": (images, (16, 8, 9, 9))}
+MODELS |= {kind: (functools.partial(sequences, kind), (16, 10, 8)) for kind in ("LSTM", "GRU", "RNN")}
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "policy", [BFLOAT16, FLOAT8, FLOAT8.replace(";", ";recipe=delayed;"), FLOAT8.replace("float8", "mxfp8")]
 )
-def test_graphs_train_as_eager_steps_do(policy):
-    x = np.random.default_rng(0).normal(size=(16, 8, 9, 9)).astype(np.float32)
-    eager, hybrid = (losses(policy, images, x, hybrid) for hybrid in (False, True))
-    plain = losses("float32", images, x, False)
+def test_graphs_train_as_eager_steps_do(policy, model):
+    make, shape = MODELS[model]
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    eager, hybrid = (losses(policy, make, x, hybrid) for hybrid in (False, True))
+    plain = losses("float32", make, x, False)
     assert hybrid == pytest.approx(eager, rel=1e-5)
     assert eager == pytest.approx(plain, rel=0.2)
     assert abs(eager[0] - plain[0]) > 1e-6

@@ -20,6 +20,7 @@ from unifiedamp.backend import PlanRow, Policy
 from ..mxnet_api import (
     CODES,
     NDArray,
+    Symbol,
     cast,
     context_of,
     dtype_code,
@@ -105,11 +106,11 @@ class Emulation:
 
     def result(self, value: Any) -> Any:
         """Return results rounded: an array, a list of arrays, or a symbol with any number of outputs."""
-        if isinstance(value, (list, tuple, NDArray)):
-            return map_tensors(self._narrowed, value)
-        if len(value.list_outputs()) > 1:
-            return mx.sym.Group([self._narrowed(each) for each in value])
-        return self._narrowed(value)
+        if isinstance(value, Symbol):
+            several = len(value.list_outputs()) > 1
+            return mx.sym.Group([self._narrowed(each) for each in value]) if several else self._narrowed(value)
+        # MXNet 2 returns several arrays in an object that is no list.
+        return map_tensors(self._narrowed, value if isinstance(value, (list, tuple, NDArray)) else [*value])
 
     def _narrowed(self, tensor: Any) -> Any:
         return rounded(tensor, self._dtype) if self.in_float32 else cast(tensor, self._dtype)

@@ -12,6 +12,7 @@ which is the default: MXNet remembers the choice of the last operator alone, and
 from __future__ import annotations
 
 import atexit
+import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -106,13 +107,24 @@ def write(target: Array, request: str, values: HostArray) -> None:
 
 
 def is_unknown(tensor: Array | Symbol) -> bool:
-    """Return whether a tensor is the symbol of a parameter whose shape the first batch decides.
+    """Return whether a tensor is the symbol of a parameter, or of zeros, whose shape the first batch decides.
 
-    MXNet 1.9 infers it through the graph, and cannot do so through an operator in Python.
+    MXNet 1.9 infers it through the graph, and cannot do so through an operator in Python. Recurrent layers begin with
+    such zeros.
     """
     attribute = getattr(tensor, "attr", None)
-    shape: Any = attribute("__shape__") if attribute else None
+    if attribute is None:
+        return False
+    shape: Any = attribute("__shape__") or _shape_of_zeros(tensor)
     return shape is not None and not all(size > 0 for size in _numbers(shape))
+
+
+def _shape_of_zeros(symbol: Any) -> str | None:
+    """Return the shape that ``mx.sym.zeros`` was given; None for other symbols."""
+    if symbol.list_arguments():
+        return None
+    node = json.loads(symbol.tojson())["nodes"][-1]
+    return str(node["attrs"]["shape"]) if node["op"] in ("_zeros", "_zeros_without_dtype") else None
 
 
 def _numbers(shape: str) -> list[int]:
