@@ -93,6 +93,11 @@ def cast(tensor: T, dtype: str) -> T:
     return _unary("amp_cast", tensor, ("dtype",), (dtype,))
 
 
+def convert(tensor: T, dtype: str) -> T:
+    """Cast an array or a symbol by ``Cast``, which takes float64 too and passes gradients back."""
+    return _unary("Cast", tensor, ("dtype",), (dtype,))
+
+
 def copy(tensor: T) -> T:
     """Copy an array or a symbol, which passes gradients back; a copy has MXNet's own layout, not oneDNN's."""
     return _unary("_copy", tensor)

@@ -16,6 +16,7 @@ BAD = [name for name in MISBEHAVE if name != "tells nonsense"]
 FEW = ["hangs", "writes garbage", "answers other types"]
 """Where each of them takes the same way as elsewhere."""
 PLACES = [*(("train", does) for does in BAD), *((at, does) for at in ("begin", "turn") for does in FEW)]
+HANGS = ("hangs", "tells the same")
 PROBES = [*(("probe", does) for does in (*FEW, "answers nan")), *(("turn", does) for does in FEW)]
 
 
@@ -28,9 +29,14 @@ def misbehave(monkeypatch, fake):
     return put
 
 
+def seconds(does):
+    """The time limit: short where it is waited for, long enough elsewhere for a machine that does much besides."""
+    return 4 if does in HANGS else 60
+
+
 def assert_told(reason, does):
-    if does in ("hangs", "tells the same"):
-        assert "said nothing new for 1 seconds and was stopped: last words" in reason
+    if does in HANGS:
+        assert "said nothing new for 4 seconds and was stopped: last words" in reason
     else:
         assert "its answer makes no sense (" in reason
         assert reason.endswith(": last words")
@@ -39,7 +45,7 @@ def assert_told(reason, does):
 @pytest.mark.parametrize(("at", "does"), PLACES)
 def test_compare(command, misbehave, does, at):
     misbehave(does, at, "mixed_bfloat16")
-    done = command("compare", MLP, "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--timeout", 1,
+    done = command("compare", MLP, "--policies", "float32,mixed_bfloat16", "--rounds", 1, "--timeout", seconds(does),
                    "--out", "out", "--json")  # fmt: skip
     assert done.code == 1
     good, bad = done.json["rows"]
@@ -51,8 +57,8 @@ def test_compare(command, misbehave, does, at):
 @pytest.mark.parametrize("does", ["hangs", "answers a word"])
 def test_the_search_for_a_batch_size(command, misbehave, does):
     misbehave(does, "fits", "float32")
-    done = command("compare", MLP, "--policies", "float32", "--find-batch-size", "--rounds", 1, "--timeout", 1,
-                   "--json")  # fmt: skip
+    done = command("compare", MLP, "--policies", "float32", "--find-batch-size", "--rounds", 1, "--timeout",
+                   seconds(does), "--json")  # fmt: skip
     assert done.code == 1
     assert_told(done.json["rows"][0]["reason"], does)
 
@@ -60,7 +66,7 @@ def test_the_search_for_a_batch_size(command, misbehave, does):
 @pytest.mark.parametrize("does", ["hangs", "writes garbage", "answers other types"])
 def test_profiling(command, misbehave, does):
     misbehave(does, "profile", "float32")
-    done = command("compare", MLP, "--policies", "float32", "--profile", "--rounds", 1, "--timeout", 1,
+    done = command("compare", MLP, "--policies", "float32", "--profile", "--rounds", 1, "--timeout", seconds(does),
                    "--json")  # fmt: skip
     assert done.code == 0
     assert done.json["rows"][0]["tensor_cores"]["reason"].startswith("the profiler failed: it")
@@ -75,7 +81,7 @@ def test_progress_that_makes_no_sense_is_passed_over(command, misbehave):
 def test_tune(command, misbehave, does, at):
     misbehave(does, at, "mixed_bfloat16")
     done = command("tune", MLP, "--backend", "toy", "--policies", "mixed_bfloat16", "--rounds", 1, "--timeout",
-                   1, "--json")  # fmt: skip
+                   seconds(does), "--json")  # fmt: skip
     assert done.code == 0, done.err
     assert done.json["chosen"] == "float32"
     assert_told(done.json["policies"]["mixed_bfloat16"]["reason"], does)
@@ -83,17 +89,17 @@ def test_tune(command, misbehave, does, at):
 
 def test_a_baseline_that_hangs_is_one_line(command, misbehave):
     misbehave("hangs", "begin", "float32")
-    done = command("tune", MLP, "--backend", "toy", "--policies", "mixed_bfloat16", "--timeout", 1)
+    done = command("tune", MLP, "--backend", "toy", "--policies", "mixed_bfloat16", "--timeout", 4)
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert "does not train in float32 on toy: it said nothing new for 1 seconds" in done.err
+    assert "does not train in float32 on toy: it said nothing new for 4 seconds" in done.err
 
 
 @pytest.mark.parametrize("does", ["hangs", "answers a word"])
 def test_parity(command, misbehave, monkeypatch, does):
     monkeypatch.setattr("unifiedamp.workloads.compare.parity.start_job", lambda _: Worker("fake_job:make"))
     misbehave(does, "begin", "float32")
-    done = command("parity", MLP, "--backends", "a,b", "--policies", "float32", "--timeout", 1,
+    done = command("parity", MLP, "--backends", "a,b", "--policies", "float32", "--timeout", seconds(does),
                    "--json")  # fmt: skip
     assert done.code == 1
     for row in done.json:

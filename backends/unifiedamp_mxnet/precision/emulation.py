@@ -23,6 +23,7 @@ from ..mxnet_api import (
     Symbol,
     cast,
     context_of,
+    convert,
     dtype_code,
     from_numpy,
     map_tensors,
@@ -33,7 +34,7 @@ from . import float8
 from .operations import COMPUTE, COPIED, FIRST_INPUT_ONLY, PRODUCTS, WIDEST
 from .rounding import is_unknown, rounded
 
-_FULLY_CONNECTED = op_handle("FullyConnected")
+_FULLY_CONNECTED, _DECONVOLUTION = op_handle("FullyConnected"), op_handle("Deconvolution")
 _FIRST_ONLY = frozenset(map(op_handle, FIRST_INPUT_ONLY))
 _TAKEN = frozenset(CODES.values())
 
@@ -93,6 +94,8 @@ class Emulation:
         if self._float8 and handle == _FULLY_CONNECTED and _is_linear(tensors, attributes):
             wide = [cast(tensor, "float32") for tensor in tensors]
             return float8.linear(wide, attributes, self._policy, current_layer.key)
+        if handle == _DECONVOLUTION:
+            compute = _in_float64(compute)
         first_only = handle in _FIRST_ONLY
         return self.result(compute([t if first_only and place else self.operand(t) for place, t in enumerate(tensors)]))
 
@@ -119,6 +122,18 @@ class Emulation:
 def is_empty(tensor: object) -> bool:
     """Return whether a tensor is an array without elements, on which MXNet runs no operator in Python."""
     return isinstance(tensor, NDArray) and not tensor.size
+
+
+def _in_float64(compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Return a transposed convolution that MXNet itself computes: oneDNN's crashes in its backward pass where weights
+    are the result of an operator, and has no float64.
+    """
+
+    def run(inputs: list[Any]) -> Any:
+        result = compute([convert(each, "float64") for each in inputs])
+        return map_tensors(lambda each: convert(each, "float32"), result)
+
+    return run
 
 
 def _of_nothing(
