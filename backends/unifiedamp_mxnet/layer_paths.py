@@ -33,6 +33,15 @@ def is_symbol_block(block: object) -> bool:
     return isinstance(block, gluon.SymbolBlock)
 
 
+def prelus_below(block: Block) -> list[str]:
+    """Return the paths of ``PReLU`` layers below a block.
+
+    In a graph with other layers, MXNet multiplies the gradient of ``alpha`` by ``alpha`` itself (1.9.1 and 2.0.0b1): it
+    reads the layer's output for its input. In a graph of the layer alone the gradient is right.
+    """
+    return [path for path, each in walk(block) if path and isinstance(each, gluon.nn.PReLU)]
+
+
 def named_parameters(block: Block) -> Iterator[tuple[str, Parameter]]:
     """Yield the path and the parameter of each parameter in the block and below it."""
     yield from block._collect_params_with_prefix().items()

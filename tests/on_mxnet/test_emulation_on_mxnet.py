@@ -136,6 +136,34 @@ def test_graphs_train_as_eager_steps_do(policy, model):
     assert abs(eager[0] - plain[0]) > 1e-6
 
 
+LAYERS = {
+    "transposed convolution": (lambda: [gluon.nn.Conv2DTranspose(8, 3, in_channels=8)], (4, 8, 6, 6)),
+    "strides, groups": (lambda: [gluon.nn.Conv2DTranspose(8, 3, 2, 1, 1, groups=2, in_channels=8)], (4, 8, 6, 6)),
+    "prelu": (lambda: [gluon.nn.Dense(32, in_units=64), gluon.nn.PReLU()], (4, 64)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:amp.compile. MXNet computes a wrong gradient for PReLU:unifiedamp.PolicyWarning")
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("policy", [BFLOAT16, "mixed_float16;emulate=true;loss_scale=8.0"])
+def test_layers_that_mxnet_itself_runs_in_one_dtype(policy, layer, hybrid):
+    """Its own lists give ``PReLU`` inputs of two dtypes; its transposed convolutions take no weight but a parameter."""
+    layers, shape = LAYERS[layer]
+
+    def make():
+        mx.random.seed(0)
+        model = gluon.nn.HybridSequential()
+        model.add(*layers())
+        model.initialize(mx.init.Uniform(0.3))
+        return model
+
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    found, plain = losses(policy, make, x, hybrid), losses("float32", make, x, False)
+    assert found == pytest.approx(plain, rel=0.02)
+    assert found != plain
+
+
 def test_it_computes_as_the_native_bfloat16(net):
     """Both round at the same places; they add up in another order, so that a few results are neighbours."""
     if not ua.available_backends()["mxnet"].dtypes["mixed_bfloat16"].ok:

@@ -10,7 +10,7 @@ from unifiedamp.backend import Compiler, SessionSpec, StepOrderState, errors
 
 from .._types import Block, HybridBlock
 from ..device.numpy_semantics import in_numpy_semantics
-from ..layer_paths import children, is_hybrid, walk
+from ..layer_paths import children, is_hybrid, prelus_below, walk
 from ..mxnet_api import gluon, mx
 from ..options import BULK, hybridize_flags
 
@@ -52,6 +52,13 @@ class Hybridizer:
                 "below them is compiled",
                 errors.PolicyWarning,
             )
+        prelus = prelus_below(model)
+        if prelus:
+            self._spec.warn(
+                f"amp.compile: MXNet computes a wrong gradient for PReLU inside a larger graph ({', '.join(prelus)}); "
+                "the blocks that hold it stay imperative, and what is below them is compiled",
+                errors.PolicyWarning,
+            )
         for block in _topmost_hybrid(model):
             if not block._active:
                 block.hybridize(True, **self._flags)
@@ -90,7 +97,7 @@ def _in_bulk(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _topmost_hybrid(model: Block) -> Iterable[HybridBlock]:
-    if is_hybrid(model):
+    if is_hybrid(model) and not prelus_below(model):
         yield model
         return
     for _, child in children(model):

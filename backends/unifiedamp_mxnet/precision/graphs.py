@@ -12,12 +12,14 @@ from types import CodeType
 from typing import Any
 
 from .._types import Attributes, HybridBlock
-from ..layer_paths import is_symbol_block
-from ..mxnet_api import NUMPY_API
+from ..layer_paths import is_symbol_block, prelus_below
+from ..mxnet_api import CODES, NUMPY_API, NDArray, cast, dtype_code, map_tensors, mx
 from ..patches import GRAPH_FIELDS, LayoutPass, call_cached_op_native, graph_locks
 from . import recorded_graphs
 from .casts import CastTable, current
 from .emulation import is_empty
+
+_LOW = {CODES["float16"], CODES["bfloat16"]}
 
 call_native: Callable[..., Any] = call_cached_op_native
 
@@ -39,6 +41,8 @@ class Graphs(tuple[Any, ...]):
 
     variants: weakref.WeakKeyDictionary[CastTable, Attributes]
     recorded: weakref.WeakKeyDictionary[CastTable, Attributes]
+    differentiates: bool
+    """Whether the gradients of the graph are right; see ``prelus_below``."""
 
 
 def call_cached_op(block: HybridBlock, *args: object) -> Any:
@@ -55,6 +59,8 @@ def call_cached_op(block: HybridBlock, *args: object) -> Any:
         graphs = vars(block)["_cached_graph"]
         if type(graphs) is not Graphs:
             graphs = _attach(block, args)
+        if not graphs.differentiates and mx.autograd.is_recording():
+            return _run_imperatively(block, args)
         return _call_variant(block, graphs, table, args, recorder)
 
 
@@ -63,15 +69,21 @@ def _attach(block: HybridBlock, args: tuple[object, ...]) -> Graphs:
     table, current.table = current.table, None
     try:
         if block._cached_op is None:
-            block._build_cache(*args)
+            # MXNet 2 traces by running operators, and those of the plain graph have weights in float32.
+            block._build_cache(*map_tensors(_wide, args))
         if table is not None and table.emulation is not None and not NUMPY_API:
             _infer_shapes(block, args)
     finally:
         current.table = table
     graphs = Graphs(block._cached_graph)
+    graphs.differentiates = not prelus_below(block)
     graphs.variants, graphs.recorded = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
     vars(block)["_cached_graph"] = graphs
     return graphs
+
+
+def _wide(tensor: Any) -> Any:
+    return cast(tensor, "float32") if isinstance(tensor, NDArray) and dtype_code(tensor) in _LOW else tensor
 
 
 def _infer_shapes(block: HybridBlock, args: tuple[object, ...]) -> None:

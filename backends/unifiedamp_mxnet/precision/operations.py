@@ -76,8 +76,11 @@ products, listed as "widest", that find none for two bfloat16 inputs."""
 NO_BFLOAT16 = frozenset({"_npi_tanh"})
 """Operators of the vocabulary that lack the kernel which their namesakes have."""
 
-FLOAT32_FUNCTIONS = (("LeakyReLU", "act_type", "prelu"), ("Activation", "act_type", "softsign"))
-"""What MXNet's bfloat16 lists leave out: ``prelu`` has a float32 parameter, ``softsign`` no kernel."""
+FLOAT32_FUNCTIONS = {
+    "float16": (("LeakyReLU", "act_type", "prelu"),),
+    "bfloat16": (("LeakyReLU", "act_type", "prelu"), ("Activation", "act_type", "softsign")),
+}
+"""What MXNet's lists leave out: ``prelu`` has a float32 parameter, ``softsign`` no kernel for bfloat16."""
 
 FIRST_INPUT_ONLY = (
     "BatchNorm", "BatchNorm_v1", "BatchNormWithReLU", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU",
@@ -214,9 +217,9 @@ def _listed(low: str) -> Mapping[int, Rule]:
     for op, attribute, values in lists.CONDITIONAL_FP32_FUNCS:
         for handle in _handles([op]):
             rules[handle] = ByAttribute(attribute, dict.fromkeys(values, FLOAT32))
+    for function in FLOAT32_FUNCTIONS[low]:
+        _override(rules, function, FLOAT32)
     if low == "bfloat16":
-        for function in FLOAT32_FUNCTIONS:
-            _override(rules, function, FLOAT32)
         for name, rule in NUMPY_BFLOAT16.items():
             rules.update(dict.fromkeys(_handles([name]), rule))
     rules.update(dict.fromkeys(_handles(UNTOUCHED), KEEP))

@@ -9,7 +9,7 @@ from unifiedamp.backend import SessionSpec, errors
 from .._types import Block, Parameter, Trainer
 from ..distributed import distributed
 from ..distributed.reduction import check_reduction
-from ..layer_paths import is_symbol_block, named_parameters, walk
+from ..layer_paths import is_hybrid, is_symbol_block, named_parameters, prelus_below, walk
 from ..mxnet_api import gluon, mx, param_dtype
 from ..precision.low_precision_params import Arrays, is_low_precision
 from . import master_weights
@@ -37,6 +37,7 @@ def check_prepare(
     """
     for model in models:
         check_parameters(model.collect_params().values(), names, spec)
+        check_graphs(model)
     distributed.check_workers(trainers, earlier)
     for trainer in trainers:
         check_owner(trainer, names)
@@ -47,6 +48,22 @@ def check_prepare(
         if spec.master_weights:
             distributed.check_one_process(trainer)
             master_weights.check(trainer, originals)
+
+
+def check_graphs(model: Block) -> None:
+    """Refuse hybridized blocks whose gradients are wrong.
+
+    Raises:
+        PrepareError: a ``PReLU`` lies in one.
+    """
+    for path, block in walk(model):
+        prelus = prelus_below(block) if is_hybrid(block) and block._active else []
+        if prelus:
+            raise errors.PrepareError(
+                f"amp.prepare: the hybridized block {path or '(the model)'!r} holds PReLU ({', '.join(prelus)}), whose "
+                "alpha gets a wrong gradient inside a larger graph (a fault of MXNet): call hybridize(False) on the "
+                "model, and let amp.compile compile what is right"
+            )
 
 
 def check_trainer(trainer: object) -> None:
