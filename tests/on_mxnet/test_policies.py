@@ -142,3 +142,11 @@ def test_grad_req_add_that_is_set_after_prepare(net, array, hybrid):
     for name, value in trained[0].items():
         np.testing.assert_allclose(trained[1][name], value, rtol=1e-6, atol=1e-7)
         assert np.abs(value - weights(net())[name]).max() > 1e-4
+
+
+def test_a_float16_policy_refuses_layers_in_bfloat16():
+    """MXNet's optimizers make no state for them, and MXNet 2 cannot cast parameters to bfloat16."""
+    products = dict.fromkeys(("matmul", "linear", "conv", "conv_transpose", "rnn"), "float32")
+    policy = ua.Policy("float16", "float16", "float16", op_overrides=products, layer_overrides={"0": "bfloat16"})
+    with pytest.raises(ua.PolicyNotSupportedError, match="do not train layers with parameters in bfloat16|no AVX512"):
+        ua.Amp("mxnet", policy)

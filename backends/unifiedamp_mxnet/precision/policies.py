@@ -22,6 +22,7 @@ NO_BFLOAT16_PARAMS = (
 NO_BFLOAT16_PARAMS_2 = (
     "MXNet 2 makes no gradients for parameters in bfloat16 ('unknown type void16'); use 'mixed_bfloat16'"
 )
+NO_BFLOAT16_LAYERS = "MXNet's optimizers do not train layers with parameters in bfloat16; override them to 'float32'"
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
@@ -62,6 +63,8 @@ def policy_support(policy: Policy, context: Context) -> Support:
         if NUMPY_API:
             return Support(False, NO_BFLOAT16_PARAMS_2)
         return _gain("bfloat16", context) if policy.update else Support(False, NO_BFLOAT16_PARAMS)
+    if policy.param_dtype == "float16" and "bfloat16" in policy.layer_overrides.values():
+        return Support(False, NO_BFLOAT16_LAYERS)
     if on_cpu and "float16" in dtypes:
         return Support(True, ON_CPU, False)
     return _gain(policy.compute_dtype, context)

@@ -9,7 +9,7 @@ from unifiedamp.backend import SessionSpec, errors
 from .._types import Block, Parameter, Trainer
 from ..distributed import distributed
 from ..distributed.reduction import check_reduction
-from ..layer_paths import is_hybrid, is_symbol_block, named_parameters, prelus_below, walk
+from ..layer_paths import is_symbol_block, named_parameters, prelus_below, walk
 from ..mxnet_api import gluon, mx, param_dtype
 from ..precision.low_precision_params import Arrays, is_low_precision
 from . import master_weights
@@ -57,7 +57,7 @@ def check_graphs(model: Block) -> None:
         PrepareError: a ``PReLU`` lies in one.
     """
     for path, block in walk(model):
-        prelus = prelus_below(block) if is_hybrid(block) and block._active else []
+        prelus = prelus_below(block) if vars(block).get("_active") else []
         if prelus:
             raise errors.PrepareError(
                 f"amp.prepare: the hybridized block {path or '(the model)'!r} holds PReLU ({', '.join(prelus)}), whose "
