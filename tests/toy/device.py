@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unifiedamp.backend import Device, errors
+from unifiedamp.backend import Device, errors, host_array
 
 from . import autograd as toy
 
@@ -19,7 +19,7 @@ class ToyDevice(Device):
             raise errors.UnsupportedError("toy tensors have 32 bits at most")
         if isinstance(array, toy.Tensor):
             return array if dtype in (None, array.dtype) else toy.Tensor(array.data, dtype)
-        plain = np.from_dlpack(array) if _dlpack_alone(array) else np.asarray(array)
+        plain = np.from_dlpack(array) if _dlpack_alone(array) else host_array(array)
         if dtype is not None:
             return toy.Tensor(plain.astype(np.float32), dtype)
         if plain.dtype.name == "bfloat16":  # an extension of numpy

@@ -36,6 +36,7 @@ from .capabilities import (
 )
 from .ema import Averaging, WeightAverage, ema_weight
 from .forecast import Forecaster, ProductCounts, TensorCounts
+from .host_array import host_array
 from .launch import Launch, Ranks, read_launch
 from .optimizer_states import OptimizerStates, converted
 from .optional_roles import (
@@ -136,6 +137,7 @@ __all__ = [
     "float32",
     "forecast",
     "hookimpl",
+    "host_array",
     "item_rows",
     "match_layers",
     "prefetch_in_thread",

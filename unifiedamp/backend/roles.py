@@ -63,6 +63,7 @@ class Device:
 
         Raises:
             UnsupportedError: the framework has no tensors of ``dtype`` here.
+            WrongObjectError: the array holds no numbers; :func:`host_array` refuses most of these.
         """
 
     @required

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import errors, host_array
 
 from .._types import Array, Context, HostArray
 from ..mxnet_api import BFLOAT16, NDArray, call, dtype_name, from_numpy, mx
@@ -46,7 +46,7 @@ def to_native(array: object, context: Context, dtype: str | None = None) -> Arra
 
 def _read(array: Any) -> HostArray:
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
-        return np.asarray(array)
+        return host_array(array)
     try:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError) as error:

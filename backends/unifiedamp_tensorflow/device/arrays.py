@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import errors, host_array
 
 from .._types import Tensor, Variable
 
@@ -44,7 +44,7 @@ def read_variable(variable: Variable | Tensor, dtype: Any) -> Any:
 def _tensor(array: Any) -> Tensor:
     """Return a tensor of the array's dtype; DLPack without a copy where it is aligned, numpy with one at most."""
     if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
-        return tf.convert_to_tensor(array)
+        return _converted(array)
     capsule = array.__dlpack__()
     if array.__dlpack_device__()[0] != _CPU or _address(capsule) % ALIGNMENT == 0:
         return tf.experimental.dlpack.from_dlpack(capsule)
@@ -55,6 +55,19 @@ def _tensor(array: Any) -> Tensor:
             f"amp.to_native: this {type(array).__name__} does not begin at a multiple of {ALIGNMENT} bytes, as "
             f"TensorFlow needs it, and numpy cannot read it ({error}); pass a copy of it"
         ) from error
+
+
+def _converted(array: Any) -> Tensor:
+    if getattr(array, "dtype", None) == np.longdouble:
+        array = np.asarray(array, np.float64)
+    try:
+        return tf.convert_to_tensor(array)
+    except (TypeError, ValueError) as error:
+        host_array(array)  # which says what is wrong with most
+        raise errors.WrongObjectError(
+            f"amp.to_native: TensorFlow makes no tensor of this {type(array).__name__} "
+            f"({errors.shown(str(error), 100)}); pass an array of numbers"
+        ) from None
 
 
 def _address(capsule: object) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import errors, host_array
 
 
 def to_native(array: Any, device: torch.device, dtype: str | None = None) -> torch.Tensor:
@@ -26,7 +26,7 @@ def to_native(array: Any, device: torch.device, dtype: str | None = None) -> tor
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
     else:
-        tensor = _from_numpy(np.asarray(array), dtype)
+        tensor = _from_numpy(host_array(array), dtype)
     kept = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
     return tensor.to(device, _wanted(dtype, kept), non_blocking=True)
 

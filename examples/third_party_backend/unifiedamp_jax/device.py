@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unifiedamp.backend import Device, errors
+from unifiedamp.backend import Device, errors, host_array
 
 
 class JaxDevice(Device):
@@ -30,11 +30,11 @@ class JaxDevice(Device):
         if not isinstance(array, (np.ndarray, np.generic)) and hasattr(array, "__dlpack__"):
             array = jnp.from_dlpack(array)
         else:
-            array = np.asarray(array)
+            array = host_array(array)
             array = array.astype(
                 array.dtype.newbyteorder("="), copy=False
             )  # JAX reads the processor's byte order alone
-        if dtype is not None or array.dtype == np.float64:
+        if dtype is not None or (array.dtype.kind == "f" and array.dtype.itemsize > 4):
             array = array.astype(_checked(dtype or "float32"))
         return jax.device_put(array, self._target)
 

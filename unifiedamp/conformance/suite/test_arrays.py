@@ -54,6 +54,25 @@ def test_floating_input_comes_out_in_float32(harness, kind, dtype):
         assert amp.to_numpy(native).tolist() == array.astype(np.float32).tolist()
 
 
+NO_NUMBERS = {
+    "ragged": [[1.0, 2.0], [3.0]], "None": [1.0, None], "objects": np.array([object(), 1], object), "dict": {"x": 1.0},
+    "dates": np.array(["2020-01-01"], "datetime64[D]"), "records": np.zeros(2, [("a", "f4")]), "function": len,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged")  # numpy before 1.24 makes one of objects
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_what_holds_no_numbers_is_refused(harness, kind):
+    with pytest.raises(ua.WrongObjectError, match="amp.to_native: .*pass"):
+        session(harness).to_native(NO_NUMBERS[kind])
+
+
+def test_wider_input_than_float64_comes_out_in_float32(harness):
+    amp = session(harness)
+    native = amp.to_native(np.array([THIRD, 2.0], np.longdouble))
+    assert (harness.dtype_of(native), amp.to_numpy(native).tolist()) == ("float32", [np.float32(THIRD), 2.0])
+
+
 def test_lists_and_numbers_come_out_in_float32(harness):
     amp = session(harness)
     for value in ([THIRD, 2.0], 0.5, np.float64(THIRD)):
