@@ -57,7 +57,10 @@ def test_a_single_number_in_the_dtype_asked_for(amp, dtype):
 
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([object()]), np.array([1j])])
 def test_dtypes_that_mxnet_has_no_arrays_of(amp, array):
-    with pytest.raises(ua.WrongObjectError, match="amp.to_native: MXNet has no arrays of numpy's dtype"):
+    with pytest.raises(
+        ua.WrongObjectError,
+        match="amp.to_native: (MXNet has no arrays of |the elements of this ndarray .*)numpy's dtype",
+    ):
         amp.to_native(array)
 
 

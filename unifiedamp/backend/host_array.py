@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..errors import WrongObjectError, shown
 from ..names import NumpyArray
 
@@ -16,8 +14,10 @@ def host_array(value: Any) -> NumpyArray:
     Raises:
         WrongObjectError: the rows of a list differ in length, or the elements are no numbers, truth values or text.
     """
+    import numpy as np  # not on import of the package
+
     try:
-        found = np.asarray(value)
+        found: NumpyArray = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise WrongObjectError(
             f"amp.to_native: numpy makes no array of this {type(value).__name__} ({shown(str(error), 100)}); pass "
