@@ -59,7 +59,7 @@ def test_a_single_number_in_the_dtype_asked_for(amp, dtype):
 def test_dtypes_that_mxnet_has_no_arrays_of(amp, array):
     with pytest.raises(
         ua.WrongObjectError,
-        match="amp.to_native: (MXNet has no arrays of |the elements of this ndarray .*)numpy's dtype",
+        match="amp.to_native: .*numpy's dtype",
     ):
         amp.to_native(array)
 
