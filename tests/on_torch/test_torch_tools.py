@@ -219,7 +219,5 @@ def test_arrays_that_numpy_has_no_plain_dtype_for():
 
 def test_arrays_that_torch_has_no_dtype_for():
     for array in (np.array(["a"]), np.array([object()])):
-        with pytest.raises(
-            ua.WrongObjectError, match="amp.to_native: .*numpy's dtype"
-        ):
+        with pytest.raises(ua.WrongObjectError, match="amp.to_native: .*numpy's dtype"):
             session().to_native(array)
