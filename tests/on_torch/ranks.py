@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ def run_ranks(function: Callable[..., Any], *args: Any, count: int = 2, backend:
 def _on_rank(
     rank: int, count: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...], backend: str
 ) -> Any:
+    if backend == "gloo":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # FSDP2's default mesh is on the GPU, where there is one
     import torch
     import torch.distributed as dist
 

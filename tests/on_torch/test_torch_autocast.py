@@ -10,7 +10,7 @@ from loops import batch, make_step, mlp, session
 
 import unifiedamp as ua
 from unifiedamp_torch.precision import regions
-from unifiedamp_torch.precision.autocast import entered, nesting
+from unifiedamp_torch.precision.thread_state import entered, nesting
 
 
 def test_a_forward_without_gradients_does_not_poison_training():

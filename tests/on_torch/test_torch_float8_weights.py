@@ -173,4 +173,4 @@ def test_captured_steps_train_as_uncaptured_ones(monkeypatch, recipe, windows):
 
 def evaluate(run):
     with run.amp.inference(run.model):
-        return run.model(torch.ones(16, 8))
+        return run.model(run.amp.to_native(torch.ones(16, 8)))

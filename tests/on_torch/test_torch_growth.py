@@ -47,7 +47,8 @@ def own_reduction(_state, bucket):
 def model_of(kind, amp):
     layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     if kind == "fsdp":
-        return fully_shard(layers, mp_policy=amp.mp_policy())
+        mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        return fully_shard(layers, mesh=mesh, mp_policy=amp.mp_policy())
     model = DistributedDataParallel(layers)
     model.register_comm_hook(None, own_reduction)
     return model

@@ -12,7 +12,8 @@ from test_torch_capture import WARM_UP, Trained
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.compile import ready_dynamo
-from unifiedamp_torch.precision.autocast import entered, nesting, recomputing
+from unifiedamp_torch.precision.autocast import recomputing
+from unifiedamp_torch.precision.thread_state import entered, nesting
 from unifiedamp_torch.training import native_calls
 from unifiedamp_torch.training.compiled_update import Updates
 from unifiedamp_torch.training.scaled_steps import ScaledSteps

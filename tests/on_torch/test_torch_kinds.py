@@ -1,5 +1,6 @@
 """The table of device traits: what the parts of the backend answer follows from one row."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from unifiedamp_torch.device.tuning import support
 from unifiedamp_torch.explain import device_row
 from unifiedamp_torch.precision import operations
 from unifiedamp_torch.precision.layers import rnns_need_float32
+from unifiedamp_torch.training import gradients
 
 BF16 = ua.Policy(compute_dtype="bfloat16")
 
@@ -55,6 +57,26 @@ def test_an_optimizer_without_a_kernel_on_the_device_is_not_fused(monkeypatch):
     assert why_not_fused(optimizer) == ""
     monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], fused_optimizers=frozenset({"Adam"})))
     assert why_not_fused(optimizer).startswith("Adagrad is not fused on cpu")
+
+
+@pytest.mark.parametrize("bad", [None, math.inf, -math.inf, math.nan])
+def test_bfloat16_gradients_are_unscaled_where_the_kernel_does_not_take_them(monkeypatch, bad):
+    def unscaled():
+        generator = torch.Generator().manual_seed(0)
+        params = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (1000, 0, 3)]
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator).bfloat16()
+        if bad is not None:
+            params[0].grad[7] = bad
+        optimizer, found = torch.optim.SGD(params), torch.zeros(())
+        assert gradients.unscale(optimizer, torch.tensor(1 / 3), found)
+        return torch.cat([param.grad for param in params]).view(torch.int16), found
+
+    native, expected = unscaled()
+    monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], unscales_bfloat16=False))
+    plain, found = unscaled()
+    assert found == expected == (bad is not None)
+    assert torch.equal(plain, native)
 
 
 def test_a_device_that_captures_graphs_replays_traces(monkeypatch):

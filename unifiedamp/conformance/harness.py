@@ -44,6 +44,8 @@ class Harness(OptionalHarness):
         backend: the backend's name.
         forms: the forms a step is tested in → ``backend_options`` of the session ("eager", and what begins with it, is
             run as it is, every other form through ``amp.compile``, in the mode that it is named after, if it is).
+        forms_that_warm_up: those whose first calls run other kernels than later ones: a run that goes on from a saved
+            state is equal to rounding, and not bit for bit.
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
         pure_policies: "float16" and "bfloat16" → the policy in which the suite keeps parameters so, with the overrides
             without which it does not run here; what is refused all the same is skipped by its reason.
@@ -56,6 +58,7 @@ class Harness(OptionalHarness):
 
     backend: ClassVar[str]
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}}
+    forms_that_warm_up: Sequence[str] = ()
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
     pure_policies: Mapping[str, str | Policy] = {"float16": "float16", "bfloat16": "bfloat16"}
     float8_emulation: Mapping[str, Any] = {}

@@ -14,8 +14,8 @@ import torch
 
 from unifiedamp.backend import Policy
 
-from ..precision.autocast import entered
 from ..precision.float8_state import Float8State
+from ..precision.thread_state import entered
 from ..training.thread_flags import ThreadFlags
 from .force_eager import ForceEager
 

@@ -30,6 +30,7 @@ class TorchHarness(Harness):
     forms: Mapping[str, Mapping[str, Any]] = {
         "eager": {}, "compiled": {}, **({"max": {}} if ON_GPU else {"eager-on-device": {"scale_on_device": True}}),
     }  # fmt: skip
+    forms_that_warm_up: Sequence[str] = ("max",)  # the first calls are not compiled by Inductor
     scaling_policies: Sequence[str] = ("mixed_bfloat16", "mixed_float16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}
     rank_kinds: Mapping[str, RankKind] = KINDS if torch.distributed.is_available() else {}
@@ -55,9 +56,10 @@ class TorchHarness(Harness):
         return np.ascontiguousarray(np.moveaxis(array, -1, 1))
 
     def sgd(self, models: Sequence[Any], learning_rate: float, momentum: float = 0.0) -> torch.optim.Optimizer:
-        # On a CPU, torch's fused SGD without momentum leaves bfloat16 parameters as they are.
-        fused = ON_GPU or momentum > 0
-        return torch.optim.SGD(_trainable(models), lr=learning_rate, momentum=momentum, fused=fused)
+        # On a CPU, torch's fused SGD without momentum leaves bfloat16 parameters as they are; it takes no complex ones.
+        params = _trainable(models)
+        fused = (ON_GPU or momentum > 0) and not any(param.is_complex() for param in params)
+        return torch.optim.SGD(params, lr=learning_rate, momentum=momentum, fused=fused)
 
     def adam(self, models: Sequence[Any], learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.Adam(_trainable(models), lr=learning_rate, fused=ON_GPU)

@@ -70,6 +70,7 @@ class DeviceTraits:
         copy_streams: batches are copied from pinned memory on a dedicated CUDA stream.
         profiles_kernels: ``torch.profiler`` times its kernels, and its allocator counts peak memory.
         cudnn: cuDNN runs its convolutions.
+        unscales_bfloat16: torch's kernel that checks and unscales gradients takes bfloat16.
         wide_dtype: the widest floating-point dtype, for counts and norms.
         slow_min_max: a norm is the fastest way to the largest magnitude; on a CPU ``aminmax`` is.
         bincount_waits: ``torch.bincount`` synchronizes, and ``torch.histc`` does not.
@@ -92,6 +93,7 @@ class DeviceTraits:
     copy_streams: bool = False
     profiles_kernels: bool = False
     cudnn: bool = False
+    unscales_bfloat16: bool = False
     wide_dtype: torch.dtype = torch.float64
     slow_min_max: bool = True
     bincount_waits: bool = False
@@ -108,6 +110,7 @@ TRAITS: dict[str, DeviceTraits] = {
         autocast_key="AutocastCPU",
         fused_optimizers=_FUSED,
         fused_float32_only=frozenset({"SGD"}),
+        unscales_bfloat16=True,
         slow_min_max=False,
     ),
     "cuda": DeviceTraits(

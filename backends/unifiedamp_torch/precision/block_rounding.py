@@ -47,16 +47,21 @@ def _power_of_two(blocks: torch.Tensor, amax: torch.Tensor, element: FloatFormat
 
 def _two_levels(blocks: torch.Tensor, amax: torch.Tensor, element: FloatFormat) -> torch.Tensor:
     largest = amax.view(torch.int32).amax().view(torch.float32)
-    tensor = (largest / (element.max * _E4M3.max)).clamp(min=_SMALLEST_SCALE)
-    scale = round_to(amax / element.max / tensor, _E4M3, saturate=True) * tensor
+    tensor = _divided(largest, element.max * _E4M3.max).clamp(min=_SMALLEST_SCALE)
+    scale = round_to(_divided(amax, element.max) / tensor, _E4M3, saturate=True) * tensor
     rounded = round_to(blocks / torch.where(scale > 0, scale, 1.0), element, saturate=True) * scale
     return torch.where(largest.isfinite(), rounded, math.nan)
 
 
 def _float32(blocks: torch.Tensor, amax: torch.Tensor, element: FloatFormat) -> torch.Tensor:
-    scale = (amax / element.max).clamp(min=_SMALLEST_SCALE)
+    scale = _divided(amax, element.max).clamp(min=_SMALLEST_SCALE)
     rounded = round_to(blocks / scale, element, saturate=True) * scale
     return torch.where(amax.isfinite(), rounded, math.nan)
+
+
+def _divided(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Divide as IEEE does: by a Python number, torch's CUDA kernels multiply by a reciprocal that is rounded."""
+    return values / torch.full_like(values, divisor)
 
 
 _BY_SCALE = {"e8m0": _power_of_two, "e4m3": _two_levels, "float32": _float32}

@@ -11,8 +11,9 @@ import torch
 from unifiedamp.backend import Policy, SessionSpec, Switches, errors
 
 from . import casts, operations
-from .autocast import Region, entered
+from .autocast import Region
 from .emulation import op_choices
+from .thread_state import entered
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from unifiedamp.backend import errors
 
+from ..device.kinds import traits
 from ..distributed.wrapped import joined
 
 Optimizer = torch.optim.Optimizer
@@ -109,13 +111,25 @@ def unscale(optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor) ->
     ]
     for grads in by_kind(values):
         device = grads[0].device
+        in_kernel = grads[0].dtype != torch.bfloat16 or traits(device).unscales_bfloat16
+        run = torch._amp_foreach_non_finite_check_and_unscale_ if in_kernel else _check_and_unscale
         if device == found.device:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+            run(grads, found, inverse)
         else:
             there = torch.zeros((), device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, there, inverse.to(device, non_blocking=True))
+            run(grads, there, inverse.to(device, non_blocking=True))
             found.copy_(torch.maximum(found, there.to(found.device, non_blocking=True)))
     return values != []
+
+
+def _check_and_unscale(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    """Do what torch's kernel does, by plain operations on the device; products are rounded once, from float32."""
+    filled = [grad for grad in grads if grad.numel()]
+    if filled:
+        finite = torch.stack(torch._foreach_norm(filled, math.inf)).isfinite().all()
+        found.copy_(torch.where(finite, found, 1.0))
+    for grad in filled:
+        grad.copy_(grad.float() * inverse)
 
 
 def by_kind(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:

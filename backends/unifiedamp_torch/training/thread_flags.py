@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..precision.autocast import ThreadState
+from ..precision.thread_state import ThreadState
 
 
 class ThreadFlags:
@@ -33,4 +33,5 @@ class ThreadFlags:
         """Restore what was saved."""
         if self.regions is not None:
             self.regions.restore()
+            self.regions = None  # of that call alone: another call may run in other regions
         torch.set_grad_enabled(self.grad_enabled)

@@ -134,8 +134,10 @@ def test_a_loop_in_the_frameworks_own_form(harness, form, checks_first):
         pytest.skip("the loop is not compiled")
     settings = {"growth_interval": 1, "hysteresis": 2} if checks_first else {"growth_interval": 3, "hysteresis": 1}
     amp = session(harness, form, loss_scale=ua.DynamicLossScale(4.0, **settings))
-    model = harness.probe([1.0, -2.0])
-    step = harness.native_loop(amp, model, harness.sgd([model], 0.1), checks_first)
+    with amp.scope():
+        model = harness.probe([1.0, -2.0])
+        optimizer = harness.sgd([model], 0.1)
+    step = harness.native_loop(amp, model, optimizer, checks_first)
     oracle = Oracle([1.0, -2.0], scale=4.0, **settings)
     for feed in (1.0, 0.5, 2.0, math.inf, 1.0, math.nan, math.nan, -1.0, 0.25, 0.5, 1.0):
         step(amp.to_native(np.float32([1.0, feed])))
