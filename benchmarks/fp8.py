@@ -120,13 +120,12 @@ def measure(recipe: str, form: str, options: Any, of_bfloat16: dict[str, float])
     return row
 
 
-def parse() -> Any:
-    """Return the options."""
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="small sizes, float8 emulated")
     parser.add_argument("--pairs", type=int, help="pairs of turns (default: 30; with --smoke 2)")
     parser.add_argument("--forms", nargs="+", choices=("off", "default", "max"), help="modes of amp.compile")
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="(default: all)")
     parser.add_argument("--model", choices=tuple(BLOCKS), default="gpt", help="the blocks (default: %(default)s)")
     parser.add_argument("--loss-steps", type=int, default=0, help="steps of the loss comparison (default: none)")
     parser.add_argument("--lr", type=float, help="AdamW's learning rate (default: 1e-4; with --smoke 3e-3)")
@@ -134,6 +133,11 @@ def parse() -> Any:
         if name != "model":
             parser.add_argument(f"--{name}", type=int, help=f"(default: {value})")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON file (default: %(default)s)")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> Any:
+    """Return the options."""
     options = parser.parse_args()
     if options.smoke and options.out == RESULTS:
         parser.error("--smoke measures nothing useful: pass --out")
@@ -147,7 +151,9 @@ def parse() -> Any:
 
 def main() -> None:
     """Measure and write."""
-    options = parse()
+    parser = arguments()
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="(default: all)")
+    options = parse(parser)
     before = hardware(gpu())
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "fp8-torch.json"

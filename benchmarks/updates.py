@@ -109,20 +109,22 @@ def gibibytes(policy: str, options: Any) -> float:
 
 def main() -> None:
     """Measure and write."""
-    options = fp8.parse()
+    parser = fp8.arguments()
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
+    options = fp8.parse(parser)
     before = hardware(gpu())
     options.out.mkdir(parents=True, exist_ok=True)
     path, rows = options.out / "updates-torch.json", list[Comparison]()
     how = "not to be compared" if options.smoke else (gpu() or {}).get("name", "cpu")
     losses: dict[tuple[str, str], float] = {}
-    memory = {policy: gibibytes(policy, options) for policy in (MASTERS, *POLICIES)}
+    memory = {policy: gibibytes(policy, options) for policy in (MASTERS, *options.policies)}
 
     def add(row: Comparison) -> None:
         rows.append(row)
         fp8.forget()
         write(path, f"torch: update and step over float32 masters ({how})", ("policy", MASTERS), before, rows)
 
-    for policy in POLICIES:
+    for policy in options.policies:
         if "float8" not in policy:
             updates = [Loop(update_of(each, options), fp8.finish) for each in (policy, MASTERS)]
             labels = {"policy": policy, "of": "the update alone", "GiB": ""}
