@@ -100,7 +100,9 @@ def compile_step(
         return torch.compile(fn, dynamic=dynamic, options=settings or None)
 
     if isinstance(fn, torch.nn.Module):
-        return compiled_under(overrides())
+        model: Any = compiled_under(overrides())
+        model.forward = guarding_frozen(model.forward)
+        return model  # type: ignore[no-any-return]  # torch.compile of a module is one
     made: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(fn)
@@ -111,7 +113,7 @@ def compile_step(
                 return fn(*args, **kwargs)
         choices = overrides()
         key = tuple(choices.items()), None if policy is None else policy()
-        compiled = made.get(key) or made.setdefault(key, compiled_under(choices))
+        compiled = made.get(key) or made.setdefault(key, guarding_frozen(compiled_under(choices)))
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
         try:
@@ -133,8 +135,27 @@ def compile_call(module: torch.nn.Module, overrides: Mapping[str, str]) -> Calla
     ready_dynamo()
     settings = _few_kernels()
     if overrides:
-        return torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False)
-    return torch.compile(module._call_impl, dynamic=False, options=settings or None)
+        return guarding_frozen(torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False))
+    return guarding_frozen(torch.compile(module._call_impl, dynamic=False, options=settings or None))
+
+
+def guarding_frozen(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``torch.compile`` made, with guards on ``requires_grad`` of parameters.
+
+    torch before 2.13 skips them: a layer that was frozen when it was compiled gets no gradient once it is unfrozen
+    (https://github.com/pytorch/pytorch/issues/139476).
+    """
+    name = "skip_tensor_guards_with_matching_dict_tags"
+    config = importlib.import_module("torch._dynamo").config
+    if torch.__version__ >= (2, 13) or not hasattr(config, name):  # type: ignore[operator]  # TorchVersion compares so
+        return compiled
+
+    @functools.wraps(compiled)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with config.patch({name: False}):
+            return compiled(*args, **kwargs)
+
+    return guarded
 
 
 def _few_kernels() -> dict[str, Any]:
