@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unifiedamp.backend import SessionSpec, errors
+from unifiedamp.backend import SessionSpec, errors, rank_settings
 
 from .ranks import TrainingRanks
 from .wrapped import groups_of
@@ -21,18 +21,6 @@ LOADED = frozenset({SCALE, ITERATION, HISTORIES})
 """What a loaded state changes."""
 SHOWN = 16
 """Ranks that a message lists."""
-
-
-def settings_of(spec: SessionSpec) -> dict[str, str]:
-    """Return what must be equal on all ranks, by the name of the session's argument."""
-    return {
-        "loss_scale": str(spec.loss_scale),
-        "policy": str(spec.policy),
-        "schedule": str(spec.schedule),
-        "accumulate_steps": str(spec.accumulate_steps),
-        "master_weights": str(spec.master_weights),
-        "reduce_dtype": str(spec.reduce_dtype),
-    }
 
 
 def check_group(ranks: TrainingRanks, models: Iterable[torch.nn.Module]) -> None:
@@ -98,7 +86,7 @@ class Agreement:
         Raises:
             PrepareError: on every rank of a group, naming the setting, the ranks and their values.
         """
-        own = {**settings_of(self._spec), SCALE: f"{scale:g}", ITERATION: str(self.iteration)}
+        own = {**rank_settings.settings_of(self._spec), SCALE: f"{scale:g}", ITERATION: str(self.iteration)}
         own[HISTORIES] = self.histories
         for group in self._ranks.groups:
             found: list[Any] = [None] * dist.get_world_size(group)
