@@ -5,16 +5,17 @@ import time
 from unifiedamp_mxnet.conformance.cluster import workers
 
 
-def exchange(index, _count):
+def exchange(_index, _count):
     """Send before the answers to the calls before were read, on one worker later than on the other."""
+    from unifiedamp_mxnet.distributed.shared_kvstore import native_kvstore
     from unifiedamp_mxnet.distributed.workers import WorkerNumbers
 
-    numbers = WorkerNumbers()
+    numbers, rank = WorkerNumbers(), native_kvstore().rank
     yield numbers.gather([0.0]).tolist()
     sent = []
     for call in range(3):
-        time.sleep(0.3 * index)
-        sent.append(numbers.send([10.0 * call + index]))
+        time.sleep(0.3 * rank)
+        sent.append(numbers.send([10.0 * call + rank]))
     yield [numbers.read(each)[:, 0].tolist() for each in sent]
 
 
