@@ -150,7 +150,10 @@ PROVED += [f"test_{name}.py" for name in ("kit_ranks", "mutants", "report_hostil
 PROVED += ["on_mxnet/test_rank_mutants.py"]
 # The MXNet of keras2 is that of main: of its tests, those on_mxnet run there, on an older numpy.
 MXNET_PROVED = [
-    part for name in ("compat/test_mxnet_amp", "migrate/test_mxnet", "migrate/test_mxnet_corpus")
+    part
+    for name in (
+        "compat/test_mxnet_amp", "migrate/test_mxnet", "migrate/test_mxnet_corpus", "workloads/test_lost_workers",
+    )
     for part in ("--ignore", f"tests/{name}.py")
 ]  # fmt: skip
 for name in ("resnet50_in_gluon", "conversion_for_inference", "workers_of_a_kvstore_train_the_model_of_one"):

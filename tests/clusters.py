@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 SECONDS = 180
 """How long all processes together may take."""
@@ -40,11 +40,11 @@ def of_mxnet(count: int = 2) -> list[dict[str, str]]:
     return [*workers, *({**common, "DMLC_ROLE": role} for role in ("scheduler", "server"))]
 
 
-def run_together(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], waited: int) -> list[str]:
-    """Run Python with these arguments in every environment; return what the first ``waited`` processes printed.
-
-    The others are ended then.
-    """
+@contextlib.contextmanager
+def started(
+    arguments: Sequence[str], environments: Sequence[Mapping[str, str]]
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run Python with these arguments in every environment; what has not ended in the ``with`` block is killed."""
     common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     processes = [
         subprocess.Popen(
@@ -53,13 +53,19 @@ def run_together(arguments: Sequence[str], environments: Sequence[Mapping[str, s
         )
         for each in environments
     ]  # fmt: skip
-    end, said = time.monotonic() + SECONDS, []
     try:
-        for process in processes[:waited]:
-            said.append(process.communicate(timeout=max(1.0, end - time.monotonic())))
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.communicate(timeout=10)
+
+
+def run_together(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], waited: int) -> list[str]:
+    """Return what the first ``waited`` processes of :func:`started` printed; the others are ended then."""
+    end, said = time.monotonic() + SECONDS, []
+    with started(arguments, environments) as processes:
+        for process in processes[:waited]:
+            said.append(process.communicate(timeout=max(1.0, end - time.monotonic())))
     assert [process.returncode for process in processes[:waited]] == [0] * waited, said
     return [output for output, _ in said]

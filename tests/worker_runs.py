@@ -58,3 +58,20 @@ def on_worker(_index, _count, backend, folder):
     """Run every case on one worker."""
     for case in cases_of(backend):
         yield run_case(backend, Path(folder, case), case)
+
+
+DIFFERENT = {
+    "loss_scale": [{"loss_scale": 8.0}, {"loss_scale": 16.0}],
+    "accumulate_steps": [{"accumulate_steps": 1}, {"accumulate_steps": 2}],
+    "policy": [{"policy": "float32"}, {"policy": "mixed_bfloat16", "backend_options": {"mxnet": {"emulate": True}}}],
+}
+"""Setting → the sessions of two workers that differ in it."""
+
+
+def on_differing_worker(index, _count, backend, folder):
+    """Train with each of ``DIFFERENT``, and without a difference afterwards."""
+    for name, sessions in DIFFERENT.items():
+        options = sessions[index].get("backend_options", {})
+        session = {**sessions[index], "backend_options": {key: options[key] for key in options if key == backend}}
+        yield run(backend, Path(folder, name), amp=session)
+    yield run(backend, Path(folder, "alike"))

@@ -1,8 +1,11 @@
 """The entry point of the mxnet backend: light facts, no framework."""
 
+import os
 import sys
 
 from unifiedamp.backend import Backend, BackendPlugin, hookimpl
+
+from .distributed.heartbeats import begin_heartbeats
 
 FLAG: dict[str, object] = {"type": "boolean"}
 OPERATORS: dict[str, object] = {"type": "integer", "minimum": 0}
@@ -19,6 +22,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 def _load() -> type[Backend]:
+    begin_heartbeats(os.environ)
     from .backend import MXNetBackend
 
     return MXNetBackend

@@ -88,6 +88,13 @@ def group_of_one(rank):
     prepare(ddp(), backend_options={"torch": {"process_group": groups[rank]}})
 
 
+def other_mode(rank):
+    """Mode "max" lays out convolutions anew, and buckets are summed element by element."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Conv2d(3, 2, 2))
+    prepare(model, compile=("max", "off")[rank])
+
+
 def other_shards(rank):
     """Adam's moments as one process saved them, for a model that two ranks share."""
     from torch.distributed.fsdp import fully_shard
@@ -115,6 +122,7 @@ CASES = {
     "without a wrapper": (without_a_wrapper, "initial_scale=8.0) on rank 0 and dynamic(initial_scale=16.0) on rank 1"),
     "loaded on one": (loaded_on_one, "the present loss scale is 32 on rank 0 and 8 on rank 1; load the session's"),
     "group of one": (group_of_one, "with which rank"),
+    "other mode": (other_mode, "the memory layout of parameters is channels last on rank 0 and as made on rank 1"),
     "other shards": (other_shards, "shape (2, 2), sharded over 2 ranks"),
 }
 

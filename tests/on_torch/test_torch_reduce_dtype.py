@@ -246,7 +246,7 @@ REFUSED = {
     "policy": "PrepareError: reduce_dtype='bfloat16': FSDPWeights was sharded to reduce in float32; shard it with",
     "plain": "PolicyNotSupportedError: reduce_dtype='bfloat16' has no effect on Weights: neither",
     "ranks": "PrepareError: amp.prepare: ranks that train together need the same settings, and reduce_dtype is float32",
-    "captured": "reduce_dtype casts gradients in a comm hook of DistributedDataParallel",
+    "captured": "",
     "kept": "",
     "again": "",
 }

@@ -40,7 +40,9 @@ class Divided:
             yield self.batch(order[start : start + self.batch_size], number)
 
     def fail(self) -> None:
-        """Stop or kill this process, as the fault says."""
+        """Stop or kill this process, or raise, as the fault says."""
+        if self.fault == "raised":
+            raise ValueError("a fault of the data")
         if self.fault == "stopped":
             os.kill(os.getpid(), signal.SIGTERM)
         if self.fault == "killed" and not os.path.exists(self.mark):

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from worker_runs import cases_of, on_worker, run, run_case
+from worker_runs import DIFFERENT, cases_of, on_differing_worker, on_worker, run, run_case
 
 from unifiedamp.config import plugins
 from unifiedamp.output.signals import Terminated
@@ -63,3 +63,16 @@ def test_gluon_parameters_without_a_shape_are_refused_on_each_worker(together):
     _, _, answers = together
     for answer in answers:
         assert "have no shape or values before the first batch" in answer["no shape"]["error"]
+
+
+@pytest.mark.parametrize("of", WORKERS)
+def test_settings_that_differ_are_refused_on_each_worker(of, tmp_path):
+    if not plugins.is_installed(of):
+        pytest.skip(f"{of} is not installed")
+    processes = importlib.import_module(WORKERS[of]).workers(2)
+    for answers in processes.run(on_differing_worker, of, str(tmp_path)):
+        *refused, alike = answers
+        for name, each in zip(DIFFERENT, refused, strict=True):
+            assert each.get("error", "trained").startswith("PrepareError: amp."), name
+            assert f"the same settings, and {name} differs between worker 0 and worker 1" in each["error"]
+        assert "losses" in alike, alike

@@ -19,7 +19,7 @@ from ..names import StepReason
 from ..policy import OP_CHOICES, OP_VOCABULARY, PRESETS, Float8Recipe, Policy, PolicySchedule
 from ..policy import PRODUCTS as FLOAT8_PRODUCTS
 from ..policy.layer_globs import match_layers
-from . import forecast, recording, result, rounding, state_rounding
+from . import forecast, rank_settings, recording, result, rounding, state_rounding
 from .amax_history import AmaxHistory
 from .backend import Backend
 from .capabilities import (
@@ -141,6 +141,7 @@ __all__ = [
     "item_rows",
     "match_layers",
     "prefetch_in_thread",
+    "rank_settings",
     "read_launch",
     "recording",
     "required",

@@ -28,7 +28,7 @@ from .cluster import workers
 from .rank_model import RankModel
 
 KINDS: Mapping[str, RankKind] = {
-    "contexts": RankKind(reduction="sum", absent="all"),
+    "contexts": RankKind(reduction="sum", absent="all", quick=True),
     "dist_sync": RankKind(reduction="sum", counts=(2,), absent="all", other_forms=("compiled",)),
 }
 """A context or a worker that gets no batch leaves all parameters out."""

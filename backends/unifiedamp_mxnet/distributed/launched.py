@@ -15,7 +15,7 @@ from .._types import Array
 from ..device.selection import resolve_context
 from ..mxnet_api import gluon, mx
 from .distributed import kvstore_name
-from .shared_kvstore import SharedKVStore
+from .shared_kvstore import SharedKVStore, process_kvstore
 from .workers import WorkerNumbers
 
 SECONDS = 60.0
@@ -86,6 +86,7 @@ class LaunchedRanks(Ranks):
 
     def leave(self) -> None:
         self._numbers.gather([0.0])
+        process_kvstore().left = True
 
 
 def join(launch: Launch, wanted: str | None) -> tuple[LaunchedRanks, str]:

@@ -6,28 +6,66 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
+import sys
+import threading
 from typing import Any
 
 from .._types import Array
 from ..mxnet_api import mx
+from .heartbeats import SchedulerWatch, end_process, send_heartbeats
 
 KEYS = 2**16
 """How far the keys of two users of the kvstore are apart; all must be integers below 2**31."""
+PARTING = 10.0
+"""Seconds for which a worker that failed waits for the others to end too."""
 _count = itertools.count()
 
 
 @functools.cache
 def native_kvstore() -> Any:
-    """Return this process's ``dist_sync`` kvstore, made by the first call; MXNet hangs where a second one is made."""
-    store = mx.kvstore.create("dist_sync")
-    atexit.register(_free, store)
-    return store
+    """Return this process's ``dist_sync`` kvstore; MXNet hangs where a second one is made."""
+    return process_kvstore().native
 
 
-def _free(store: Any) -> None:
-    """Wait for the other workers and tell the servers to end, while MXNet is still there to do it."""
-    handle, store.handle = store.handle, None
-    mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+@functools.cache
+def process_kvstore() -> ProcessKVStore:
+    """Return the kvstore that this process makes, made by the first call."""
+    return ProcessKVStore()
+
+
+class ProcessKVStore:
+    """Makes this process a worker, and frees the kvstore when the process ends.
+
+    Attributes:
+        native: the kvstore.
+        left: whether this worker has parted from the others in agreement; others wait for it without end until then.
+    """
+
+    def __init__(self) -> None:
+        watched = send_heartbeats(os.environ)
+        self.native: Any = mx.kvstore.create("dist_sync")
+        self.left = False
+        self._watch = SchedulerWatch(f"worker {self.native.rank}", os.environ, end_process)
+        if watched:
+            self._watch.start()
+        atexit.register(self._free)
+
+    def _free(self) -> None:
+        """Wait for the other workers and tell the servers to end, while MXNet is still there to do it."""
+        self._watch.stop()
+        handle, self.native.handle = self.native.handle, None
+        if self.left:
+            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+            return
+        freeing = threading.Thread(target=mx.base._LIB.MXKVStoreFree, args=(handle,), daemon=True)
+        freeing.start()
+        freeing.join(PARTING)
+        if freeing.is_alive():  # it holds up the process's end, and the others train on
+            sys.stdout.flush()
+            end_process(
+                f"train: this worker has failed, and ends without the others, which did not within {PARTING:g} s"
+            )
 
 
 class SharedKVStore(mx.kvstore.KVStoreBase):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from unifiedamp.backend import rank_settings
+
 from .._types import Array, HostArray, Trainer
 from ..mxnet_api import from_numpy, mx
-from .distributed import connect
+from .distributed import connect, is_distributed
 from .shared_kvstore import SharedKVStore
 
-CONDITION_KEY, WRITTEN_KEY = 2**30, 2**30 + 1
+CONDITION_KEY, WRITTEN_KEY, SETTINGS_KEY = 2**30, 2**30 + 1, 2**30 + 2
 """Keys of the kvstore that no parameter has: a Trainer's are counted from 0, and all keys must be integers."""
 
 
@@ -50,10 +52,16 @@ class WorkerFlags:
 class WorkerNumbers:
     """Gathers numbers from all workers. Servers sum in float32, so a float64 number goes as two of these, and each
     worker's in places where the others send zeros.
+
+    Args:
+        store: a distributed kvstore; None for the process's, under keys of these numbers alone.
+        first_key: of the store.
     """
 
-    def __init__(self) -> None:
-        self._store, self._keys = SharedKVStore(), dict[int, int]()
+    def __init__(self, store: Any = None, first_key: int = 0) -> None:
+        self._store, self._first_key = SharedKVStore() if store is None else store, first_key
+        self._keys: dict[int, int] = {}
+        self._last: dict[int, Array] = {}
 
     def send(self, values: Any) -> Array:
         """Return what :meth:`read` waits for; all workers send as many float64 numbers."""
@@ -64,10 +72,14 @@ class WorkerNumbers:
             sent[store.rank, 1] = np.where(np.isfinite(sent[store.rank, 0]), own - sent[store.rank, 0], 0.0)
         array = on_host(sent)
         if len(own) not in self._keys:
-            self._keys[len(own)] = len(self._keys)
+            self._keys[len(own)] = self._first_key + len(self._keys)
             store.init(self._keys[len(own)], on_host(np.zeros_like(sent)))
+        if len(own) in self._last:
+            # MXNet orders what is sent under one key by its arrays alone, and a server adds up what comes first.
+            self._last[len(own)].wait_to_read()
         store.push(self._keys[len(own)], array)
         store.pull(self._keys[len(own)], out=array)
+        self._last[len(own)] = array
         return array
 
     def read(self, pending: Array) -> HostArray:
@@ -78,3 +90,29 @@ class WorkerNumbers:
     def gather(self, values: Any) -> HostArray:
         """Send numbers and wait for those of the others."""
         return self.read(self.send(values))
+
+
+class WorkerAgreement:
+    """Compares the settings of the workers' sessions, in the first step of a Trainer with a distributed kvstore.
+
+    Args:
+        trainer: a ``gluon.Trainer``.
+        settings: returns those of this worker's session.
+    """
+
+    def __init__(self, trainer: Trainer, settings: Callable[[], Mapping[str, str]]) -> None:
+        self._trainer, self._settings, self._checked = trainer, settings, False
+
+    def check(self) -> None:
+        """Refuse settings that differ between workers. Does nothing after the first call.
+
+        Raises:
+            PrepareError: on every worker, naming the setting.
+        """
+        store = self._trainer._kvstore
+        if self._checked or not is_distributed(self._trainer) or store.num_workers == 1:
+            return
+        settings = self._settings()
+        found = WorkerNumbers(store, SETTINGS_KEY).gather(rank_settings.checksums(settings))
+        rank_settings.refuse_differing(settings, found, "amp.step", "worker")
+        self._checked = True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from .._types import Array, Trainer
 from ..distributed.distributed import connect
 from ..distributed.reduction import sum_of
-from ..distributed.workers import WRITTEN_KEY, WorkerFlags
+from ..distributed.workers import WRITTEN_KEY, WorkerAgreement, WorkerFlags
 from ..mxnet_api import cast, context_of
 from ..precision.low_precision_params import is_low_precision
 from .multi_tensor import zero
@@ -48,6 +48,7 @@ class GradientBuffer:
         widens: gradients of 16-bit parameters are gathered in float32, for master weights.
         rescales: gradients are those of a scaled loss or of a window's mean, so native ones must not mix with them.
         reduce_dtype: in which they are summed over contexts; None for their own.
+        settings: returns what the workers' sessions must share.
 
     Attributes:
         pending: a loss was scaled for it in this window.
@@ -65,9 +66,11 @@ class GradientBuffer:
         widens: bool = False,
         rescales: bool = False,
         reduce_dtype: str | None = None,
+        settings: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.trainer, self._sum = trainer, sum_of(trainer, reduce_dtype)
         self._workers = WorkerFlags(trainer, WRITTEN_KEY)
+        self._agreement = WorkerAgreement(trainer, settings)
         self._names, self._widens, self._rescales = names, widens, rescales
         self.restart()
 
@@ -191,6 +194,7 @@ class GradientBuffer:
     def reduce(self) -> None:
         """Sum the gradients over contexts and workers, as ``Trainer.allreduce_grads`` does."""
         if connect(self.trainer):
+            self._agreement.check()
             self._fill_in()
         self._sum()
         for index in {index for _, index in self._wide}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
@@ -39,7 +40,7 @@ class PreparedOptimizer:
         names: id of a Parameter → its name for users.
         scaler: the session's.
         masters: the Trainer's float32 master weights, or what rounds its bfloat16 weights; None without.
-        rescales, reduce_dtype: see ``GradientBuffer``.
+        rescales, reduce_dtype, settings: see ``GradientBuffer``.
 
     Attributes:
         buffer: the gradients since the last step.
@@ -56,11 +57,12 @@ class PreparedOptimizer:
         masters: MasterWeights | RoundedWeights | None = None,
         rescales: bool = False,
         reduce_dtype: str | None = None,
+        settings: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.trainer, self.masters = trainer, masters
         self.overwriting = OverwriteGradients(trainer._params)
         self.overwriting.apply()
-        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype)
+        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype, settings)
         self._update = WeightUpdate(trainer, masters)
         self._conditions = WorkerFlags(trainer, CONDITION_KEY)
         self.followers: list[Follower] = []

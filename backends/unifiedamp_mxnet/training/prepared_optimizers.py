@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from unifiedamp.backend import SessionSpec
+from unifiedamp.backend import SessionSpec, rank_settings
 
 from .._types import HostArray, Parameter, Trainer, Undo
 from ..precision.low_precision_params import Arrays
@@ -31,7 +31,7 @@ class PreparedOptimizers:
         originals: Mapping[int, Arrays],
         fuse: Callable[[Trainer], Iterable[Undo]],
     ) -> None:
-        self._scaler, self._originals, self._fuse = scaler, originals, fuse
+        self._spec, self._scaler, self._originals, self._fuse = spec, scaler, originals, fuse
         self._policy = spec.policy
         self._master_weights, self._reduce_dtype = spec.master_weights, spec.reduce_dtype
         self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
@@ -65,11 +65,18 @@ class PreparedOptimizers:
             masters = self._masters(trainer, names)
             if not isinstance(masters, RoundedWeights):
                 create_states(trainer)
-            prepared = PreparedOptimizer(trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype)
+            prepared = PreparedOptimizer(
+                trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype, self._settings
+            )
             self._prepared[id(trainer)] = prepared
             self._undo += self._fuse(trainer)
             for call in self._on_new:
                 call(prepared)
+
+    def _settings(self) -> dict[str, str]:
+        """Return what workers must share; a checkpoint may have set the scale on some."""
+        scale = self._scaler.state.scale if self._scaler.enabled else 1.0
+        return {**rank_settings.settings_of(self._spec), "the present loss scale": f"{scale:g}"}
 
     def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
         if self._policy.update is not None or self._policy.state_dtype is not None:

@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from unifiedamp.backend import errors
+from unifiedamp.backend import SessionSpec, errors
 
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
+from .agreement import check_workers
 from .reduction import narrowed, widened
 from .replica_programs import end_program, outside_programs
 
@@ -38,6 +39,13 @@ class Replicas(Protocol):
 
     def over_workers(self) -> bool:
         """Whether the replicas are in several processes."""
+
+    def check_alike(self, spec: SessionSpec) -> None:
+        """Refuse settings that differ between processes; all of them call it.
+
+        Raises:
+            PrepareError: naming the setting.
+        """
 
     def describe(self) -> tuple[str, str]:
         """Return the devices, for people, and what of TensorFlow runs them."""
@@ -91,6 +99,9 @@ class SingleReplica:
     def over_workers(self) -> bool:
         """One process."""
         return False
+
+    def check_alike(self, spec: SessionSpec) -> None:
+        """One process."""
 
     def describe(self) -> tuple[str, str]:
         """Nothing to say."""
@@ -165,6 +176,10 @@ class MirroredReplicas:
     def over_workers(self) -> bool:
         """Whether the strategy spans processes."""
         return isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+    def check_alike(self, spec: SessionSpec) -> None:
+        """Compare the sessions of all workers."""
+        check_workers(self.strategy, spec)
 
     def describe(self) -> tuple[str, str]:
         """The devices of this worker, and the strategy."""

@@ -63,6 +63,7 @@ class Preparation:
         check_distribution("amp.prepare")
         trained = [v for _, named in assigned for v in named.values()]
         replicas = replicas_of(trained, given, self._spec.reduce_dtype)
+        replicas.check_alike(self._spec)
         self._distributed.place(replicas, bool(self._prepared.optimizers))
         self._attach(models, recomputed)
         outer = [self._bind(optimizer, named) for optimizer, named in assigned]

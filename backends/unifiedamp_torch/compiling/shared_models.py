@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.ranks import library_of
 from ..distributed.reducers import make_reducer, why_kept
-from ..distributed.reduction import reduces_by_hook
 from ..distributed.wrapped import groups_of, is_shared, replicated, world_size, wrapped_by
 from .compile import compile_call
 
@@ -39,8 +38,6 @@ def why_uncaptured(models: Sequence[torch.nn.Module], device_type: str) -> str:
     for model in replicated(models):
         if model.find_unused_parameters and not model.static_graph:
             return "DistributedDataParallel(find_unused_parameters=True) reads from the device which ones were used"
-        if reduces_by_hook(model):
-            return "reduce_dtype casts gradients in a comm hook of DistributedDataParallel; fully_shard needs none"
         if why_kept(model):
             return why_kept(model)
     return ""

@@ -14,17 +14,16 @@ from unifiedamp.conformance.ranks import Array, RankKind
 
 # Compiled steps of several processes on CPUs run as they are written, whatever wraps the model.
 _ON_DEVICE = ("eager-on-device",)
-_EAGER: tuple[str, ...] = ()
 _COMPILED = ("compiled",)
 KINDS: Mapping[str, RankKind] = {
-    "ddp": RankKind(absent="some"),
+    "ddp": RankKind(absent="some", quick=True),
     "fsdp2": RankKind(),
-    "hsdp": RankKind(counts=(4,), other_forms=_EAGER),
+    "hsdp": RankKind(counts=(4,), other_forms=_COMPILED),
     "tensor parallel": RankKind(counts=(2,), shared_by=2),
-    "fsdp2 + tensor parallel": RankKind(counts=(4,), shared_by=2, other_forms=_EAGER),
+    "fsdp2 + tensor parallel": RankKind(counts=(4,), shared_by=2, other_forms=_COMPILED),
     "plain beside dtensors": RankKind(own=frozenset({1})),
     "cpu offload": RankKind(counts=(2,), other_forms=_COMPILED),
-    "unwrapped": RankKind(own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE),
+    "unwrapped": RankKind(own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE, quick=True),
 }
 """Name → a way of sharing a model. No rank of FSDP2's may leave out what the others gather and reduce."""
 

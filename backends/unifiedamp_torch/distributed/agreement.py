@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unifiedamp.backend import SessionSpec, errors
+from unifiedamp.backend import SessionSpec, errors, rank_settings
 
 from .ranks import TrainingRanks
-from .wrapped import groups_of
+from .wrapped import groups_of, replicated
 
 NAMED = "backend_options={'torch': {'process_group': ...}}"
 SCALE = "the present loss scale"
 ITERATION = "the iteration of the schedule"
 HISTORIES = "what was loaded of amax histories"
+LAYOUT = "the memory layout of parameters"
 LOADED = frozenset({SCALE, ITERATION, HISTORIES})
 """What a loaded state changes."""
 SHOWN = 16
 """Ranks that a message lists."""
-
-
-def settings_of(spec: SessionSpec) -> dict[str, str]:
-    """Return what must be equal on all ranks, by the name of the session's argument."""
-    return {
-        "loss_scale": str(spec.loss_scale),
-        "policy": str(spec.policy),
-        "schedule": str(spec.schedule),
-        "accumulate_steps": str(spec.accumulate_steps),
-        "master_weights": str(spec.master_weights),
-        "reduce_dtype": str(spec.reduce_dtype),
-    }
 
 
 def check_group(ranks: TrainingRanks, models: Iterable[torch.nn.Module]) -> None:
@@ -63,10 +52,22 @@ def _compare(found: Sequence[Mapping[str, str]], ranks: Sequence[int], call: str
                 advice = f"make the sessions alike, or name those that train together in {NAMED}"
                 if name in LOADED:
                     advice = f"load the session's checkpoint (amp.load_state_dict) on every rank, or {advice}"
+                if name == LAYOUT:
+                    advice = "use one compile mode and tuning on all ranks"
                 raise errors.PrepareError(
                     f"{call}: ranks that train together need the same settings, and {name} is {first[name]} on "
                     f"rank {ranks[0]} and {settings.get(name)} on rank {rank}; {advice}"
                 )
+
+
+def layout_of(models: Iterable[torch.nn.Module], converted: Callable[[torch.nn.Module], bool]) -> str:
+    """Return the memory layout in which ``DistributedDataParallel`` sums gradients: element by element, as they lie.
+
+    Args:
+        models: to be prepared; torch compares their layouts when they are wrapped.
+        converted: returns whether the session changes a model's convolutions to channels last.
+    """
+    return "; ".join("channels last" if converted(model) else "as made" for model in replicated(models))
 
 
 class Agreement:
@@ -82,11 +83,12 @@ class Agreement:
     Attributes:
         iteration: of the session's schedule, where the session goes on.
         histories: what tells the amax histories that were loaded from others.
+        layout: of the parameters, see :func:`layout_of`.
     """
 
     def __init__(self, ranks: TrainingRanks, spec: SessionSpec) -> None:
         self._ranks, self._spec, self._checked = ranks, spec, False
-        self.iteration, self.histories = 0, "nothing"
+        self.iteration, self.histories, self.layout = 0, "nothing", ""
 
     def check(self, scale: float, call: str = "amp.prepare") -> None:
         """Refuse settings that differ between ranks; communicates once over each of their groups.
@@ -98,8 +100,8 @@ class Agreement:
         Raises:
             PrepareError: on every rank of a group, naming the setting, the ranks and their values.
         """
-        own = {**settings_of(self._spec), SCALE: f"{scale:g}", ITERATION: str(self.iteration)}
-        own[HISTORIES] = self.histories
+        own = {**rank_settings.settings_of(self._spec), SCALE: f"{scale:g}", ITERATION: str(self.iteration)}
+        own[HISTORIES], own[LAYOUT] = self.histories, self.layout
         for group in self._ranks.groups:
             found: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(found, own, group)

@@ -78,16 +78,6 @@ def _dtype_of(module: torch.nn.Module) -> torch.dtype:
     return next((param.dtype for param in module.parameters()), torch.float32)
 
 
-def reduces_by_hook(model: DistributedDataParallel) -> bool:
-    """Return whether a session makes the model reduce in its ``reduce_dtype``."""
-    hooks = vars(model).get("_comm_hooks", ())
-    if not hooks:
-        return False
-    from .comm_hook import reduce_in
-
-    return any(hook is reduce_in for hook, _ in hooks)
-
-
 def reduce_gradients_in(model: torch.nn.Module, spec: SessionSpec) -> None:
     """Make the model's ``DistributedDataParallel`` sum gradients in the session's ``reduce_dtype``. Idempotent."""
     if spec.reduce_dtype is None or world_size() == 1:

@@ -11,7 +11,7 @@ from unifiedamp.backend import SessionSpec, errors
 from ..device import placement
 from ..device.selection import has_float8_kernels
 from ..device.tuning import TorchTuner
-from ..distributed.agreement import Agreement, check_group
+from ..distributed.agreement import Agreement, check_group, layout_of
 from ..distributed.late import refuse_late_wrapper
 from ..distributed.ranks import TrainingRanks
 from ..distributed.reducers import renew_reducers, why_kept
@@ -87,6 +87,7 @@ class Preparation:
         check_group(self._ranks, new)
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
+            self._agreement.layout = layout_of(new, self._converts_layout)
             self._agreement.check(self._read_scale())
         check_reduction(new, self._spec)
         for model in (
@@ -227,8 +228,13 @@ class Preparation:
         paths = [path for path, why in chosen.items() if not why]
         self._forwards += float8_forward.wrap(model, paths, self._device.type, how, emulate, self._float8_state, prefix)
 
+    def _converts_layout(self, model: torch.nn.Module) -> bool:
+        """Return whether a model's convolutions are changed to channels last."""
+        free = not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model]))))
+        return self._images and free and placement.has_images(model)
+
     def _to_channels_last(self, model: torch.nn.Module) -> bool:
-        if not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model])))):
+        if self._converts_layout(model):
             return placement.to_channels_last(model)
         if self._spec.tuning.channels_last and placement.has_images(model):
             self._spec.warn(

@@ -43,6 +43,7 @@ class RankKind:
         absent: what one rank's loss may leave out: "some" parameters, "all" at once, "any" of them, or "none".
         other_forms: forms besides "eager" that the suite runs, with the first of ``counts``; None for all.
         costly: left out unless ``--amp-trajectories`` asks for 10,000.
+        quick: a step takes milliseconds; 10,000 random ones then run, eager, with the first of ``counts``.
     """
 
     reduction: str = "mean"
@@ -52,6 +53,7 @@ class RankKind:
     absent: str = "none"
     other_forms: tuple[str, ...] | None = None
     costly: bool = False
+    quick: bool = False
 
     def runs(self, form: str) -> tuple[int, ...]:
         """Return with how many ranks the suite runs a form: eager steps with all, others with the fewest."""

@@ -12,6 +12,8 @@ from unifiedamp.loss_scale import DynamicLossScale
 from .case import SIZES, Array, RankCase, RankKind, Rows
 
 SCALE = DynamicLossScale(initial_scale=8.0, growth_interval=2, max_consecutive_skips=1000)
+LONGEST = 300
+"""Steps of a case: ranks are watched while they work on one."""
 Batches = list[list[list[Array | None]]]
 """Micro-batch → rank → the gradient of each parameter, while a case is being made."""
 
@@ -131,10 +133,12 @@ def two_optimizers(make: Maker) -> list[RankCase]:
 
 
 def random_steps(make: Maker, steps: int) -> list[RankCase]:
-    """``steps`` steps with overflows on random ranks, in three settings."""
+    """``steps`` steps with overflows on random ranks, in three settings, each again and again for :data:`LONGEST`."""
     cases = []
-    for number, (window, optimizers, limit) in enumerate([(1, 1, None), (2, 2, 5.0), (1, 2, 3.0)]):
-        length = max(4, steps // 3)
+    settings = [(1, 1, None), (2, 2, 5.0), (1, 2, 3.0)]
+    settings *= max(1, steps // (LONGEST * len(settings)))
+    for number, (window, optimizers, limit) in enumerate(settings):
+        length = max(4, steps // len(settings))
         batches = make.batches(length * window, alike=True)
         for index in np.flatnonzero(make.rng.random(length * window) < 0.2 / window):
             value = float(make.rng.choice([math.inf, -math.inf, math.nan]))
@@ -142,7 +146,7 @@ def random_steps(make: Maker, steps: int) -> list[RankCase]:
             make.spoil(batches, int(index), rank, value, param)
         scale = DynamicLossScale(
             initial_scale=2.0 ** int(make.rng.integers(0, 8)), growth_interval=int(make.rng.integers(1, 5)),
-            backoff_factor=float(make.rng.choice([0.5, 0.25])), hysteresis=1 + number, max_scale=2.0**12,
+            backoff_factor=float(make.rng.choice([0.5, 0.25])), hysteresis=1 + number % 3, max_scale=2.0**12,
             max_consecutive_skips=10**9,
         )  # fmt: skip
         cases.append(

@@ -82,6 +82,8 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
         settings: the configuration.
         launch: the other processes to join; None trains alone.
     """
+    if launch and launch.role != "worker" and settings.amp["backend"] is not None:
+        plugins.load_backend(settings.amp["backend"])  # serves, and exits: before the workload's file is imported
     definition = define(settings.workload)
     arguments = _for_one(settings.amp, definition.usual_backends)
     arguments, ranks = _joined(arguments, launch) if launch else (arguments, Ranks())
