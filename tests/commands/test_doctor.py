@@ -14,7 +14,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp import machine
 from unifiedamp.backend import Support
-from unifiedamp.workloads import probe
+from unifiedamp.workloads import float8_width, probe
 from unifiedamp.workloads.workers import Worker, WorkerError
 
 
@@ -156,6 +156,34 @@ def test_measuring_trains_under_every_policy_that_runs(backend, monkeypatch):
     assert reported == runs
     assert set(found) == set(runs)
     assert all(one.get("ms", 0) > 0 for one in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("lows", "wanted"),
+    [([0.7, 0.9, 1.1, 1.3], 2048), ([1.1] * 4, 512), ([1.1, 0.9, 1.2, 1.3], 2048), ([1.3, 1.2, 1.1, 1.0], None)],
+)
+def test_float8_gains_from_a_measured_width_on(lows, wanted):
+    """One that is slower leaves out all that are smaller."""
+    speeds = dict(zip(float8_width.WIDTHS, lows, strict=True))
+
+    def make(policy, _rows, width):
+        return lambda: speeds[width] if policy == "mixed_float8" else 1.0
+
+    found = float8_width.measure(make, 3)
+    assert found["from"] == wanted
+    assert found["widths"]["1024"] == {"value": lows[1], "low": lows[1], "high": lows[1]}
+    said = float8_width.advice(found)
+    assert f"512: {lows[0]:.2f}x" in said
+    assert ("at no measured width" in said) if wanted is None else (f"from width {wanted} of layers on" in said)
+
+
+def test_a_width_that_cannot_be_measured_is_reported(backend):
+    """As where float8 has no kernels; the rest of the report stays."""
+    if probe.multiplies_float8(backend):
+        pytest.skip("float8 runs here")
+    found = probe.float8_widths(backend, lambda _: None)
+    assert found["failed"].startswith("width 512: ")
+    assert float8_width.advice(found).startswith("float8 by width was not measured: width 512")
 
 
 def _warns(capabilities):

@@ -87,6 +87,34 @@ def test_sketches_and_weights_of_a_replay(monkeypatch):
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_states_of_a_replay(monkeypatch, accumulate):
+    """An update is what the step changed, and not what the loop wrote to a weight before it."""
+
+    def halve(run, seed):
+        if seed == 16:
+            with torch.no_grad():
+                run.model[0][0].weight.mul_(0.5)
+
+    options = {"record": {"states": True}, "accumulate_steps": accumulate, "steps": 16 * accumulate}
+    (_, eager, weights), (run, captured, _) = (
+        run_of(monkeypatch, each, between=halve, **options) for each in (False, True)
+    )
+    assert count_captures(run) == 2 * accumulate
+    for one, other in zip(eager, captured, strict=True):
+        assert one["states"].keys() == other["states"].keys() == one["gradients"].keys()
+        for name, states in one["states"].items():
+            assert states.keys() == other["states"][name].keys() == {"weight", "update", "exp_avg", "exp_avg_sq"}
+            for state, counts in states.items():
+                assert other["states"][name][state]["norm"] == pytest.approx(counts["norm"], rel=1e-5), (name, state)
+                if run.stage is not None:
+                    assert other["states"][name][state] == counts
+        assert all(one["states"][name]["update"]["norm"] == 0 for name in one["states"] if not one["applied"])
+    halved = next(each for each in captured if each["step"] == 16 // accumulate)
+    assert halved["states"]["0.0.weight"]["update"]["norm"] < 0.06 * weights[0].numel() ** 0.5
+    assert captured[-1]["states"]["0.0.weight"]["weight"]["norm"] == pytest.approx(weights[0].double().norm().item())
+
+
 def test_a_later_recorder_knows_whose_gradients_overflowed(monkeypatch):
     """Those of two optimizers; a replay does not run the Python that tells."""
     amp_of = {}

@@ -15,7 +15,7 @@ from rich.status import Status
 from .. import __version__, machine
 from ..config import plugins
 from ..output.terminal import plain
-from ..workloads import launchers
+from ..workloads import float8_width, launchers
 from ..workloads.probe import verdict
 from ..workloads.workers import Worker, WorkerError
 from .doctor_ranks import show_ranks
@@ -111,6 +111,8 @@ def _show(found: dict[str, Any]) -> None:
         out.print(table("Policies", columns, rows, right=("ms per step",), verdicts=("verdict",), heads=2))
         for name, one in answered.items():
             say(out, f"{name} does {one['best']} best: {one['best_reason']}")
+            if one.get("float8"):
+                say(out, f"{name}: {float8_width.advice(one['float8'])}")
     else:
         ways = "; ".join(one["install"] for one in found["backends"].values() if one["install"])
         say(out, f"No framework answered. Install one: {ways or 'no backend is registered'}")

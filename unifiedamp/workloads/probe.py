@@ -11,7 +11,9 @@ from typing import Any
 from ..backend import Capabilities, Support
 from ..config import plugins
 from ..errors import AmpError, AmpWarning
+from ..names import CompileMode
 from ..session import Amp
+from . import float8_width
 from .interleaved import interleave, ratio
 from .workers import Handle, ReportProgress
 
@@ -61,6 +63,7 @@ def probe(name: str, measured: bool, report_progress: ReportProgress) -> dict[st
     backend_class = plugins.load_backend(name)
     capabilities = plugins.backend_info(name).capabilities
     speed = measure(name, capabilities, report_progress) if measured else {}
+    widths = float8_widths(name, report_progress) if measured and multiplies_float8(name) else None
     declared, reason = backend_class.default_policy(None)
     best, why = recommended(declared, reason, speed)
     return {
@@ -71,6 +74,7 @@ def probe(name: str, measured: bool, report_progress: ReportProgress) -> dict[st
         "features": {feature: asdict(answer) for feature, answer in capabilities.features.items()},
         "communication": dict(backend_class.communication()),
         "speed": speed,
+        "float8": widths,
     }
 
 
@@ -111,6 +115,25 @@ def measure(name: str, capabilities: Capabilities, report_progress: ReportProgre
     return {**found, **speeds(rates)}
 
 
+def multiplies_float8(name: str) -> bool:
+    """Return whether a backend runs float8 here without emulation; sessions refuse it elsewhere."""
+    try:
+        Amp(name, "mixed_float8").close()
+    except AmpError:
+        return False
+    return True
+
+
+def float8_widths(name: str, report_progress: ReportProgress) -> dict[str, Any]:
+    """Return from which width of layers on float8 gains, see ``float8_width.measure``; steps are compiled."""
+
+    def turn(policy: str, rows: int, width: int) -> Callable[[], float]:
+        report_progress(f"{policy}, width {width}")
+        return _turn(_training(name, policy, rows, width, "max"))
+
+    return float8_width.measure(turn, ROUNDS)
+
+
 def speeds(rates: Mapping[str, list[float]]) -> dict[str, Any]:
     """Return what steps per second of each policy come to."""
     found: dict[str, Any] = {}
@@ -121,7 +144,7 @@ def speeds(rates: Mapping[str, list[float]]) -> dict[str, Any]:
     return found
 
 
-def _training(name: str, policy: str, batch: int, width: int) -> Callable[[int], float]:
+def _training(name: str, policy: str, batch: int, width: int, compiled: CompileMode = "off") -> Callable[[int], float]:
     """Return a function that trains some steps and returns the seconds that they took."""
     import numpy as np
 
@@ -129,7 +152,7 @@ def _training(name: str, policy: str, batch: int, width: int) -> Callable[[int],
 
     harness, rng = load_harness(name), np.random.default_rng(0)
     layers = [(rng.standard_normal((width, width), np.float32) / width**0.5, np.zeros(width, np.float32))] * 3
-    amp = Amp(name, policy)
+    amp = Amp(name, policy, compile=compiled)
     with amp.scope():
         model = harness.mlp(layers)
         optimizer = harness.sgd([model], 1e-3)
@@ -137,12 +160,18 @@ def _training(name: str, policy: str, batch: int, width: int) -> Callable[[int],
     x = amp.to_native(rng.standard_normal((batch, width), np.float32))
     labels = amp.to_native(rng.integers(0, width, batch).astype(np.int32))
 
+    def one() -> Any:
+        loss = amp.backward(lambda: harness.cross_entropy(model(x), labels), optimizer)
+        amp.step(optimizer)
+        return loss
+
+    step = one if compiled == "off" else amp.compile(one)
+
     def run(steps: int) -> float:
         # From one loss read to the next lie exactly ``steps`` whole steps, on devices that work ahead as well.
         start = time.perf_counter()
         for _ in range(steps):
-            loss = amp.backward(lambda: harness.cross_entropy(model(x), labels), optimizer)
-            amp.step(optimizer)
+            loss = step()
         amp.to_numpy(loss)
         return time.perf_counter() - start
 
@@ -151,7 +180,7 @@ def _training(name: str, policy: str, batch: int, width: int) -> Callable[[int],
 
 def _turn(run: Callable[[int], float]) -> Callable[[], float]:
     """Return a turn of about ``TURN_SECONDS`` that gives steps per second; warmed up."""
-    run(1)
+    run(5)  # kernels are chosen, and compiled steps captured
     steps = max(1, round(TURN_SECONDS / run(1)))
 
     def turn() -> float:

@@ -14,6 +14,7 @@ from unifiedamp.backend.sketch import Sketch
 
 from ..device.kinds import traits
 from .sketches import TensorSketch
+from .states import NUMBERS, StepStates, read
 
 
 class LayerRecord(NamedTuple):
@@ -39,6 +40,7 @@ class Notes:
         sketches: gradient name → its sketch.
         local, local_sketches: the largest value and the sketch of this rank's own gradients, by name.
         sharded: gradients are shards.
+        states: weights and optimizer states, where they are recorded.
     """
 
     activations: list[LayerRecord] = field(default_factory=list)
@@ -50,13 +52,15 @@ class Notes:
     local: dict[str, torch.Tensor] = field(default_factory=dict)
     local_sketches: dict[str, TensorSketch] = field(default_factory=dict)
     sharded: bool = False
+    states: StepStates | None = None
 
     def packed(self, device: torch.device) -> PackedNotes | None:
         """Return everything in one vector on ``device``; None where nothing was noted. Waits for nothing."""
         single = [*self.scalars.values(), *(each.largest for each in self.activations), *self.local.values()]
         true = self.true if "scale" in self.scalars else []
         parts = [*(value.reshape(1) for value in single), *(each.numbers for each in self._drawn())]
-        parts += [*self.scaled, *true]
+        counted = None if self.states is None else self.states.counted(device)
+        parts += [*(() if counted is None else (counted,)), *self.scaled, *true]
         if not parts:
             return None
         wide = traits(device).wide_dtype
@@ -90,13 +94,15 @@ class PackedNotes:
         tables = 2 if "scale" in notes.scalars else 1
         start = numbers.numel() - tables * len(notes.names) * recording.BUCKETS
         table = numbers[start:].long().reshape(tables, len(notes.names), recording.BUCKETS).tolist()
-        left = iter(numbers[:start].tolist())
+        rows = [] if notes.states is None else notes.states.rows
+        states = read(rows, numbers[start - NUMBERS * len(rows) : start].reshape(-1, NUMBERS).tolist())
+        left = iter(numbers[: start - NUMBERS * len(rows)].tolist())
         scalars = {name: next(left) for name in notes.scalars}
         activations = [recording.Activation(*each[:4], next(left)) for each in notes.activations]
         finite = {name: math.isfinite(next(left)) for name in notes.local}
         both = zip(notes.names, table[0], table[-1], strict=True)
         gradients = {name: recording.GradientCounts(scaled, true) for name, scaled, true in both}
-        return ReadNotes(notes, scalars, activations, finite, gradients, list(left))
+        return ReadNotes(notes, scalars, activations, finite, gradients, list(left), states)
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,7 @@ class ReadNotes:
         scalars, activations, gradients: as they were noted.
         finite: whether this rank's own gradients were.
         drawn: the numbers of all sketches.
+        states: weights and optimizer states.
     """
 
     notes: Notes
@@ -116,6 +123,7 @@ class ReadNotes:
     finite: dict[str, bool]
     gradients: dict[str, recording.GradientCounts]
     drawn: Sequence[float]
+    states: recording.States
 
     def sketches(self, scale: float) -> recording.StepSketches:
         """Return the sketches; those of gradients are divided by ``scale``."""

@@ -17,7 +17,7 @@ from ..models.weights import TorchWeights
 from ..training.step_context import StepContext
 from .notes import PackedNotes
 from .reductions import ready
-from .states import kept_weights, states
+from .states import refuse_sharded
 from .step_recorder import StepRecorder
 
 
@@ -45,7 +45,7 @@ class TorchRecorder(Recorder):
         self._step: StepRecorder | None = None
         self._messages: StoreMessages | None = None
         self._before: dict[str, Any] = {}
-        self._kept: dict[int, torch.Tensor] = {}
+        self._states: recording.States = {}
 
     def records_layers(self) -> bool:
         """Return whether the activations of this step are being recorded."""
@@ -81,6 +81,7 @@ class TorchRecorder(Recorder):
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> Sequence[str]:
         assert self._step is not None
+        self._step.before_step(optimizer)
         scaler = self._steps.scaler
         scale = None if scaler is None else scaler.scale_tensor
         return self._step.gradients(self._steps.prepared.gradients(optimizer), scale, self._steps.loss.value)
@@ -91,7 +92,8 @@ class TorchRecorder(Recorder):
         if step is None:
             return recording.RecordedStep()
         step.stop()
-        return replace(step.read(self._device), weights=self._before)
+        seen, self._states = step.read(self._device)
+        return replace(seen, weights=self._before)
 
     def weights(self) -> dict[str, Any]:
         prepared = self._steps.prepared
@@ -104,11 +106,14 @@ class TorchRecorder(Recorder):
         }
 
     def keep_weights(self) -> None:
-        self._kept = kept_weights(self._steps.prepared)
+        """Count the states of this step, from copies of the weights that are made before each optimizer's step."""
+        if self._step is not None:
+            self._step.record_states(self._steps.prepared)
 
     def states(self) -> recording.States:
-        kept, self._kept = self._kept, {}
-        return states(self._steps.prepared, self._device, kept)
+        refuse_sharded(self._steps.prepared)
+        found, self._states = self._states, {}
+        return found
 
     def messages(self) -> StoreMessages | None:
         self._messages = store_messages(self._steps.ranks)

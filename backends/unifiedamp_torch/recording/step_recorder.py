@@ -22,10 +22,12 @@ from ..device.arrays import whole
 from ..layer_paths import plain_name
 from ..precision.casts import tensors
 from ..training.gradients import is_sharded
+from ..training.prepared import PreparedObjects
 from .local_gradients import LocalGradients
 from .notes import LayerRecord, Notes, PackedNotes, merged
 from .reductions import count, largest
 from .sketches import sketch
+from .states import StepStates
 
 
 class StepRecorder:
@@ -40,6 +42,7 @@ class StepRecorder:
     Attributes:
         activations: whether the forward pass is recorded.
         compare: see the argument.
+        states: whether weights and optimizer states are counted.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class StepRecorder:
     ) -> None:
         self.activations = activations
         self._rank, self.compare = rank, compare
+        self.states = False
+        self._new_states: Callable[[], StepStates | None] = _nothing
         self._notes = Notes()
         self._packed: list[PackedNotes] = []
         self._local = LocalGradients(self._notes, compare) if rank is not None and activations else None
@@ -76,6 +81,11 @@ class StepRecorder:
         self._remove.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         self._remove.append(module.register_forward_hook(after).remove)
 
+    def record_states(self, prepared: PreparedObjects) -> None:
+        """Also count weights and optimizer states."""
+        self.states, self._new_states = True, functools.partial(StepStates, prepared)
+        self._notes.states = self._new_states()
+
     def stop(self) -> None:
         """Remove the hooks."""
         while self._remove:
@@ -104,6 +114,11 @@ class StepRecorder:
             return None
         return found[2]
 
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer's gradients are complete."""
+        if self._notes.states is not None:
+            self._notes.states.keep_weights(optimizer)
+
     def gradients(
         self, gradients: Mapping[str, torch.Tensor], scale: torch.Tensor | None, loss: torch.Tensor | None
     ) -> list[str]:
@@ -125,9 +140,9 @@ class StepRecorder:
     # -- captured calls ----------------------------------------------------------------------------------------------
 
     @property
-    def form(self) -> tuple[bool, bool]:
-        """Whether layers are recorded, and sketches; captured calls of equal forms record the same."""
-        return self.activations, self.compare
+    def form(self) -> tuple[bool, bool, bool]:
+        """Whether layers are recorded, sketches and states; captured calls of equal forms record the same."""
+        return self.activations, self.compare, self.states
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[Callable[[torch.device], PackedNotes | None]]:
@@ -136,7 +151,7 @@ class StepRecorder:
         Yields a function to call last in the capture, which returns what each replay fills.
         """
         outside, seen = self._notes, self._seen
-        self._notes, self._seen = Notes(), {}
+        self._notes, self._seen = Notes(states=self._new_states()), {}
         if self._local is not None:
             self._local.notes = self._notes
         try:
@@ -152,7 +167,7 @@ class StepRecorder:
         self._packed.append(packed.copied())
 
     def _pack(self, device: torch.device) -> None:
-        packed, self._notes = self._notes.packed(device), Notes()
+        packed, self._notes = self._notes.packed(device), Notes(states=self._new_states())
         if packed is not None:
             self._packed.append(packed)
         if self._local is not None:
@@ -160,10 +175,16 @@ class StepRecorder:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, device: torch.device) -> recording.RecordedStep:
+    def read(self, device: torch.device) -> tuple[recording.RecordedStep, recording.States]:
         """Return everything that was recorded; waits for the device."""
         self._pack(device)
-        return merged([each.read() for each in self._packed], self._rank, self.compare)
+        parts = [each.read() for each in self._packed]
+        states = {name: each for part in parts for name, each in part.states.items()}
+        return merged(parts, self._rank, self.compare), states
+
+
+def _nothing() -> None:
+    """Count no states."""
 
 
 def _recorded(value: Any) -> Iterator[torch.Tensor]:
