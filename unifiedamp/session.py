@@ -26,7 +26,7 @@ from .training.compiled_steps import CompiledSteps, F
 from .training.ema import Averages, Ema
 from .training.interruption import GuardedLoss
 from .training.prepare import A, B, Ts, prepare_objects
-from .training.session_view import session_html, session_text
+from .training.session_view import refuse_pickle, same_session, session_html, session_text
 from .training.step_loop import StepLoop, T
 
 
@@ -347,4 +347,4 @@ class Amp:
         ``explain``, state and counts, raise ``StepOrderError``."""
         close_session(self, self._compiled, self._loop.listener)
 
-    __repr__, _repr_html_ = session_text, session_html
+    __repr__, _repr_html_, __reduce_ex__, __deepcopy__ = session_text, session_html, refuse_pickle, same_session

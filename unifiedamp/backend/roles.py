@@ -238,6 +238,9 @@ class Training:
         """
         return False
 
+    def end_micro_batch(self) -> None:
+        """Note that a micro-batch ended inside an accumulation window, for all optimizers. The default does nothing."""
+
     @required
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         """Restore these optimizers to where they were before their windows: an exception left one of their calls.

@@ -192,6 +192,8 @@ class StepLoop:
             self._reduction.end_micro_batch(not order.accumulating(slot))
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
+            if order.between_micro_batches():
+                self._training.end_micro_batch()
             return self._not_applied(result.ACCUMULATING)
         ends = order.ends_iteration(slot)
         try:

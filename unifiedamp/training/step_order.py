@@ -186,6 +186,10 @@ class StepOrder:
         if len(self.slots) == 1:
             self.in_region = False
 
+    def between_micro_batches(self) -> bool:
+        """Whether every optimizer has had its part of the same micro-batches."""
+        return len({slot.micro for slot in self.slots.values()}) == 1
+
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
         return (
