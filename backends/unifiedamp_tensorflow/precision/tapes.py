@@ -33,7 +33,7 @@ class Recording:
         regions: regions recorded so far.
         passes: backward passes made so far.
         dropped: it is to be dropped once no region is open.
-        ended: an iteration ended since the first region.
+        ended: an iteration ended since the first region: what came before it is not needed.
         forgot: regions before this tape's were forgotten, and not each of them had a backward pass.
     """
 
@@ -94,9 +94,9 @@ class Tapes(threading.local):
             recording.dropped = True
 
     def end_iteration(self) -> None:
-        """Note that an iteration ended, possibly after the first regions of the next one."""
+        """Note that losses to come need nothing of the regions so far, or of the latest ones alone."""
         if self.current is not None:
-            self.current.ended = True
+            self.current.ended, self.current.forgot = True, False
 
     def here(self) -> Recording | None:
         """Return the recording made in the graph that is current now."""

@@ -70,8 +70,11 @@ class TensorFlowScaledLoss:
         loss = tf.cast(self._loss, tf.float32)
         return loss if seed is None else loss * seed
 
-    def backward(self) -> None:
+    def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.
+
+        Args:
+            retain_graph: has no effect: the tape is kept until the iteration ends.
 
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.

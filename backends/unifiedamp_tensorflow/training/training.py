@@ -78,6 +78,7 @@ class TensorFlowTraining(Training):
         return TensorFlowScaledLoss(self._losses, scalar_loss(loss), found)
 
     def backward(self, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]) -> Tensor:
+        self._losses.tapes.end_iteration()  # the closure computes the whole loss
         return backward_in_context(self._precision, self, closure, optimizers)
 
     def unscale(self, optimizer: Optimizer) -> None:

@@ -50,20 +50,25 @@ def test_a_loss_of_several_regions(harness, form, regions):
         assert weights(harness, model) == [1.0 - LR * regions * count, 1.0 - 2.0 * LR * regions * count]
 
 
-def test_a_loss_of_many_regions_is_right_or_warned_of(harness, form):
+@pytest.mark.parametrize("regions", [11, 40])
+def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
+    """All gradients, a warning that the first regions are forgotten, or no loss at all."""
     amp, model, optimizer = probe(harness, form)
 
     def step(x):
-        total = total_of(amp, model, x, 40)
+        total = total_of(amp, model, x, regions)
         with amp.scale_loss(total, optimizer) as scaled_loss:
             scaled_loss.backward()
         amp.step(optimizer)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        compiled(amp, form, step)(amp.to_native(np.float32([1.0, 2.0])))
-    told = any(issubclass(each.category, ua.StepWarning) for each in caught)
-    assert told or weights(harness, model) == [1.0 - LR * 40, 1.0 - 2.0 * LR * 40]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ua.StepWarning)
+        try:
+            compiled(amp, form, step)(amp.to_native(np.float32([1.0, 2.0])))
+        except (ua.StepWarning, ua.LossError):
+            assert weights(harness, model) == [1.0, 1.0]
+        else:
+            assert weights(harness, model) == [1.0 - LR * regions, 1.0 - 2.0 * LR * regions]
 
 
 class Pair:
@@ -148,3 +153,39 @@ def test_evaluation_in_regions_is_no_loss_of_many_regions(harness):
             amp.backward(lambda: model(x), optimizer)
         amp.step(optimizer)
         assert weights(harness, model) == [1.0 - LR * count, 1.0 - 2.0 * LR * count]
+
+
+def test_two_losses_of_one_graph(harness, form):
+    """The first one's backward pass keeps what they share, as ``retain_graph=True`` asks; or a compiled step says that
+    it cannot.
+    """
+    amp = session(harness, form, loss_scale=SCALE)
+    with amp.scope():
+        model = harness.mlp([(np.float32([[0.5]]), np.float32([0.25]))])
+        optimizer = harness.sgd([model], LR)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    def step(x, *targets):
+        with amp.autocast():
+            made = model(x)
+        losses = []
+        for target in targets:
+            with amp.autocast():
+                losses.append(harness.mean_square(made, target))
+        for loss, retain_graph in zip(losses, (True, False), strict=True):
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward(retain_graph=retain_graph)
+        amp.step(optimizer)
+
+    step = compiled(amp, form, step)
+    a, b = 0.5, 0.25
+    for x, *targets in ((1.5, 0.5, -2.0), (-0.75, 1.0, 0.125)):
+        try:
+            step(*[amp.to_native(np.float32([[value]])) for value in (x, *targets)])
+        except ua.UnsupportedError as error:
+            assert form != "eager"
+            assert "retain_graph" in str(error)
+            break
+        slope = sum(2 * (a * x + b - target) for target in targets)
+        a, b = a - LR * slope * x, b - LR * slope
+    np.testing.assert_allclose(weights(harness, model), [a, b], rtol=1e-5)
