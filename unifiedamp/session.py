@@ -156,7 +156,7 @@ class Amp:
     def autocast(self, enabled: bool = True, policy: AnyPolicy = None) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy; nestable, thread-local. ``enabled=False`` runs it without
         autocast; ``policy`` replaces the session's."""
-        chosen = region_policy(self.backend, policy)
+        chosen = region_policy(self.backend, enabled, policy)
         self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 
@@ -167,7 +167,7 @@ class Amp:
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""
-        return self.backend.precision.inference(models or tuple(self.models))
+        return self.backend.precision.inference(model_weights.check_models(self.backend, models) or tuple(self.models))
 
     def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.

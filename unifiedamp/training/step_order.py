@@ -260,6 +260,12 @@ def _no_loss(slot: Slot, call: str) -> StepOrderError:
     )
 
 
+def distinct(optimizers: Any) -> list[Any]:
+    """Return one optimizer, or a list or tuple of them, as a list in which each is named once."""
+    named = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    return list({id(optimizer): optimizer for optimizer in named}.values())
+
+
 class ReplicaStepOrders:
     """One :class:`StepOrder` for each replica that this process runs; calls go to that of the calling replica.
 

@@ -182,9 +182,8 @@ def test_two_losses_of_one_graph(harness, form):
     for x, *targets in ((1.5, 0.5, -2.0), (-0.75, 1.0, 0.125)):
         try:
             step(*[amp.to_native(np.float32([[value]])) for value in (x, *targets)])
-        except ua.UnsupportedError as error:
+        except ua.UnsupportedError:
             assert form != "eager"
-            assert "retain_graph" in str(error)
             break
         slope = sum(2 * (a * x + b - target) for target in targets)
         a, b = a - LR * slope * x, b - LR * slope
