@@ -29,7 +29,7 @@ def differentiate(losses: list[Array], heads: list[Array] | None, retain_graph: 
         raise errors.LossError(
             "amp.scale_loss: the loss is not connected to any parameter (any more). Compute it from the model's output "
             "inside 'with amp.autocast():'. MXNet frees a graph when its gradients have been taken, and with it what "
-            "other losses share with it, inputs included, unless scaled_loss.backward(retain_graph=True) keeps it"
+            "other losses share with it, inputs included: add the losses, or keep it by backward(retain_graph=True)"
         ) from error
 
 

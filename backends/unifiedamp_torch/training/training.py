@@ -157,7 +157,7 @@ class TorchTraining(Training):
     def _check_not_cast(self, optimizer: Optimizer) -> None:
         policy = self._spec.policy
         if not policy.update and stay_float32(policy, self._scaler is not None):
-            check_not_cast(optimizer, self._prepared.names.of)
+            check_not_cast(optimizer, self._prepared.names)
 
     def _drop_frozen(self, optimizer: Optimizer) -> None:
         """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""
