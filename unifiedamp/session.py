@@ -26,7 +26,7 @@ from .training.compiled_steps import CompiledSteps, F
 from .training.ema import Averages, Ema
 from .training.interruption import GuardedLoss
 from .training.prepare import A, B, Ts, prepare_objects
-from .training.session_view import session_html, session_text
+from .training.session_view import refuse_pickle, same_session, session_html, session_text
 from .training.step_loop import StepLoop, T
 
 
@@ -156,7 +156,7 @@ class Amp:
     def autocast(self, enabled: bool = True, policy: AnyPolicy = None) -> AbstractContextManager[Any]:
         """Return a region that runs under the policy; nestable, thread-local. ``enabled=False`` runs it without
         autocast; ``policy`` replaces the session's."""
-        chosen = region_policy(self.backend, policy)
+        chosen = region_policy(self.backend, enabled, policy)
         self._loop.enter_region()
         return self.backend.precision.autocast(enabled, chosen)
 
@@ -167,7 +167,7 @@ class Amp:
 
     def inference(self, *models: Any) -> AbstractContextManager[Any]:
         """Return a region under the policy without gradients, with ``models`` (default: all) in evaluation mode."""
-        return self.backend.precision.inference(models or tuple(self.models))
+        return self.backend.precision.inference(model_weights.check_models(self.backend, models) or tuple(self.models))
 
     def scale_loss(self, loss: T, optimizers: Any) -> AbstractContextManager[GuardedLoss[T]]:
         """Return a context that yields the scaled loss: ``.backward()``, and ``.value`` in float32.
@@ -347,4 +347,4 @@ class Amp:
         ``explain``, state and counts, raise ``StepOrderError``."""
         close_session(self, self._compiled, self._loop.listener)
 
-    __repr__, _repr_html_ = session_text, session_html
+    __repr__, _repr_html_, __reduce_ex__, __deepcopy__ = session_text, session_html, refuse_pickle, same_session

@@ -47,6 +47,7 @@ def start_session(
 ) -> SessionStart:
     """Check and resolve the arguments of ``Amp``, and create the backend; raises what ``Amp`` raises."""
     values.check_accumulate_steps(accumulate_steps)
+    values.check_flag(strict, "strict")
     run = measured_run()
     if run is not None:  # its settings win over the script's
         given = run.override(backend, device, policy, loss_scale, compile, backend_options, master_weights, schedule)

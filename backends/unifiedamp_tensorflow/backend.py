@@ -90,7 +90,9 @@ class TensorFlowBackend(Backend):
         fitting = Fitting(spec, native_steps, prepared, scaler, FitRecorder(recorder, prepared))
         precision = TensorFlowPrecision(mode, tapes, tuner)
         preparation = Preparation(spec, mode, tuner, distributed, scaler, steps, fitting, prepared)
-        losses = LossContext(distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps)
+        losses = LossContext(
+            distributed, mode, tapes, tuner.switches, scaler, tracing, spec.accumulate_steps, spec.warn
+        )
         compiling = CompileContext(spec, mode, tuner.switches, distributed, prepared, recorder, tracing)
 
         self._preparation = preparation

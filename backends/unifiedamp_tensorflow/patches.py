@@ -12,7 +12,7 @@ the mark of a wrapper          :func:`forget_wrapper`                      never
 gradient sums of Keras 3       :func:`gradients_summed_already`            leaving the context
 methods of one object          :func:`override`                            the function that it returns
 ``model.train_function``       :func:`forget_train_function`               never: Keras makes it again
-``model.fit`` and its maker    :func:`override_training`                   the function that it returns
+``model.fit`` and ``compile``  :func:`override_training`                   the function that it returns
 Keras's global dtype policy    :func:`write_global_policy`                 writing what :func:`read_global_policy` gave
 Keras's call context           :func:`call_context`                        leaving the context
 the graph rewrite              :class:`GraphRewrite`                       leaving the context

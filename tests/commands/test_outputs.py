@@ -206,6 +206,7 @@ def test_a_picture_that_cannot_be_drawn_costs_nothing_else(command, backend, mon
     assert "no picture of loss and scale: " in done.stdout
     assert "no_such_backend" in done.stdout
     assert Path("run/checkpoint.npz").exists()
+    assert "log, checkpoint: run" in done.stdout
 
 
 def test_a_page_without_pictures_says_why(command, fake, monkeypatch):

@@ -112,6 +112,8 @@ def test_ambiguous_names_are_refused_with_the_likely_meaning(name):
     ("text", "message"),
     [
         ("mixed_flot16", "did you mean 'mixed_float16'"),
+        ("mixed_fp16", "did you mean 'mixed_float16'"),
+        ("mixed_bf16", "did you mean 'mixed_bfloat16'"),
         ("p=f8,c=f8,o=f32", "must be 'float32', 'float16' or 'bfloat16', got 'f8'.*see policy 'mixed_float8'"),
         ("p=f32,c=f8,o=float8", "output_dtype|: o must be .*float8 is a compute_dtype alone"),
         ("p=f32,c=f4,o=f32", "must be 'float32', 'float16', 'bfloat16' or 'float8', got 'f4'"),

@@ -173,6 +173,13 @@ def test_two_losses_that_share_an_input_say_what_to_do(net, array):
         for loss in losses:
             with amp.scale_loss(loss, trainer) as scaled:
                 scaled.backward()
+    amp.discard_step(trainer)
+    with amp.autocast():
+        losses = [model(x).sum(), model(x).mean()]
+    for loss in losses:
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward(retain_graph=True)
+    assert amp.step(trainer).applied
 
 
 def test_unused_parameters_are_left_out(net, array):

@@ -33,6 +33,29 @@ def test_half_parameters_under_a_scaler_are_refused_by_name():
     session(loss_scale="dynamic").prepare(model)
 
 
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("policy", "scale", "dtype"),
+    [("mixed_float16", 64.0, torch.float16), ("mixed_bfloat16", "none", torch.bfloat16)],
+)
+def test_a_model_that_is_cast_after_it_was_prepared_is_refused(policy, scale, dtype, form):
+    """``prepare`` refuses 16-bit parameters, and a step does so as well: they would train without float32 weights."""
+    amp = session(policy, loss_scale=scale)
+    model, optimizer = amp.prepare(model := mlp(), sgd(model))
+    step = make_step(amp, model, optimizer)
+    if form == "compiled":
+        step = amp.compile(step)
+    step(*batch())
+    model.to(dtype)
+    before = weights(model)
+    with pytest.raises(ua.ParamDtypeError, match=r"parameter '0\.weight' is b?float16 now.*do not cast"):
+        step(*batch())
+    assert all(map(torch.equal, weights(model), before))
+    model.float()
+    step(*batch())
+    assert amp.applied_steps == 2
+
+
 @pytest.mark.parametrize("thing", [3, torch.nn.ReLU, "model"])
 def test_other_objects_are_refused(thing):
     with pytest.raises(ua.WrongObjectError):

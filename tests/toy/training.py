@@ -27,7 +27,7 @@ class Scaled:
     def __init__(self, value, training, optimizers):
         self.value, self._training, self._optimizers = value, training, optimizers
 
-    def backward(self):
+    def backward(self, retain_graph=False):
         kept = self._training.others(self._optimizers)
         self.value.backward()
         for parameter, grad in kept:

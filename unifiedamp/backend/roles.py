@@ -35,8 +35,13 @@ class ScaledLoss(Protocol):
     def value(self) -> Tensor:
         """The scaled loss, a native float32 scalar."""
 
-    def backward(self) -> None:
-        """Add the gradients of the scaled loss to the window of each optimizer named."""
+    def backward(self, retain_graph: bool = False) -> None:
+        """Add the gradients of the scaled loss to the window of each optimizer named.
+
+        Args:
+            retain_graph: keep the graph, for another loss that shares part of it, also where the framework would free
+                it.
+        """
 
 
 class Device:
@@ -237,6 +242,9 @@ class Training:
             StepOrderError: other ranks keep the window that this one is to discard. Nothing is done.
         """
         return False
+
+    def end_micro_batch(self) -> None:
+        """Note that a micro-batch ended inside an accumulation window, for all optimizers. The default does nothing."""
 
     @required
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:

@@ -52,8 +52,23 @@ def convert_model(
     return backend.converter.convert(model, inputs, chosen.replace(loss_scale=None))
 
 
+def check_models(backend: Backend, models: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what ``amp.inference`` was given.
+
+    Raises:
+        WrongObjectError: not a model of the backend.
+    """
+    for model in models:
+        _check_model(backend, model, "amp.inference")
+    return models
+
+
 def _check(backend: Backend, model: Any, feature: str, call: str) -> None:
     backend.require(feature, call)
+    _check_model(backend, model, call)
+
+
+def _check_model(backend: Backend, model: Any, call: str) -> None:
     if not backend.training.is_model(model):
         raise WrongObjectError(f"{call}: expected a model of backend {backend.name!r}, got {type(model).__name__}")
 

@@ -13,6 +13,7 @@ from ..plain_values import plain
 from ..policy import AnyPolicy, Policy, PolicySchedule
 from ..policy.schedule import check_total_steps
 from . import environment, plugins
+from .values import check_flag
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,24 @@ def resolve(
     return Resolved(backend_class, chosen, scale, options, origins, warnings, plan)
 
 
-def region_policy(backend: Backend, policy: AnyPolicy) -> Policy | None:
-    """Return the policy of ``amp.autocast(policy=...)``; None stays None, the session's.
+def region_policy(backend: Backend, enabled: object, policy: AnyPolicy) -> Policy | None:
+    """Check the arguments of ``amp.autocast``, and return its policy; None stays None, the session's.
 
     Raises:
-        PolicyError: no policy has this name.
+        ConfigError: ``enabled`` is not true or false.
+        PolicyError: no policy has this name, or it is none.
         UnsupportedError: ``emulate=True`` on a backend that would run the native dtype instead.
         PolicyNotSupportedError: see :func:`check_block_format`.
     """
+    if not isinstance(enabled, int):  # a flag of a command line may be 0 or 1
+        hint = f"policy={enabled!r}" if isinstance(enabled, str) else "policy='float32'"
+        raise ConfigError(
+            f"amp.autocast: enabled must be true or false, got {enabled!r}; the device is the session's, and another "
+            f"policy goes by its name: amp.autocast({hint})"
+        )
     chosen = Policy.parse(policy) if isinstance(policy, str) else policy
+    if chosen is not None and not isinstance(chosen, Policy):
+        raise PolicyError(f"amp.autocast: policy must be a Policy or its name, got {chosen!r}")
     if chosen is not None:
         check_block_format(chosen)
     if chosen is not None and chosen.emulate:
@@ -165,8 +175,7 @@ def check_masters(policy: Policy, master_weights: bool) -> None:
         ConfigError: ``master_weights`` is not true or false.
         PolicyError: the policy does not go with it.
     """
-    if not isinstance(master_weights, bool):
-        raise ConfigError(f"master_weights must be true or false, got {master_weights!r}")
+    check_flag(master_weights, "master_weights")
     wide = policy.param_dtype == "float32"
     if master_weights and policy.update is not None:
         raise PolicyError(

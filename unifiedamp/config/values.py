@@ -56,6 +56,30 @@ def check_prefetch(batches: object, size: object) -> None:
         raise WrongObjectError(f"amp.prefetch takes an iterable of batches, got {type(batches).__name__}")
 
 
+def check_closure(closure: object) -> None:
+    """Refuse what ``amp.backward`` cannot call.
+
+    Raises:
+        WrongObjectError: a loss, most likely; with what to do.
+    """
+    if not callable(closure):
+        raise WrongObjectError(
+            f"amp.backward takes a function that computes the loss, got {type(closure).__name__}: write amp.backward("
+            "lambda: loss_fn(model(x), y), optimizer), or differentiate a loss that was computed inside amp.autocast() "
+            "by 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()'"
+        )
+
+
+def check_flag(value: object, what: str) -> None:
+    """Refuse what is not a bool.
+
+    Raises:
+        ConfigError: the message begins with ``what``.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} must be true or false, got {value!r}")
+
+
 def check_positive(value: object, what: str) -> None:
     """Refuse a limit that is not positive.
 

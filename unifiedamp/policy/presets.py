@@ -60,8 +60,9 @@ def preset_fields(name: str) -> dict[str, Any]:
             f"policy {name!r} is ambiguous (it means different things in different libraries): "
             f"write {AMBIGUOUS[key]!r} if that is what you mean, or one of {', '.join(PRESET_FIELDS)}"
         )
+    full = key.replace("bf16", "bfloat16").replace("fp16", "float16").replace("fp8", "float8")
     raise PolicyError(
-        f"unknown policy {shown(name)}{nearest(key, [*PRESET_FIELDS, *BLOCK_POLICIES, *ALIASES])} "
+        f"unknown policy {shown(name)}{nearest(full, [*PRESET_FIELDS, *BLOCK_POLICIES, *ALIASES])} "
         f"(presets: {', '.join(PRESET_FIELDS)})"
     )
 

@@ -152,17 +152,17 @@ class GuardedLoss(Generic[T]):
         scaled: T = self._loss.value
         return scaled
 
-    def backward(self, **options: Any) -> None:
+    def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.
 
         Args:
-            **options: the framework's, such as torch's ``retain_graph``.
+            retain_graph: keep the graph, for another loss that shares part of it.
         """
         loss = self._loss
         if loss is None:
             raise _not_entered()
         try:
-            loss.backward(**options)
+            loss.backward(retain_graph)
         except LossError:
             raise
         except BaseException as error:

@@ -1,11 +1,16 @@
-"""How a session shows itself: its settings as text and as a table, read without asking the device for anything."""
+"""How a session shows itself: its settings as text and as a table, read without asking the device for anything; and
+what copying it means.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+from ..errors import WrongObjectError
 from ..notebook import table_html
 from .closed_session import is_closed
+
+T = TypeVar("T")
 
 
 def session_text(session: Any) -> str:
@@ -51,3 +56,21 @@ def session_settings(session: Any) -> dict[str, Any]:
     if is_closed(session):
         settings["state"] = "closed"
     return settings
+
+
+def refuse_pickle(session: Any, _protocol: object = None) -> NoReturn:
+    """Refuse to pickle a session.
+
+    Raises:
+        WrongObjectError: always.
+    """
+    raise WrongObjectError(
+        f"{type(session).__name__}: a session cannot be pickled or sent to another process, because it belongs to the "
+        "native models and optimizers that it prepared. Make another session with the same arguments; amp.state_dict() "
+        "returns its state as plain values for amp.load_state_dict()"
+    )
+
+
+def same_session(session: T, _memo: object) -> T:
+    """Return the session itself as its deep copy: the copy of a model that holds a session belongs to it as well."""
+    return session

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..backend import Backend, Distributed, result
 from ..backend.result import StepResult
-from ..config.values import check_positive
+from ..config.values import check_closure, check_positive
 from ..errors import UnsupportedError, WrongObjectError
 from ..loss_scale import LossScale, ScaleState
 from ..names import StepReason
@@ -17,7 +17,7 @@ from .interruption import REFUSALS, GuardedLoss, Interruptions
 from .scale_monitor import ScaleMonitor
 from .scheduled_policy import ScheduledPolicy
 from .scheduler import SchedulerCheck
-from .step_order import ReplicaStepOrders, Slot, StepOrder
+from .step_order import ReplicaStepOrders, Slot, StepOrder, distinct
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class StepLoop:
                 f"amp.scale_loss: backend {self._backend.name!r} lacks this form: {self._context_form.reason}; "
                 "amp.backward(closure, optimizer) means the same"
             )
-        named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        named = distinct(optimizers)
         slots = self._slots(named, "scale_loss")
         if self.order.begin_scale(slots):
             self._end_open_iteration()
@@ -146,7 +146,8 @@ class StepLoop:
 
     def backward(self, closure: Callable[[], T], optimizers: Any) -> T:
         """See ``Amp.backward``."""
-        named = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        check_closure(closure)
+        named = distinct(optimizers)
         slots = self._slots(named, "backward")
         self.enter_region()
         if self.order.begin_scale(slots):
@@ -192,6 +193,8 @@ class StepLoop:
             self._reduction.end_micro_batch(not order.accumulating(slot))
         if self._accumulates and order.accumulating(slot):
             order.end_micro_batch(slot)
+            if order.between_micro_batches():
+                self._training.end_micro_batch()
             return self._not_applied(result.ACCUMULATING)
         ends = order.ends_iteration(slot)
         try:

@@ -186,6 +186,10 @@ class StepOrder:
         if len(self.slots) == 1:
             self.in_region = False
 
+    def between_micro_batches(self) -> bool:
+        """Whether every optimizer has had its part of the same micro-batches."""
+        return len({slot.micro for slot in self.slots.values()}) == 1
+
     def ends_iteration(self, slot: Slot) -> bool:
         """Whether the step of ``slot`` ends the iteration."""
         return (
@@ -254,6 +258,12 @@ def _no_loss(slot: Slot, call: str) -> StepOrderError:
         f"amp.{call}({name}): no loss went through amp.scale_loss() for it since its last step; {done}"
         "run 'with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()' first"
     )
+
+
+def distinct(optimizers: Any) -> list[Any]:
+    """Return one optimizer, or a list or tuple of them, as a list in which each is named once."""
+    named = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+    return list({id(optimizer): optimizer for optimizer in named}.values())
 
 
 class ReplicaStepOrders:

@@ -13,8 +13,8 @@ from ..device.numpy_semantics import in_numpy_semantics
 from ..mxnet_api import autograd, cast, dtype_code, dtype_name
 from .scaler import SessionScaler
 
-RunBackward = Callable[[list[Array], "list[Array] | None"], None]
-"""Takes losses and the gradients that their backward pass starts from."""
+RunBackward = Callable[[list[Array], "list[Array] | None", bool], None]
+"""Takes losses, the gradients that their backward pass starts from, and whether the graph is kept."""
 
 
 class ScaledLosses:
@@ -62,14 +62,19 @@ class ScaledLosses:
         return values[0] if self._single else values
 
     @in_numpy_semantics
-    def backward(self) -> None:
-        """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named."""
+    def backward(self, retain_graph: bool = False) -> None:
+        """Differentiate the scaled loss; its gradients are added to the windows of the Trainers named.
+
+        Args:
+            retain_graph: keep the graph, for another loss that shares part of it.
+        """
         self._used = True
         self._check()
         if self._factor == 1.0:
-            self._run(self._losses, None)
+            self._run(self._losses, None, retain_graph)
         else:
-            self._run(self._losses, [self._scaler.head_gradient(loss, self._factor) for loss in self._losses])
+            heads = [self._scaler.head_gradient(loss, self._factor) for loss in self._losses]
+            self._run(self._losses, heads, retain_graph)
 
 
 def read_losses(loss: object) -> list[Array]:

@@ -1,8 +1,9 @@
 """Gradient tapes: autocast opens one, scale_loss differentiates through it.
 
-One tape serves the regions of an iteration, resumed by each, so that a loss may be built from several regions and a
-GAN may scale its two losses after both were computed. It is dropped when the iteration ends, when a region follows a
-backward, and after :data:`KEPT_REGIONS` regions without one (an evaluation loop under ``autocast`` must not pile up).
+One tape serves the regions of an iteration, resumed by each, so that a loss may be built from several regions, and
+from what a region computed before the backward pass of another loss. It is dropped when the iteration or the
+micro-batch ends. Executing eagerly, it holds what the regions computed: after :data:`KEPT_REGIONS` of them the next one
+gets a fresh tape (an evaluation loop under ``autocast`` must not pile up). In a graph it holds symbols.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from .._types import Gradient, Graph, Tensor, Variable
 
-KEPT_REGIONS = 4
+KEPT_REGIONS = 8
 
 
 def current_home() -> Graph | None:
@@ -30,21 +31,29 @@ class Recording:
         outer: the recording that was open around it, in another graph.
         depth: regions open now.
         regions: regions recorded so far.
-        used: a backward went through it.
+        passes: backward passes made so far.
+        dropped: it is to be dropped once no region is open.
+        ended: an iteration ended since the first region: what came before it is not needed.
+        forgot: regions before this tape's were forgotten, and not each of them had a backward pass.
     """
 
-    __slots__ = ("depth", "home", "outer", "regions", "tape", "used")
+    __slots__ = ("depth", "dropped", "ended", "forgot", "home", "outer", "passes", "regions", "tape")
 
-    def __init__(self, home: Graph | None, outer: Recording | None) -> None:
+    def __init__(self, home: Graph | None, outer: Recording | None, forgot: bool) -> None:
         self.tape = tf.GradientTape(persistent=True)
         self.home = home
         self.outer = outer
-        self.depth = self.regions = 0
-        self.used = False
+        self.depth = self.regions = self.passes = 0
+        self.dropped = self.ended = False
+        self.forgot = forgot
 
-    def closed(self) -> bool:
+    def full(self) -> bool:
         """Whether the next region needs a fresh tape."""
-        return self.depth == 0 and (self.used or self.regions >= KEPT_REGIONS)
+        return self.depth == 0 and self.home is None and self.regions >= KEPT_REGIONS
+
+    def needed(self) -> bool:
+        """Whether a loss of the present iteration may come from it."""
+        return self.forgot or (self.passes < self.regions and not self.ended)
 
 
 class Tapes(threading.local):
@@ -55,9 +64,11 @@ class Tapes(threading.local):
     def enter(self) -> Recording:
         """Open a region; return the recording to hand to :meth:`exit`."""
         home, recording = current_home(), self.current
-        if recording is None or recording.home is not home or recording.closed():
+        if recording is None or recording.home is not home:
             outer = recording if recording is not None and recording.depth else None
-            recording = self.current = Recording(home, outer)
+            recording = self.current = Recording(home, outer, forgot=False)
+        elif recording.full():
+            recording = self.current = Recording(home, recording.outer, forgot=recording.needed())
         if recording.depth == 0:
             recording.regions += 1
             recording.tape.__enter__()
@@ -69,11 +80,23 @@ class Tapes(threading.local):
         recording.depth -= 1
         if recording.depth == 0:
             recording.tape.__exit__(None, None, None)
+            if recording.dropped and recording is self.current:
+                self.drop()
 
     def drop(self) -> None:
-        """Forget what was recorded, outside regions."""
-        if self.current is not None and self.current.depth == 0:
-            self.current = self.current.outer
+        """Forget what was recorded; inside a region, when it ends."""
+        recording = self.current
+        if recording is None:
+            return
+        if recording.depth == 0:
+            self.current = recording.outer
+        else:
+            recording.dropped = True
+
+    def end_iteration(self) -> None:
+        """Note that losses to come need nothing of the regions so far, or of the latest ones alone."""
+        if self.current is not None:
+            self.current.ended, self.current.forgot = True, False
 
     def here(self) -> Recording | None:
         """Return the recording made in the graph that is current now."""
@@ -89,7 +112,7 @@ class Tapes(threading.local):
         recording = self.here()
         if recording is None:
             return None
-        recording.used = True
+        recording.passes += 1
         if recording.depth == 0:
             return recording.tape.gradient(loss, variables, output_gradients=seed)
         with recording.tape.stop_recording():

@@ -20,13 +20,14 @@ from .._types import Model
 from ..distributed.replicas import Replicas
 from ..internals import epoch_logs_method, steps_per_execution, uses_xla
 from .fit_losses import FitLosses
+from .fit_optimizer import check_fit, refuse_given
 from .fit_run import FitRun
 from .native_steps import NativeSteps
 from .optimizers import SCALES_LOSS
 from .prepared_objects import PreparedObjects
 from .scaler import DeviceScaler
 
-MAKER, FIT, RESET = "make_train_function", "fit", "reset_metrics"
+MAKER, FIT, RESET, COMPILE = "make_train_function", "fit", "reset_metrics", "compile"
 ENDS_OF_DATA = (StopIteration, tf.errors.OutOfRangeError)
 
 
@@ -65,7 +66,7 @@ class Fitting:
         """Follow a model from here on; return the function that undoes it."""
         if not hasattr(model, MAKER):
             return lambda: None
-        methods: dict[str, Callable[..., Any]] = {MAKER: self._make, FIT: self._fit}
+        methods: dict[str, Callable[..., Any]] = {MAKER: self._make, FIT: self._fit, COMPILE: self._compile}
         if replicas.count > 1:
             methods[MAKER] = self._make_over_replicas
         if self._native_steps.follower is not None:
@@ -103,6 +104,10 @@ class Fitting:
         finally:
             runs.remove(run)
 
+    def _compile(self, _model: Model, compile_: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        refuse_given(args[0] if args else options.get("optimizer"), self._prepared.optimizers)
+        return compile_(*args, **options)
+
     def _epoch_logs(self, model: Model, make: Callable[..., Any], logs: Any) -> Any:
         run = self.run_of(model)
         return make(logs) if run is None else run.epoch_logs(make, logs)
@@ -114,6 +119,7 @@ class Fitting:
 
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
+        check_fit(model, self._prepared.optimizers, self._spec)
         function: Any = make(force) or model.train_function
         if getattr(function, "followed_by", None) is not self:
             model.train_function = function = self._followed(model, make, function)

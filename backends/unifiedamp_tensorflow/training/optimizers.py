@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from unifiedamp.backend import errors
+
 from .. import patches
 from .._types import Gradient, Graph, NativeBase, Optimizer, Pairs, Tensor, Variable
 from ..precision.tapes import current_home
@@ -77,6 +79,14 @@ def end_steps_by(outer: Any, prepared: PreparedOptimizer, steps: Steps) -> None:
     outer._amp_end = functools.partial(steps.end_keras, prepared)
 
 
+def unscaled_gradients(call: str) -> errors.StepOrderError:
+    """Return the error for gradients of a loss that did not go through ``call`` of the prepared optimizer."""
+    return errors.StepOrderError(
+        "optimizer.apply_gradients: these are gradients of a loss that was not scaled, and the prepared optimizer "
+        f"would give them another size: differentiate optimizer.{call}(loss), or use amp.scale_loss and amp.step"
+    )
+
+
 class _ScalingLoss(NativeBase):
     """A Keras 3 optimizer under a session's loss scale.
 
@@ -89,15 +99,18 @@ class _ScalingLoss(NativeBase):
         settings = scaler.settings
         super().__init__(inner, initial_scale=settings.first_scale, dynamic_growth_steps=settings.growth_interval)
         self._amp_scaler, self._amp_accumulate = scaler, accumulate
-        self._amp_loss = OfThisStep()
+        self._amp_loss, self._amp_scaled = OfThisStep(), False
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return float32(loss) times the session's scale, divided by the micro-batches of a window."""
+        self._amp_scaled = True
         self._amp_loss.note(tf.cast(loss, tf.float32))
         return scaled(loss, self._amp_scaler.scale, self._amp_accumulate)
 
     def apply(self, grads: Sequence[Gradient | None], trainable_variables: Sequence[Variable] | None = None) -> None:
         """Apply scaled gradients, or skip them."""
+        if not self._amp_scaled:  # once it is set, another trace's loss cannot be told from this one's
+            raise unscaled_gradients("scale_loss")
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         if not self.built:
             self.build(variables)
@@ -157,6 +170,8 @@ class _UnscalingGradients(NativeBase):
 
     def apply_gradients(self, grads_and_vars: Pairs, *_args: object, **_options: object) -> None:
         """Apply unscaled gradients, or skip them."""
+        if self._amp_accumulate > 1 and not self._loss_has_been_scaled:
+            raise unscaled_gradients("get_scaled_loss")
         pairs = list(grads_and_vars)
         with tf.init_scope():
             self.build([variable for _, variable in pairs])

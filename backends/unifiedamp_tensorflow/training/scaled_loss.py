@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from unifiedamp.backend import Switches, errors
 from .._types import Gradient, Tensor
 from ..distributed.distributed import TensorFlowDistributed
 from ..precision.modes import Mode
-from ..precision.tapes import Tapes
+from ..precision.tapes import KEPT_REGIONS, Tapes
 from .prepared_optimizer import PreparedOptimizer
 from .scaler import DeviceScaler
 from .step_tracing import StepTracing
@@ -30,6 +30,7 @@ class LossContext:
         scaler: its loss scale; None without one.
         tracing: whether a compiled step is being traced.
         accumulate_steps: micro-batches per window.
+        warn: warns, or raises in a strict session.
     """
 
     distributed: TensorFlowDistributed
@@ -39,6 +40,7 @@ class LossContext:
     scaler: DeviceScaler | None
     tracing: StepTracing
     accumulate_steps: int
+    warn: Callable[[str, type[errors.AmpWarning]], None]
 
 
 class TensorFlowScaledLoss:
@@ -68,8 +70,11 @@ class TensorFlowScaledLoss:
         loss = tf.cast(self._loss, tf.float32)
         return loss if seed is None else loss * seed
 
-    def backward(self) -> None:
+    def backward(self, retain_graph: bool = False) -> None:
         """Add the gradients of the scaled loss to the window of each optimizer named.
+
+        Args:
+            retain_graph: has no effect: the tape is kept until the iteration ends.
 
         Raises:
             LossError: the loss was not computed under a tape of this session, or depends on no parameter.
@@ -77,6 +82,7 @@ class TensorFlowScaledLoss:
         context, loss = self._context, self._loss
         context.distributed.replicas.check("amp.scale_loss")
         self._check_window()
+        self._check_regions()
         context.tracing.enter_program()
         wanted = [prepared.params.training() for prepared in self._optimizers]
         variables = [variable for named in wanted for variable in named.values()]
@@ -104,6 +110,17 @@ class TensorFlowScaledLoss:
             raise errors.StepOrderError(
                 f"amp.scale_loss: accumulate_steps={steps} inside your own tf.function, "
                 "whose Python runs once: each call would be the first micro-batch again; use amp.compile in its place"
+            )
+
+    def _check_regions(self) -> None:
+        recording = self._context.tapes.here()
+        if recording is not None and recording.forgot:
+            recording.forgot = False
+            self._context.warn(
+                f"amp.scale_loss: more than {KEPT_REGIONS} autocast regions were entered since the last step, and the "
+                "first ones are no longer recorded: this loss gets no gradients through what was computed in them. "
+                "Compute a loss in fewer regions, or compile the step; evaluate inside 'with amp.inference():'",
+                errors.StepWarning,
             )
 
     def _check_connected(self, gradients: Sequence[Gradient | None] | None) -> None:

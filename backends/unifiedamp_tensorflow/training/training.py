@@ -78,6 +78,7 @@ class TensorFlowTraining(Training):
         return TensorFlowScaledLoss(self._losses, scalar_loss(loss), found)
 
     def backward(self, closure: Callable[[], Tensor], optimizers: Sequence[Optimizer]) -> Tensor:
+        self._losses.tapes.end_iteration()  # the closure computes the whole loss
         return backward_in_context(self._precision, self, closure, optimizers)
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -128,6 +129,7 @@ class TensorFlowTraining(Training):
 
     def update_scale(self) -> None:
         self._float8.end_iteration()
+        self._losses.tapes.end_iteration()
         if self.scaler is not None and len(self._prepared.optimizers) > 1:
             self._losses.distributed.replicas.once(self.scaler.update)
 
@@ -137,11 +139,21 @@ class TensorFlowTraining(Training):
         prepared = self._prepared.find(optimizer)
         prepared.restart_fit()
         prepared.accept_parameters()
+        self._forget_regions([optimizer])
+
+    def end_micro_batch(self) -> None:
+        self._losses.tapes.drop()
+
+    def _forget_regions(self, optimizers: Sequence[Optimizer]) -> None:
+        """Forget what was recorded, unless other optimizers' losses may come from it."""
+        if len(optimizers) == len(self._prepared.optimizers):
+            self._losses.tapes.drop()
 
     def rollback(self, optimizers: Sequence[Optimizer]) -> bool:
         found = [self._prepared.find(optimizer) for optimizer in optimizers]
         for prepared in found:
             prepared.clear()
+        self._forget_regions(optimizers)
         with tf.init_scope():
             self._float8.discard()
         partly = [prepared.partly_updated() for prepared in found]

@@ -22,7 +22,7 @@ def check_present(device: torch.device) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        first = str(error).partition("\n")[0]
+        first = str(error).partition("\n")[0].partition(". ")[0]
         raise errors.ConfigError(f"device {str(device)!r} is not there: {first}; use device='cpu'") from None
     return device
 

@@ -83,13 +83,34 @@ def check_owned(
             )
 
 
+def stay_float32(policy: Policy, scaling: bool) -> bool:
+    """Return whether trainable parameters must be float32 where there are no master weights."""
+    return scaling or policy.param_dtype == "float32"
+
+
+def check_not_cast(optimizer: Optimizer, names: ParamNames) -> None:
+    """Refuse to step 16-bit parameters of prepared models: they were float32 when they were prepared.
+
+    Raises:
+        ParamDtypeError: naming the first one.
+    """
+    for param in parameters(optimizer):
+        if param.dtype in _LOW and param.grad is not None and param in names:
+            dtype = str(param.dtype).removeprefix("torch.")
+            raise errors.ParamDtypeError(
+                f"amp.step({type(optimizer).__name__}): parameter {names.of(param)!r} is {dtype} now; it was float32 "
+                "when it was prepared, and this policy trains float32 parameters: do not cast a prepared model "
+                f"(model.float() undoes it), or use policy {dtype!r}"
+            )
+
+
 def check_dtypes(models: Sequence[torch.nn.Module], policy: Policy, scaling: bool, masters: bool = False) -> None:
     """Refuse trainable 16-bit parameters where float32 ones are needed and there are no ``masters``.
 
     Raises:
         ParamDtypeError: naming the first five.
     """
-    if masters or (not scaling and policy.param_dtype != "float32"):
+    if masters or not stay_float32(policy, scaling):
         return
     bad = {
         plain_name(name): param.dtype

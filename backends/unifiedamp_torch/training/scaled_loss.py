@@ -93,6 +93,9 @@ class TorchScaledLoss:
 
         Args:
             retain_graph: keep the graph, for another loss that shares part of it.
+
+        Raises:
+            UnsupportedError: ``retain_graph`` inside a compiled step.
         """
         context = self._context
         self._use()
@@ -107,6 +110,10 @@ class TorchScaledLoss:
             else:
                 with context.switches:
                     differentiate(retain_graph=retain_graph or None, inputs=self._inputs)
+        except RuntimeError as error:
+            if retain_graph and "donated buffers" in str(error):
+                raise _graph_not_kept() from error
+            raise
         finally:
             recomputing.overrides = before  # first: Python raises a signal's exception at a call
             passes.running.discard(key)
@@ -115,6 +122,14 @@ class TorchScaledLoss:
         if context.masters.in_use:
             for optimizer in self._optimizers:
                 context.masters.model_grads_to_master_grads(optimizer)
+
+
+def _graph_not_kept() -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        "scaled_loss.backward(retain_graph=True): torch.compile frees the graphs of compiled steps while it "
+        "differentiates; scale the sum of the losses, leave the step uncompiled, or set "
+        "torch._functorch.config.donated_buffer = False before it compiles"
+    )
 
 
 def checked_loss(loss: object) -> torch.Tensor:

@@ -26,6 +26,7 @@ from . import gradients
 from .gradient_norm import clip_norm
 from .kernel_skips import leave_kernel
 from .prepare import Preparation
+from .prepare_checks import check_not_cast, stay_float32
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
 from .step_context import StepContext
@@ -139,7 +140,9 @@ class TorchTraining(Training):
             masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
         self._native.check(optimizer, "step")
-        if masters is not None:
+        if masters is None:
+            self._check_not_cast(optimizer)
+        else:
             masters.begin_update(optimizer)
         outcome = self._steps.step(optimizer, update_scale)
         if masters is not None:
@@ -150,6 +153,11 @@ class TorchTraining(Training):
         self._native.end(optimizer)
         self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
+
+    def _check_not_cast(self, optimizer: Optimizer) -> None:
+        policy = self._spec.policy
+        if not policy.update and stay_float32(policy, self._scaler is not None):
+            check_not_cast(optimizer, self._prepared.names)
 
     def _drop_frozen(self, optimizer: Optimizer) -> None:
         """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""

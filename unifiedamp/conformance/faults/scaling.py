@@ -83,9 +83,9 @@ class _Proxy:
     def value(self) -> Any:
         return self._scaled.value if self._value is None else self._value
 
-    def backward(self) -> None:
+    def backward(self, retain_graph: bool = False) -> None:
         for _ in range(self._times):
-            self._scaled.backward()
+            self._scaled.backward(retain_graph)
 
 
 @fault("test_the_scaled_loss_is_divided", "test_the_loss_is_scaled_in_float32", needs="context_form")

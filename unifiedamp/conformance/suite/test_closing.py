@@ -1,8 +1,10 @@
 """``amp.close()`` leaves nothing: neither in the process, nor on models and optimizers, nor in what they compute."""
 
 import contextlib
+import copy
 import gc
 import itertools
+import pickle
 import threading
 
 import numpy as np
@@ -280,3 +282,14 @@ def test_momentum_goes_on_in_16_bits(harness, form, policy):
             step(amp.to_native(np.float32([1.0])))
         amp.close()
     assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.125 * (1.0 + 1.5 + 1.75)]
+
+
+def test_a_session_is_neither_pickled_nor_copied(harness):
+    """A second one would count and scale for the same optimizer; the deep copy of what holds a session holds it."""
+    run = probe_run(harness, loss_scale=4.0)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(ua.WrongObjectError, match=r"cannot be pickled.*amp\.state_dict\(\)"):
+            pickle.dumps({"amp": run.amp}, protocol)
+    assert copy.deepcopy({"amp": run.amp})["amp"] is run.amp
+    run.feed(1.0)
+    assert run.weights() == [pytest.approx(0.9)]

@@ -83,7 +83,8 @@ class Report:
             self.undrawn = draw(heading(run), run.history, run.window, path)
         if self.undrawn:
             self.console.print(f"[yellow]warning: no picture of loss and scale: {plain(self.undrawn)}[/yellow]")
-        self.console.print(f"[dim]log, checkpoint and picture: {plain(run.settings.out)}[/dim]")
+        written = ["log", *["checkpoint"] * run.checkpoint_path.exists(), *["picture"] * path.exists()]
+        self.console.print(f"[dim]{', '.join(written)}: {plain(run.settings.out)}[/dim]")
 
 
 def _title(run: Run) -> str:

@@ -1,0 +1,125 @@
+"""``fit`` by another optimizer than ``amp.prepare`` returned, and gradients of losses that nothing scaled."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+
+tf = pytest.importorskip("tensorflow")
+from models import SCALES_LOSS, batch, keras, mean_square, mlp, prepared  # noqa: E402
+
+SESSIONS = [
+    pytest.param({"policy": "mixed_bfloat16", "accumulate_steps": 2}, id="windows"),
+    pytest.param({"policy": "float32", "loss_scale": 8.0}, id="scale"),
+]
+
+
+def fit(model):
+    x, y = map(np.asarray, batch(8))
+    model.fit(x, y, batch_size=4, verbose=0)
+
+
+def weights(model):
+    return [np.array(value) for value in model.get_weights()]
+
+
+@pytest.mark.parametrize("options", SESSIONS)
+def test_the_optimizer_that_was_given_to_prepare_is_refused(options):
+    """``prepare`` returned another one, which has the session's loss scale and windows."""
+    amp = ua.Amp("tensorflow", **options)
+    with amp.scope():
+        model, given = mlp(), keras.optimizers.SGD(0.1)
+    model, optimizer = amp.prepare(model, given)
+    assert optimizer is not given
+    before = weights(model)
+    with pytest.raises(ua.WrongObjectError, match=r"SGD was given to amp\.prepare, which returned the optimizer"):
+        model.compile(given, "mse")
+        fit(model)
+    model.compile(optimizer=optimizer, loss="mse")
+    for value, start in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(value, start)
+    fit(model)
+    assert amp.applied_steps == 2 // options.get("accumulate_steps", 1)
+
+
+@pytest.mark.parametrize("options", SESSIONS)
+def test_a_model_that_was_compiled_before_keeps_its_old_optimizer(options):
+    amp = ua.Amp("tensorflow", **options)
+    with amp.scope():
+        model, given = mlp(), keras.optimizers.SGD(0.1)
+        model.compile(given, "mse")
+    model, _ = amp.prepare(model, getattr(model.optimizer, "inner_optimizer", model.optimizer))
+    with pytest.raises(ua.WrongObjectError, match=r"model\.compile"):
+        fit(model)
+    assert amp.applied_steps == 0
+
+
+@pytest.mark.parametrize("options", SESSIONS)
+def test_an_optimizer_that_was_not_prepared_is_warned_of(options):
+    amp, model, _ = prepared(**options)
+    model.compile("sgd", "mse")
+    with pytest.warns(ua.StepWarning, match=r"model\.fit.*SGD.*not prepared"):
+        fit(model)
+    assert amp.applied_steps == 0
+
+
+def test_where_the_session_adds_nothing_any_optimizer_fits():
+    """Without a loss scale and windows the optimizer is the user's."""
+    _, model, _ = prepared("mixed_bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ua.AmpWarning)
+        model.compile("sgd", "mse")
+        fit(model)
+
+
+class Own(keras.Model):
+    """Trains by its own tape, and scales the loss if told to."""
+
+    scales = False
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = mean_square(self(x, training=True), y)
+            if self.scales:
+                loss = self.optimizer.scale_loss(loss) if SCALES_LOSS else self.optimizer.get_scaled_loss(loss)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.scales and not SCALES_LOSS:
+            gradients = self.optimizer.get_unscaled_gradients(gradients)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def own():
+    x = keras.Input((4,))
+    return Own(x, keras.layers.Dense(2)(x))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("options", SESSIONS if SCALES_LOSS else SESSIONS[:1])
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused(options, eagerly):
+    """The prepared optimizer would give them another size. (Keras 2 hands it true gradients: only windows differ.)"""
+    amp, model, optimizer = prepared(make=own, **options)
+    model.compile(optimizer, "mse", run_eagerly=eagerly)
+    before = weights(model)
+    with pytest.raises(Exception, match=r"apply_gradients: .*(scale_loss|get_scaled_loss)"):  # AutoGraph changes types
+        fit(model)
+    for value, start in zip(weights(model), before, strict=True):
+        np.testing.assert_array_equal(value, start)
+    model.scales = True
+    fit(model)
+    assert amp.applied_steps == 2 // options.get("accumulate_steps", 1)
+
+
+@pytest.mark.skipif(not SCALES_LOSS, reason="Keras 2 hands the optimizer true gradients")
+def test_a_loop_that_forgets_to_scale_is_refused():
+    amp, model, optimizer = prepared("float32", loss_scale=8.0)
+    x, y = batch(4)
+    with tf.GradientTape() as tape:
+        loss = mean_square(model(x), y)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    with pytest.raises(ua.StepOrderError, match=r"apply_gradients: .*optimizer\.scale_loss\(loss\)"):
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert amp.applied_steps == 0
