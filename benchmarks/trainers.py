@@ -29,6 +29,10 @@ GPU_RECIPES = ("ResNet-50 28", "GPT-2 small 1024")
 NATIVE, OURS = "its own", "unifiedamp"
 
 
+class Stopped(Exception):
+    """Ends a training, raised where the trainer asks for its next batch."""
+
+
 class Stepped:
     """A trainer that owns its loop, run in a thread: each call lets it train on one more batch.
 
@@ -47,7 +51,7 @@ class Stepped:
         self.loss: Any = None
 
     def start(self, train: Callable[[Iterator[Any]], Any]) -> None:
-        """Start ``train``, which trains on the batches it is given until they end; return at the first loss."""
+        """Start ``train``, which trains on the batches it is given; return at the first loss."""
         self._thread = threading.Thread(target=self._run, args=(train,), daemon=True)
         self._thread.start()
         self._wait()
@@ -57,6 +61,8 @@ class Stepped:
     def _run(self, train: Callable[[Iterator[Any]], Any]) -> None:
         try:
             train(self._batches())
+        except Stopped:
+            pass
         except BaseException as error:
             self._error = error
         self._ended = True
@@ -67,7 +73,7 @@ class Stepped:
             self._done.release()
             self._go.acquire()
             if self._ended:
-                return
+                raise Stopped  # at the end of its data Transformers would count through the rest of its steps
             yield self._batch
 
     def _wait(self) -> None:
