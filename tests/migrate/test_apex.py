@@ -36,6 +36,12 @@ import torch
 from apex import amp
 model, optimizer = amp.initialize(model, optimizer, {settings})
 """
+LOOP = """\
+loss = model(torch.ones(2, 2)).sum()
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ model, optimizer = amp.initialize(model, optimizer, {settings})
     ],
 )
 def test_settings(settings, wanted):
-    assert wanted in migrated(START.format(settings=settings)).after.decode()
+    assert wanted in migrated(START.format(settings=settings) + LOOP).after.decode()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,12 @@ class Source:
         """Whether ``node`` is ``outer`` or within it."""
         return node is outer or any(one is outer for one in self.above(node))
 
+    def exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Whether two nodes stand in different branches of one ``if``."""
+        around = {above for above in self.above(one) if isinstance(above, cst.If)}
+        shared = [above for above in self.above(other) if above in around]
+        return any(self.inside(one, node.body) != self.inside(other, node.body) for node in shared)
+
     def after(self, statement: Statement) -> list[Statement]:
         """Return the statements that follow in the same block."""
         block = self.block(statement)

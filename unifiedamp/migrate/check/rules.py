@@ -108,6 +108,32 @@ def prepared(facts: Facts) -> Iterator[Problem]:
                 yield call, f"no step of {code} was found", "`amp.step(optimizer)` where its gradients are complete"
 
 
+def trained(facts: Facts) -> Iterator[Problem]:
+    """Optimizers are prepared where their losses are scaled: a training loop in another file would not be."""
+    if facts.calls("scale_loss"):
+        return
+    for call in facts.calls("prepare"):
+        if len(call.args) > 1:
+            code = facts.source.code(call.args[-1].value)
+            write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"
+            yield call, f"nothing here scales a loss for {code}", write
+
+
+def in_time(facts: Facts) -> Iterator[Problem]:
+    """What a function trains is prepared before."""
+    order, source = facts.source.order, facts.source
+    training = facts.calls("scale_loss", "step")
+    for scope in {source.scope(call) for call in facts.calls("prepare")}:
+        first = min(facts.in_scope(facts.calls("prepare"), scope), key=order.__getitem__)
+        for call in facts.in_scope(source.of(cst.Call), scope):
+            trains = call in training or any(
+                source.inside(one, function) for function in facts.aliases.functions(call) for one in training
+            )
+            if trains and order[call] < order[first] and not source.exclusive(call, first):
+                yield first, f"{source.code(first)} comes behind {source.code(call)}", "it before what trains"
+                break
+
+
 def unfinished(facts: Facts) -> Iterator[Problem]:
     """Between unscaling an optimizer's gradients and scaling its next loss, it steps."""
     order, source = facts.source.order, facts.source
@@ -124,7 +150,7 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
             yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, unfinished)
+RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, unfinished)
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:

@@ -74,6 +74,7 @@ def _in_scope(
     place = source.in_block(place, block) or place
     wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
     used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)
+    wrapped = [a for a in wrapped if not any(source.inside(use, a) for use in scaler.uses)]
     others = [*assigns, *(a for a in wrapped if source.order[a] < used or not home)]
     _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
