@@ -78,6 +78,8 @@ def _twice(source: Source) -> Iterator[Reason]:
         for other in source.methods("prepare"):
             if other is call or source.scope(other) is not scope or dotted(other.args[0].value) != model:
                 continue
+            if dotted(other.func) != dotted(call.func):  # a session for each
+                continue
             first, last = source.order[other], source.order[call]
             if first < last and not any(first < source.order[maker] < last for maker in makers):
                 yield source.line(call), _again(model, "twice in this function")
