@@ -19,6 +19,7 @@ WANTED = {
              41: "after each micro-batch"},
     "timm_script": {14: "no line that makes optimizer", 17: "create_graph=create_graph", 33: "loss.backward(), where",
                     35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
+    "unet_histograms": {20: "which clears gradients"},
     "train_step_model": {16: "a model that takes its own steps"},
 }  # fmt: skip
 

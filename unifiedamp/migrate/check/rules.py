@@ -134,6 +134,24 @@ def in_time(facts: Facts) -> Iterator[Problem]:
                 break
 
 
+def cleared(facts: Facts) -> Iterator[Problem]:
+    """Parameters' gradients are read before the step, which clears them."""
+    order, source = facts.source.order, facts.source
+    for node in source.of(cst.Attribute):
+        if node.attr.value != "grad" or not isinstance(source.parents[node], cst.Attribute | cst.Arg):
+            continue
+        if not _of_parameters(source, node) or _asks_for_gradient(source, node):
+            continue
+        calls = facts.in_scope(facts.calls("step", "scale_loss"), source.scope(node))
+        before = max((one for one in calls if order[one] < order[node]), key=order.__getitem__, default=None)
+        behind = min((one for one in calls if order[one] > order[node]), key=order.__getitem__, default=None)
+        if behind is not None and dotted(behind.func).endswith(".step"):
+            continue  # of another optimizer, whose gradients these are
+        if before is not None and dotted(before.func).endswith(".step"):
+            what = f"{source.code(node)} is read behind {source.code(before)}, which clears gradients"
+            yield node, what, "`amp.unscale(optimizer)`, and read them, before the step"
+
+
 def unfinished(facts: Facts) -> Iterator[Problem]:
     """Between unscaling an optimizer's gradients and scaling its next loss, it steps."""
     order, source = facts.source.order, facts.source
@@ -150,7 +168,23 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
             yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, unfinished)
+RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
+
+
+def _of_parameters(source: Source, node: cst.Attribute) -> bool:
+    """Whether an attribute is one of a loop's variable, over parameters."""
+    owner = dotted(node.value)
+    for above in source.above(node):
+        if isinstance(above, cst.For | cst.CompFor) and owner in {dotted(one) for one in walk(above.target)}:
+            return "param" in source.code(above.iter)
+    return False
+
+
+def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:
+    """Whether a condition around an attribute asks if there is a gradient."""
+    text = source.code(node)
+    tests = [above.test for above in source.above(node) if isinstance(above, cst.If | cst.IfExp)]
+    return any(f"{text} is" in source.code(test) or source.code(test) == text for test in tests)
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:
