@@ -140,7 +140,7 @@ def cleared(facts: Facts) -> Iterator[Problem]:
     for node in source.of(cst.Attribute):
         if node.attr.value != "grad" or not isinstance(source.parents[node], cst.Attribute | cst.Arg):
             continue
-        if not _of_parameters(source, node) or _asks_for_gradient(source, node):
+        if not _of_prepared(facts, node) or _asks_for_gradient(source, node):
             continue
         calls = facts.in_scope(facts.calls("step", "scale_loss"), source.scope(node))
         before = max((one for one in calls if order[one] < order[node]), key=order.__getitem__, default=None)
@@ -171,12 +171,13 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
 RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
 
 
-def _of_parameters(source: Source, node: cst.Attribute) -> bool:
-    """Whether an attribute is one of a loop's variable, over parameters."""
-    owner = dotted(node.value)
-    for above in source.above(node):
+def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
+    """Whether an attribute is one of a loop's variable, over the parameters of a prepared model."""
+    owner, groups = dotted(node.value), {facts.aliases.of(a.value) for c in facts.calls("prepare") for a in c.args}
+    for above in facts.source.above(node):
         if isinstance(above, cst.For | cst.CompFor) and owner in {dotted(one) for one in walk(above.target)}:
-            return "param" in source.code(above.iter)
+            parts = [one for one in walk(above.iter) if isinstance(one, cst.Attribute)]
+            return any(facts.aliases.of(one.value) in groups for one in parts if "parameters" in one.attr.value)
     return False
 
 
