@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from migrating import migrated
 
@@ -131,3 +130,11 @@ def test_a_flag_with_a_return_in_its_branch_comes_first():
     text += "def main():\n    setup(True)\n    " + MODEL + "    model.compile('sgd', 'mse')\n"
     new = migrated(HEAD + text).after.decode()
     assert new.index("ua.Amp(") < new.index("if fp16:") < new.index("return True")
+
+
+def test_a_model_that_begins_as_none_is_followed_through_global():
+    text = POLICY + "model = None\ndef start():\n    global model\n    " + MODEL
+    text += "def go():\n    global model\n    model.compile('sgd', 'mse')\n"
+    new = migrated(HEAD + text).after.decode()
+    assert "    with amp.scope():\n        model = " in new
+    assert "model, optimizer = amp.prepare(model, optimizer)" in new

@@ -232,9 +232,8 @@ class Source:
 
     def exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Whether two nodes stand in different branches of one ``if``."""
-        around = {above for above in self.above(one) if isinstance(above, cst.If)}
-        shared = [above for above in self.above(other) if above in around]
-        return any(self.inside(one, node.body) != self.inside(other, node.body) for node in shared)
+        choices = [above for above in self.above(other) if isinstance(above, cst.If) and self.inside(one, above)]
+        return any(self.inside(one, choice.body) != self.inside(other, choice.body) for choice in choices)
 
     def after(self, statement: Statement) -> list[Statement]:
         """Return the statements that follow in the same block."""

@@ -92,9 +92,7 @@ def _put(
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
 
 
-def _once(
-    work: Work, call: cst.Call, sessions: dict[cst.CSTNode, str], place: Statement, line: str
-) -> Sequence[str]:
+def _once(work: Work, call: cst.Call, sessions: dict[cst.CSTNode, str], place: Statement, line: str) -> Sequence[str]:
     """Return the line that makes a session, nothing where its block has one with the same settings.
 
     Raises:

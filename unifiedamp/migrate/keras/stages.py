@@ -1,4 +1,4 @@
-"""Models that are compiled again, to fine-tune them: a session binds one optimizer to a model, so each stage has one."""
+"""Models that are compiled again, to fine-tune them: a session binds one optimizer to a model; each stage has one."""
 
 from __future__ import annotations
 
