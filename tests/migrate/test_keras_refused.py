@@ -138,3 +138,10 @@ def test_a_model_that_begins_as_none_is_followed_through_global():
     new = migrated(HEAD + text).after.decode()
     assert "    with amp.scope():\n        model = " in new
     assert "model, optimizer = amp.prepare(model, optimizer)" in new
+
+
+def test_models_of_other_files_are_listed():
+    text = "from nets import Autoencoder\n" + POLICY + "model = Autoencoder(3)\nmodel.compile('sgd', 'mse')\n"
+    done = migrated(HEAD + text)
+    assert done.changed
+    assert ["outside this file" in found.what for found in done.findings] == [True]

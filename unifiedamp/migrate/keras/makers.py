@@ -55,7 +55,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
         what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
         write = f"give its first layer an input shape, or call {model}.build(...) before compile"
         work.block(assign, what, write)
-    if not returned and source.meaning(value.func).rpartition(".")[2] not in source.functions():
+    if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in source.functions():
         name = source.meaning(value.func)
         if "keras" not in name and not name.endswith(("Model", "load_model")):
             note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
