@@ -10,7 +10,7 @@ from migrating import migrated, old_text
 WANTED = {
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
-    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step(), where"},
+    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()"},
     "optimizer_list": {11: "may not exist where it is prepared"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},
     "simclr": {26: "which models self.optimizer trains"},
