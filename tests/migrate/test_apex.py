@@ -36,6 +36,12 @@ import torch
 from apex import amp
 model, optimizer = amp.initialize(model, optimizer, {settings})
 """
+LOOP = """\
+loss = model(torch.ones(2, 2)).sum()
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ model, optimizer = amp.initialize(model, optimizer, {settings})
     ],
 )
 def test_settings(settings, wanted):
-    assert wanted in migrated(START.format(settings=settings)).after.decode()
+    assert wanted in migrated(START.format(settings=settings) + LOOP).after.decode()
 
 
 @pytest.mark.parametrize(
@@ -77,3 +83,13 @@ def test_code_that_makes_no_session_is_told_where_it_needs_one():
     )
     assert not done.changed
     assert [found.line for found in done.findings] == [4]
+
+
+STEP = "def step(self, loss):\n    with {amp}.scale_loss(loss, self.optimizer) as s:\n        s.backward()\n"
+
+
+@pytest.mark.parametrize("text", ["from .utils import *\n" + STEP.format(amp="amp"), STEP.format(amp="self.apex.amp")])
+def test_calls_of_an_amp_that_the_file_does_not_import_are_listed(text):
+    done = migrated(text)
+    assert not done.changed
+    assert ["does not import amp" in found.what for found in done.findings] == [True]

@@ -137,6 +137,11 @@ def test_scaling_behind_a_flag_under_an_unconditional_init_is_pointed_at():
     assert "always scales" in done.findings[0].write
 
 
+def test_a_batch_size_may_be_a_length():
+    new = migrated(SMALL.replace("trainer.step(4)", "trainer.step(len(x))")).after.decode()
+    assert "mean_loss = loss.sum() / len(x)\n" in new
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_reason(name):
     old, new, reason = REFUSED[name]

@@ -10,8 +10,7 @@ from migrating import migrated, old_text
 WANTED = {
     "bert_accumulate": {21: "no single trainer.step(batch_size)", 25: "clip_global_norm([p.grad()"},
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
-    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step(), where",
-                          24: "which models self.optimizer trains"},
+    "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()"},
     "optimizer_list": {11: "may not exist where it is prepared"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},
     "simclr": {26: "which models self.optimizer trains"},
@@ -19,6 +18,7 @@ WANTED = {
              41: "after each micro-batch"},
     "timm_script": {14: "no line that makes optimizer", 17: "create_graph=create_graph", 33: "loss.backward(), where",
                     35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
+    "unet_histograms": {20: "which clears gradients"},
     "train_step_model": {16: "a model that takes its own steps"},
 }  # fmt: skip
 

@@ -51,6 +51,10 @@ for i, x in enumerate([1, 2]):
     if (i + 1) % 2 == 0:
         optimizer.step()
 """
+APEX_AGAIN = """\
+critic = torch.nn.Linear(2, 1)
+critic = amp.initialize(critic, opt_level="O2")
+"""
 IN_REGION = """\
 with autocast():
     loss = model(torch.ones(2, 2)).sum()
@@ -114,6 +118,10 @@ def tune(x):
          [(9, "create_graph=True"), (10, "the result of scaler.step(optimizer) is used")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler = None\n", [(11, "assigned twice")]),
         (TORCH + TWO, [(8, "a and b are passed to one function")]),
+        (APEX, [(6, "nothing here scales a loss for optimizer")]),
+        (APEX + APEX_AGAIN + APEX_STEP + "optimizer.step()\n", [(8, "again, with other settings")]),
+        (TORCH + TORCH_STEP.replace("autocast()", "autocast(**region(model))") + "scaler.step(optimizer)\n",
+         [(7, "whose arguments cannot be seen")]),
         (TORCH + LATE, [(6, "no autocast region where the GradScaler can be seen")]),
     ],
 )  # fmt: skip

@@ -23,6 +23,7 @@ from .mxnet.check import check as check_mxnet
 from .report import CannotMigrate, Finding, Migration
 from .source import Source
 from .training.merge import merge
+from .unresolved import unresolved
 from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
@@ -107,6 +108,8 @@ def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
             apis.append(api.NAME)
             old += api.OLD_IMPORTS
             needs += getattr(api, "NEEDS", ())
+    if not findings and not apis:
+        findings += unresolved(source)
     torch = any(name in TORCH for name in apis)
     if torch and any(found.blocks for found in findings):
         edits, apis = Edits(), []  # half of a training loop would not run

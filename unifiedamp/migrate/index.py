@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 
 from .nodes import dotted, walk
+from .training.values import bindings
 
 
 class Index:
@@ -63,7 +64,7 @@ class Index:
             if len(node.targets) == 1:
                 self.assigns[dotted(node.targets[0].target)].append(node)
         elif isinstance(node, cst.AssignTarget):
-            self.bound.add((dotted(node.target), self._scopes[node]))
+            self.bound |= {(name, self._scopes[node]) for name in (dotted(node.target), *bindings(node))}
 
     def _functions(self) -> dict[str, cst.FunctionDef]:
         found = {n.name.value: n for n in self.kinds[cst.FunctionDef] if isinstance(n, cst.FunctionDef)}

@@ -230,6 +230,11 @@ class Source:
         """Whether ``node`` is ``outer`` or within it."""
         return node is outer or any(one is outer for one in self.above(node))
 
+    def exclusive(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Whether two nodes stand in different branches of one ``if``."""
+        choices = [above for above in self.above(other) if isinstance(above, cst.If) and self.inside(one, above)]
+        return any(self.inside(one, choice.body) != self.inside(other, choice.body) for choice in choices)
+
     def after(self, statement: Statement) -> list[Statement]:
         """Return the statements that follow in the same block."""
         block = self.block(statement)

@@ -40,9 +40,10 @@ def plan(work: Work) -> None:
     _read_scale(work)
     _refuse_unknown(work)
     made: list[Start] = []
+    sessions: dict[cst.CSTNode, str] = {}
     for call in starts:
         with work.blocking():
-            made.append(initialize(work, call, starts))
+            made.append(initialize(work, call, starts, sessions))
     rewrite_loops(work, aliases, made)
     for name in SAME:
         for call in calls_of(work.source, name):

@@ -6,15 +6,18 @@ import libcst as cst
 
 from ..nodes import dotted
 from ..work import Work
+from .questions import answered, asked
 
 
 def answer(work: Work) -> None:
-    """Answer ``amp is None`` and the flags that an import of amp sets."""
+    """Answer ``amp is None``, ``if amp``, and the flags that an import of amp sets."""
     for node in work.source.nodes:
         if isinstance(node, cst.Try):
             _import(work, node)
-        elif isinstance(node, cst.Comparison) and work.source.meaning(node.left) == "apex.amp":
-            _question(work, node)
+        elif isinstance(node, cst.BaseExpression) and asked(work.source, node):
+            meant = answered(work.source, node)
+            if meant is not None:
+                _question(work, node, meant)
 
 
 def _import(work: Work, node: cst.Try) -> None:
@@ -35,18 +38,14 @@ def _import(work: Work, node: cst.Try) -> None:
         work.note(node, what, "the session needs no Apex: set the flag to True where only amp depends on it")
 
 
-def _question(work: Work, node: cst.Comparison) -> None:
-    """``amp is None`` is never so."""
-    one = node.comparisons[0]
-    if dotted(one.comparator) != "None" or not isinstance(one.operator, cst.Is | cst.IsNot | cst.Equal | cst.NotEqual):
-        return
-    none = isinstance(one.operator, cst.Is | cst.Equal)
+def _question(work: Work, node: cst.BaseExpression, meant: str) -> None:
+    """Answer a question; an ``if amp is None`` that does nothing else goes."""
     around = work.source.parents[node]
     alone = isinstance(work.source.parents.get(around), cst.IndentedBlock | cst.Module)
-    if none and alone and isinstance(around, cst.If) and around.orelse is None:
+    if meant == "False" and alone and isinstance(around, cst.If) and around.orelse is None:
         work.edits.statement(around)
-        return
-    work.edits.expression(node, "False" if none else "True")
+    else:
+        work.edits.expression(node, meant)
 
 
 def _is_amp(node: cst.CSTNode) -> bool:

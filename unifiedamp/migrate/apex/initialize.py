@@ -12,6 +12,7 @@ from ..sessions import prepare_line, session_line
 from ..source import Source, Statement
 from ..training.flags import Guard, condition, empty, guards, lift, otherwise
 from ..work import Work
+from .questions import answered
 from .settings import settings
 
 _LISTS = ("models", "optimizers", "nets", "networks", "opts")
@@ -25,8 +26,14 @@ class Start(NamedTuple):
     optimizers: Sequence[cst.BaseExpression]
 
 
-def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call]) -> Start:
+def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call], sessions: dict[cst.CSTNode, str]) -> Start:
     """Rewrite a call of ``initialize``, one of a file's ``starts``.
+
+    Args:
+        work: takes the changes.
+        call: the call.
+        starts: all of the file's.
+        sessions: block → the line that makes its session, of the calls before this one; gets this one's.
 
     Raises:
         CannotMigrate: its models or optimizers have no names, or its result is used otherwise.
@@ -43,20 +50,27 @@ def initialize(work: Work, call: cst.Call, starts: Sequence[cst.Call]) -> Start:
         if len(given) != len(models) + len(optimizers):
             raise work.stop(call, "amp.initialize with other results than it has arguments", "call amp.prepare")
         prepare = _prepare(amp, [source.code(one) for one in given], *codes)
-        _put(work, call, starts, [dotted(one) for one in optimizers], prepare)
+        _put(work, call, starts, sessions, [dotted(one) for one in optimizers], prepare)
         return Start(call, [*models, *given[: len(models)]], [*optimizers, *given[len(models) :]])
     if not isinstance(simple, cst.Return) or simple.value is not call:
         raise work.stop(call, "amp.initialize inside an expression", "assign its result on a separate line")
-    _put(work, call, starts, [], f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})")
+    _put(work, call, starts, sessions, [], f"return {amp}.prepare({', '.join([*codes[0], *codes[1]])})")
     return Start(call, models, optimizers)
 
 
-def _put(work: Work, call: cst.Call, starts: Sequence[cst.Call], optimizers: Sequence[str], prepare: str) -> None:
+def _put(
+    work: Work,
+    call: cst.Call,
+    starts: Sequence[cst.Call],
+    sessions: dict[cst.CSTNode, str],
+    optimizers: Sequence[str],
+    prepare: str,
+) -> None:
     """Write the session's lines: outside the flag that guards them, or one for each branch."""
     source, names = work.source, work.names
     statement = source.statement(call)
     told = settings(work, call)
-    chain = guards(source, statement, optimizers)
+    chain = guards(source, statement, optimizers, lambda test: answered(source, test))
     if prepare.startswith("return"):
         chain = []
     gone = _imports(source) | {each for each, code in work.edits.lines.items() if not code}
@@ -64,17 +78,34 @@ def _put(work: Work, call: cst.Call, starts: Sequence[cst.Call], optimizers: Seq
     place = lift(work, statement, chain, gone) if chain and alone else None
     if place is None:
         line = session_line(names, names.amp, "torch", **told)
-        work.edits.statement(statement, line, prepare)
+        work.edits.statement(statement, *_once(work, call, sessions, statement, line), prepare)
         _otherwise(work, statement, chain, starts, optimizers, prepare)
         return
-    lines = (session_line(names, names.amp, "torch", **_switched(told, condition(chain))), prepare)
     outer = chain[-1].node
+    line = session_line(names, names.amp, "torch", **_switched(told, condition(chain)))
+    lines = (*_once(work, call, sessions, outer, line), prepare)
     if empty(source, statement, chain, gone):
         work.edits.statement(outer, *lines)
         return
     work.edits.statement(statement)
     for line in lines:
         (work.edits.after if place == "after" else work.edits.before)(outer, line)
+
+
+def _once(work: Work, call: cst.Call, sessions: dict[cst.CSTNode, str], place: Statement, line: str) -> Sequence[str]:
+    """Return the line that makes a session, nothing where its block has one with the same settings.
+
+    Raises:
+        CannotMigrate: the block has a session with other settings.
+    """
+    block = work.source.block(place)
+    if block not in sessions:
+        sessions[block] = line
+        return [line]
+    if sessions[block] != line:
+        raise work.stop(call, "amp.initialize again, with other settings",
+                        "one session for all models, or one for each, which scales its losses")  # fmt: skip
+    return []
 
 
 def _otherwise(
@@ -98,6 +129,8 @@ def _otherwise(
 def _switched(told: dict[str, str | None], test: str) -> dict[str, str | None]:
     """Return a session's arguments under a flag."""
     policy, scale = told["policy"], told["loss_scale"]
+    if test == "True":
+        return told
     return {
         "policy": f'{_bracketed(policy or "")} if {test} else "float32"',
         "loss_scale": None if scale is None else f'{_bracketed(scale)} if {test} else "none"',

@@ -108,6 +108,50 @@ def prepared(facts: Facts) -> Iterator[Problem]:
                 yield call, f"no step of {code} was found", "`amp.step(optimizer)` where its gradients are complete"
 
 
+def trained(facts: Facts) -> Iterator[Problem]:
+    """Optimizers are prepared where their losses are scaled: a training loop in another file would not be."""
+    if facts.calls("scale_loss"):
+        return
+    for call in facts.calls("prepare"):
+        if len(call.args) > 1:
+            code = facts.source.code(call.args[-1].value)
+            write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"
+            yield call, f"nothing here scales a loss for {code}", write
+
+
+def in_time(facts: Facts) -> Iterator[Problem]:
+    """What a function trains is prepared before."""
+    order, source = facts.source.order, facts.source
+    training = facts.calls("scale_loss", "step")
+    for scope in {source.scope(call) for call in facts.calls("prepare")}:
+        first = min(facts.in_scope(facts.calls("prepare"), scope), key=order.__getitem__)
+        for call in facts.in_scope(source.of(cst.Call), scope):
+            trains = call in training or any(
+                source.inside(one, function) for function in facts.aliases.functions(call) for one in training
+            )
+            if trains and order[call] < order[first] and not source.exclusive(call, first):
+                yield first, f"{source.code(first)} comes behind {source.code(call)}", "it before what trains"
+                break
+
+
+def cleared(facts: Facts) -> Iterator[Problem]:
+    """Parameters' gradients are read before the step, which clears them."""
+    order, source = facts.source.order, facts.source
+    for node in source.of(cst.Attribute):
+        if node.attr.value != "grad" or not isinstance(source.parents[node], cst.Attribute | cst.Arg):
+            continue
+        if not _of_prepared(facts, node) or _asks_for_gradient(source, node):
+            continue
+        calls = facts.in_scope(facts.calls("step", "scale_loss"), source.scope(node))
+        before = max((one for one in calls if order[one] < order[node]), key=order.__getitem__, default=None)
+        behind = min((one for one in calls if order[one] > order[node]), key=order.__getitem__, default=None)
+        if behind is not None and dotted(behind.func).endswith(".step"):
+            continue  # of another optimizer, whose gradients these are
+        if before is not None and dotted(before.func).endswith(".step"):
+            what = f"{source.code(node)} is read behind {source.code(before)}, which clears gradients"
+            yield node, what, "`amp.unscale(optimizer)`, and read them, before the step"
+
+
 def unfinished(facts: Facts) -> Iterator[Problem]:
     """Between unscaling an optimizer's gradients and scaling its next loss, it steps."""
     order, source = facts.source.order, facts.source
@@ -124,7 +168,24 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
             yield first, f"{code[0]} is unscaled before, and does not step in between", f"`amp.step({code[0]})` there"
 
 
-RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, unfinished)
+RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
+
+
+def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
+    """Whether an attribute is one of a loop's variable, over the parameters of a prepared model."""
+    owner, groups = dotted(node.value), {facts.aliases.of(a.value) for c in facts.calls("prepare") for a in c.args}
+    for above in facts.source.above(node):
+        if isinstance(above, cst.For | cst.CompFor) and owner in {dotted(one) for one in walk(above.target)}:
+            parts = [one for one in walk(above.iter) if isinstance(one, cst.Attribute)]
+            return any(facts.aliases.of(one.value) in groups for one in parts if "parameters" in one.attr.value)
+    return False
+
+
+def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:
+    """Whether a condition around an attribute asks if there is a gradient."""
+    text = source.code(node)
+    tests = [above.test for above in source.above(node) if isinstance(above, cst.If | cst.IfExp)]
+    return any(f"{text} is" in source.code(test) or source.code(test) == text for test in tests)
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:

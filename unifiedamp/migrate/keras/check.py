@@ -78,9 +78,16 @@ def _twice(source: Source) -> Iterator[Reason]:
         for other in source.methods("prepare"):
             if other is call or source.scope(other) is not scope or dotted(other.args[0].value) != model:
                 continue
+            if dotted(other.func) != dotted(call.func):  # a session for each
+                continue
             first, last = source.order[other], source.order[call]
             if first < last and not any(first < source.order[maker] < last for maker in makers):
                 yield source.line(call), _again(model, "twice in this function")
+        shared = [g for g in source.of(cst.Global) if source.scope(g) is scope]
+        if any(item.name.value == model for g in shared for item in g.names) and not any(
+            source.scope(maker) is scope for maker in makers
+        ):
+            yield source.line(call), _again(model, "each time that function is called")
         yield from _handed_twice(source, call, model)
 
 

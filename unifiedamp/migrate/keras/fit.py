@@ -9,6 +9,7 @@ from ..source import Source
 from ..work import Work
 from .scales import quoted
 from .scopes import Trained
+from .stages import Stages
 from .start import Start
 from .words import REWRITE, WRAPPER
 
@@ -17,7 +18,7 @@ _TRAINS = ("fit", "fit_generator", "train_on_batch")
 
 def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
     """Prepare each model that is compiled; one without an optimizer or a name blocks."""
-    source = work.source
+    source, stages = work.source, Stages(work, start)
     fitted = {dotted(call.func).rpartition(".")[0] for name in _TRAINS for call in source.methods(name)}
     for call in source.methods("compile"):
         assert isinstance(call.func, cst.Attribute)
@@ -30,25 +31,43 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
             work.block(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
             continue
         with work.blocking():
-            _prepare(work, call, model)
+            _prepare(work, stages, call, model)
         trained.models[model] = call
         trained.users.append(call)
         if start.rewrites and not _in_scope(work, model):
             work.block(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
 
 
-def _prepare(work: Work, call: cst.Call, model: str) -> None:
+def _prepare(work: Work, stages: Stages, call: cst.Call, model: str) -> None:
     source, edits = work.source, work.edits
     given = argument(call, "optimizer", 0)
     if given is None:
         raise work.stop(call, f"{model}.compile without an optimizer", 'name it: optimizer="rmsprop"')
     statement = source.statement(call)
+    scope = source.scope(call)
     named = bool(dotted(given)) and _is_made(source, given, call)
-    optimizer = dotted(given) if named else ("amp_optimizer" if source.uses("optimizer") else "optimizer")
-    if not named:
-        edits.before(statement, f"{optimizer} = {_made(source, given)}")
+    own = named and _binds(source, scope, dotted(given))
+    optimizer = dotted(given) if own else ("amp_optimizer" if source.uses("optimizer") else "optimizer")
+    made = dotted(given) if named else optimizer
+    amp, session = stages.session(call, model)
+    lines = [] if named else [f"{optimizer} = {_made(source, given)}"]
+    lines += [] if session is None else [session]
+    if _binds(source, scope, model):
+        lines.append(f"{model}, {optimizer} = {amp}.prepare({model}, {made})")
+    else:
+        lines.append(f"_, {optimizer} = {amp}.prepare({model}, {made})")
+    for line in lines:
+        edits.before(statement, line)
+    if not own:
         edits.expression(given, optimizer)
-    edits.before(statement, f"{model}, {optimizer} = {work.names.amp}.prepare({model}, {optimizer})")
+
+
+def _binds(source: Source, scope: cst.CSTNode, name: str) -> bool:
+    """Whether a function, or the file, may give a name a new value: it binds it, or declares it global."""
+    if "." in name or isinstance(scope, cst.Module):
+        return True
+    declared = [item.name for one in source.of(cst.Global) if source.scope(one) is scope for item in one.names]
+    return name in map(dotted, declared) or (isinstance(scope, cst.FunctionDef) and source.bound_in(name, scope))
 
 
 def _is_made(source: Source, given: cst.BaseExpression, call: cst.Call) -> bool:

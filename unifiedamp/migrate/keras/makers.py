@@ -17,14 +17,15 @@ _INPUTS = ("Input", "InputLayer")
 
 def makers_of(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Assign]:
     """Return the assignments of a model that its use in ``scope`` can see."""
-    assigns = [a for a in source.assigns(model) if not _is_prepared(a)] + _unpacked(source, model)
+    assigns = [a for a in source.assigns(model) if not _is_prepared(a) and dotted(a.value) != "None"]
+    assigns += _unpacked(source, model)
     if model.startswith("self."):
         return assigns
     here = [a for a in assigns if source.scope(a) is scope]
     if here or (isinstance(scope, cst.FunctionDef) and model in parameters(scope)):
         return here
     outer = [a for a in assigns if source.inside(scope, source.scope(a))]
-    return outer or [a for a in assigns if source.scope(a) is source.module]
+    return outer or [a for a in assigns if source.scope(a) is source.module or _declared(source, model, a)]
 
 
 def handed_in(source: Source, model: str, scope: cst.CSTNode) -> list[tuple[str, Scope, cst.CSTNode]]:
@@ -54,7 +55,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
         what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
         write = f"give its first layer an input shape, or call {model}.build(...) before compile"
         work.block(assign, what, write)
-    if not returned and source.meaning(value.func).rpartition(".")[2] not in source.functions():
+    if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in source.functions():
         name = source.meaning(value.func)
         if "keras" not in name and not name.endswith(("Model", "load_model")):
             note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
@@ -67,6 +68,12 @@ def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:
         for assign in makers_of(work.source, model, work.source.scope(use)):
             if isinstance(assign.value, cst.Call):
                 check_built(work, model, assign, assign.value)
+
+
+def _declared(source: Source, name: str, assign: cst.Assign) -> bool:
+    """Whether an assignment's function declares the name global."""
+    scope = source.scope(assign)
+    return any(item.name.value == name for g in source.of(cst.Global) if source.scope(g) is scope for item in g.names)
 
 
 def _is_prepared(assign: cst.Assign) -> bool:

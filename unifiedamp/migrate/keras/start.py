@@ -23,6 +23,7 @@ class Start:
     Attributes:
         call: that call.
         rewrites: whether it is the graph rewrite's.
+        settings: the code of the session's arguments; :func:`make_session` gives it.
 
     Raises:
         CannotMigrate: there is none in the file; several block.
@@ -39,6 +40,7 @@ class Start:
             work.block(starts[1], f"the policy is set {len(starts)} times (lines {lines})",
                        'make a session for each policy: `ua.Amp("tensorflow", policy=...)`')  # fmt: skip
         self.call, self.rewrites = starts[0], bool(rewrites)
+        self.settings: dict[str, str | None] = {}
 
 
 def make_session(work: Work, start: Start) -> None:
@@ -53,10 +55,10 @@ def make_session(work: Work, start: Start) -> None:
     if scale is None and policy == '"mixed_float16"':
         scale = dynamic_scale(work.names)  # what Keras wraps an optimizer in by itself
     policy, scale = _behind_flag(work, start.call, policy, scale)
-    options = REWRITES if start.rewrites else None
-    line = session_line(
-        work.names, work.names.amp, "tensorflow", policy=policy, loss_scale=scale, backend_options=options
-    )
+    start.settings = {
+        "policy": policy, "loss_scale": scale, "backend_options": REWRITES if start.rewrites else None
+    }  # fmt: skip
+    line = session_line(work.names, work.names.amp, "tensorflow", **start.settings)
     if start.rewrites and work.source.assignment(start.call) is None:
         work.edits.before(work.source.statement(start.call), line)
         work.edits.expression(start.call, work.source.code(start.call.args[0].value))

@@ -77,6 +77,8 @@ def _batch_size(work: Work, trainer: str, call: cst.Call) -> str:
 
 
 def _simple(code: str) -> bool:
+    """Whether a batch size is a name, a number, a part of one, or the length of one."""
+    code = code.removeprefix("len(").removesuffix(")")
     return code.replace(".", "").replace("_", "").replace("[", "").replace("]", "").isalnum()
 
 

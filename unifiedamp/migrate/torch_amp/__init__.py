@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import dotted, keywords
 from ..sessions import free_name
 from ..source import Source
 from ..training.aliases import Aliases
@@ -90,7 +90,10 @@ def _plan_one(work: Work, aliases: Aliases, scaler: Scaler, regions: dict[cst.Ca
 
 
 def _refuse_references(work: Work) -> None:
-    """Refuse ``region = torch.autocast``: what is called by another name is not followed."""
+    """Refuse ``region = torch.autocast`` and ``torch.autocast(**options)``: what they mean is not followed."""
+    for call in work.source.calls(*AUTOCAST, *SCALERS):
+        if "*" in keywords(call):
+            work.block(call, f"{work.source.code(call)}, whose arguments cannot be seen", "name the arguments")
     for node in work.source.nodes:
         if not isinstance(node, cst.Attribute | cst.Name) or work.source.meaning(node) not in (*AUTOCAST, *SCALERS):
             continue

@@ -74,6 +74,7 @@ def _in_scope(
     place = source.in_block(place, block) or place
     wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
     used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)
+    wrapped = [a for a in wrapped if not any(source.inside(use, a) for use in scaler.uses)]
     others = [*assigns, *(a for a in wrapped if source.order[a] < used or not home)]
     _write(work, aliases, behind(source, place, others), scope, amp, models, optimizers)
 
@@ -89,6 +90,7 @@ def _in_home(
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
+    models = models or [name for name in _MODELS if aliases.binds(home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import libcst as cst
@@ -29,8 +29,20 @@ class Guard(NamedTuple):
         )
 
 
-def guards(source: Source, statement: Statement, bound: Collection[str]) -> list[Guard]:
-    """Return the ``if`` statements around ``statement``, from the inside out, whose branches bind none of ``bound``."""
+def guards(
+    source: Source,
+    statement: Statement,
+    bound: Collection[str],
+    answer: Callable[[cst.BaseExpression], str | None] = lambda _: None,
+) -> list[Guard]:
+    """Return the ``if`` statements around a statement, from the inside out.
+
+    Args:
+        source: the file.
+        statement: what they are around.
+        bound: names that none of their branches may bind before it.
+        answer: condition → its code after the migration; None where it stays.
+    """
     found: list[Guard] = []
     position: Statement = statement
     while True:
@@ -42,7 +54,8 @@ def guards(source: Source, statement: Statement, bound: Collection[str]) -> list
         node = source.parents[owner] if isinstance(owner, cst.Else) else owner
         if not isinstance(node, cst.If) or isinstance(source.parents.get(node), cst.If) or _has_elif(node):
             return found
-        found.append(Guard(node, _test(source, node, isinstance(owner, cst.Else))))
+        test = answer(node.test) or source.code(node.test)
+        found.append(Guard(node, _negated(node, test) if isinstance(owner, cst.Else) else " ".join(test.split())))
         position = node
 
 
@@ -83,9 +96,10 @@ def empty(source: Source, statement: Statement, chain: Sequence[Guard], gone: Co
 
 def condition(chain: Sequence[Guard]) -> str:
     """Return the code of all guards' conditions."""
-    if len(chain) == 1:
-        return chain[0].test
-    return " and ".join(f"({g.test})" if " or " in g.test or " if " in g.test else g.test for g in reversed(chain))
+    tests = [guard.test for guard in reversed(chain) if guard.test != "True"]
+    if len(tests) < 2:
+        return tests[0] if tests else "True"
+    return " and ".join(f"({test})" if " or " in test or " if " in test else test for test in tests)
 
 
 def otherwise(work: Work, chain: Sequence[Guard], made: Sequence[cst.CSTNode], *code: str) -> None:
@@ -142,10 +156,8 @@ def _has_elif(node: cst.If) -> bool:
     return isinstance(node.orelse, cst.If)
 
 
-def _test(source: Source, node: cst.If, negated: bool) -> str:
-    code = " ".join(source.code(node.test).split())
-    if not negated:
-        return code
+def _negated(node: cst.If, test: str) -> str:
+    code = " ".join(test.split())
     return f"not {code}" if dotted(node.test) else f"not ({code})"
 
 
