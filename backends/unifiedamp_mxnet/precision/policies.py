@@ -26,7 +26,10 @@ NO_BFLOAT16_LAYERS = "MXNet's optimizers do not train layers with parameters in 
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
-EMULATE_WIDE = "on MXNet, emulate is for policies with float32 parameters, such as 'mixed_float16;emulate=true'"
+EMULATE_WIDE = (
+    "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are parameters; "
+    "'mixed_{compute};emulate=true' is the nearest that runs"
+)
 EMULATE_OUTPUT = (
     "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are outputs: use "
     "output_dtype='float32'"
@@ -72,8 +75,8 @@ def policy_support(policy: Policy, context: Context) -> Support:
 
 def _emulation(policy: Policy, dtypes: set[str], on_cpu: bool) -> Support:
     """Return whether a policy's dtypes can be emulated."""
-    if policy.param_dtype != "float32":
-        return Support(False, EMULATE_WIDE)
+    if policy.param_dtype != "float32" and {policy.param_dtype, *dtypes} & {"bfloat16", "float8"}:
+        return Support(False, EMULATE_WIDE.format(compute=policy.compute_dtype))
     if not dtypes & {"bfloat16", "float8"}:
         return Support(True, EMULATED)
     if not on_cpu:
