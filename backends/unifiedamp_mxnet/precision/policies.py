@@ -14,7 +14,7 @@ NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' i
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
 NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs{emulated}"
-EMULATED_FLOAT8 = "; 'mixed_float8;emulate=true' runs its numerics on a CPU"
+EMULATED_FLOAT8 = "; '{policy}' runs its numerics on a CPU"
 NO_BFLOAT16_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'bfloat16;update=kahan', or "
     "'mixed_bfloat16'"
@@ -54,7 +54,7 @@ def policy_support(policy: Policy, context: Context) -> Support:
         return _emulation(policy, dtypes, on_cpu)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
-        nearest, emulated = (on_this_cpu, EMULATED_FLOAT8) if on_cpu else ("mixed_float16", "")
+        nearest, emulated = (on_this_cpu, EMULATED_FLOAT8.format(policy=policy.replace(emulate=True))) if on_cpu else ("mixed_float16", "")
         return Support(False, NO_FLOAT8.format(nearest=nearest, emulated=emulated))
     if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)

@@ -49,14 +49,14 @@ def unpack(kept: Tensor, squares: bool, shape: tf.TensorShape) -> Tensor:
 
 def _codes_and_scales(values: Tensor, key: Tensor, step: Tensor, squares: bool) -> Tensor:
     size = tf.size(values)
-    blocks = tf.reshape(tf.pad(tf.reshape(values, [-1]), [[0, -size % BLOCK]]), [-1, BLOCK])
+    blocks = tf.reshape(tf.pad(tf.reshape(values, [-1]), [[0, tf.math.floormod(-size, BLOCK)]]), [-1, BLOCK])
     finite = tf.math.is_finite(blocks)
     sizes = tf.where(finite, tf.abs(blocks), tf.zeros_like(blocks))
     roots = tf.sqrt(sizes) if squares else sizes
     lowest = state_rounding.SMALLEST_EXPONENTS[squares]
     exponents = _exponent(tf.reduce_max(roots, axis=1)) - state_rounding.TOP_EXPONENT
     scales = _power(tf.maximum(exponents, lowest))
-    inverse = (1 / scales)[:, None]
+    inverse = tf.math.reciprocal(scales)[:, None]
     scaled = roots * inverse
     exponent = tf.maximum(_exponent(scaled), -6)
     spacing = _power(exponent - 3)
@@ -93,7 +93,7 @@ def _unpack(kept: Tensor, size: Tensor) -> Tensor:
     bits = uint32(0)
     for place in range(SCALE_BYTES):
         bits = tf.bitwise.bitwise_or(bits, shifted_left(parts[:, place], uint32(8 * place)))
-    codes = tf.reshape(tf.pad(tf.cast(kept[:size], tf.int32), [[0, -size % BLOCK]]), [-1, BLOCK])
+    codes = tf.reshape(tf.pad(tf.cast(kept[:size], tf.int32), [[0, tf.math.floormod(-size, BLOCK)]]), [-1, BLOCK])
     exponent, mantissa = bits_and(shifted_right(codes, 3), 15), bits_and(codes, 7)
     normal = tf.cast(mantissa + 8, tf.float32) * _power(exponent - 10)
     numbers = tf.where(tf.equal(exponent, 0), tf.cast(mantissa, tf.float32) * 2.0**-9, normal)
