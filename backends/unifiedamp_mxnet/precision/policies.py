@@ -54,7 +54,11 @@ def policy_support(policy: Policy, context: Context) -> Support:
         return _emulation(policy, dtypes, on_cpu)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
-        nearest, emulated = (on_this_cpu, EMULATED_FLOAT8.format(policy=policy.replace(emulate=True))) if on_cpu else ("mixed_float16", "")
+        nearest, emulated = (
+            (on_this_cpu, EMULATED_FLOAT8.format(policy=policy.replace(emulate=True)))
+            if on_cpu
+            else ("mixed_float16", "")
+        )
         return Support(False, NO_FLOAT8.format(nearest=nearest, emulated=emulated))
     if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
