@@ -77,11 +77,7 @@ class Attention(nn.Module):
     def __init__(self, projections: Sequence[NDArray[Any]], heads: int) -> None:
         super().__init__()
         self.heads = heads
-        for name, weight in zip(("query", "key", "value", "output"), projections, strict=True):
-            layer = nn.Linear(*weight.shape, bias=False)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
-            self.add_module(name, layer)
+        self.query, self.key, self.value, self.output = map(_projection, projections)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs, of the shape of the inputs."""
@@ -91,6 +87,13 @@ class Attention(nn.Module):
         attended = nn.functional.scaled_dot_product_attention(*split)
         output: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return output
+
+
+def _projection(weight: NDArray[Any]) -> nn.Linear:
+    layer = nn.Linear(weight.shape[0], weight.shape[1], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
+    return layer
 
 
 class Residual(nn.Module):
