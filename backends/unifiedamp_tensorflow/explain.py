@@ -17,7 +17,9 @@ def plan_rows(spec: SessionSpec, device: DeviceInfo) -> Iterator[PlanRow]:
         yield _master_row()
     if spec.policy.state_dtype is not None:
         native = "the optimizer's variables; float32 values in their place in optimizer.update_step"
-        note = f"2 bytes per number in place of 4, rounded stochastically (seed {spec.policy.update_seed})"
+        low = spec.policy.state_dtype == "bfloat16"
+        size = "2 bytes" if low else "1 byte and a float32 scale for 256 numbers"
+        note = f"{size} per number in place of 4, rounded stochastically (seed {spec.policy.update_seed})"
         yield PlanRow("state_dtype", spec.policy.state_dtype, native, "emulated", note)
     if spec.policy.update is not None:
         yield _update_row(spec)

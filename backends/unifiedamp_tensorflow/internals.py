@@ -197,6 +197,10 @@ RESHAPES = ((gen_array_ops, "reshape"), (gen_array_ops, "squeeze"), (gen_array_o
 """Those that may stand between the two."""
 
 
+COMPUTE_ATTENTION = "_compute_attention"
+"""Keras's method of layers of attention that multiplies queries, keys and values; it is written to be overridden."""
+
+
 def uses_cudnn(layer: Layer) -> bool:
     """Whether a recurrent layer may run in one kernel of cuDNN's, which Keras 2 decides by itself."""
     return getattr(layer, "use_cudnn", "auto") is not False

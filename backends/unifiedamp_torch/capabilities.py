@@ -60,7 +60,7 @@ def check_policy(spec: SessionSpec, device: torch.device, emulate: bool) -> None
     policy = spec.policy
     _check_pair(policy)
     if policy.emulate:
-        _check_emulation(policy, device)
+        operations.check(emulation.PRODUCTS, device.type, f"policy {str(policy)!r}: emulated products")
     for dtype in set() if policy.emulate else {policy.compute_dtype, *policy.layer_overrides.values()}:
         runs, helps = dtype_support(device, dtype, emulate)
         if not runs:
@@ -129,20 +129,6 @@ def _check_pair(policy: Policy) -> None:
         raise errors.PolicyNotSupportedError(
             f"policy {str(policy)!r}: torch.autocast computes in float16 or bfloat16, so {policy.param_dtype} "
             f"parameters cannot be computed with in float32; nearest that runs: 'float32' or {policy.param_dtype!r}"
-        )
-
-
-def _check_emulation(policy: Policy, device: torch.device) -> None:
-    """Refuse what autocast's kernels, which emulation replaces, do not see.
-
-    Raises:
-        PolicyNotSupportedError, UnsupportedError: with what can be emulated.
-    """
-    operations.check(emulation.PRODUCTS, device.type, f"policy {str(policy)!r}: emulated products")
-    if policy.param_dtype != "float32":
-        raise errors.PolicyNotSupportedError(
-            f"policy {str(policy)!r}: on torch, emulate is for float32 parameters, as models with {policy.param_dtype} "
-            f"ones run outside autocast; nearest that can be emulated: 'mixed_{policy.param_dtype};emulate=true'"
         )
 
 

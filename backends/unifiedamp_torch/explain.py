@@ -11,7 +11,7 @@ from unifiedamp.backend import PlanRow, Policy, SessionSpec
 from .device.kinds import traits
 from .device.selection import dtype_support
 from .options import TorchOptions
-from .precision import operations
+from .precision import emulation, operations
 from .precision.layers import rnns_need_float32
 
 
@@ -34,7 +34,7 @@ def rows(
         shared: why steps run as they are written; empty where they are compiled.
     """
     policy = spec.policy
-    low = policy.is_mixed
+    low = emulation.uses_autocast(policy)
     runs = f"dtype=torch.{policy.region_dtype}, cache_enabled={cache}" if low else "enabled=False"
     helps = dtype_support(device, policy.compute_dtype, options.emulate or policy.emulate)[1]
     plan = [

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 import unifiedamp as ua
-from unifiedamp.backend import rounding
+from unifiedamp.backend import rounding, state_rounding
 from unifiedamp_tensorflow.precision.layers import parameters
+from unifiedamp_tensorflow.training import bfloat16_rounding, moment_rounding
 
 keras = tf.keras
 X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
@@ -114,9 +115,10 @@ def test_an_optimizer_that_ignores_its_values_is_refused():
         amp.step(optimizer)
 
 
-def test_state_dtype_in_fit_and_what_it_refuses():
-    """Moments are bfloat16 variables, as they are in Keras's own files."""
-    narrow = "float32;state_dtype=bfloat16"
+@pytest.mark.parametrize(("dtype", "apart"), [("bfloat16", 2e-3), ("float8", 8e-3)])
+def test_state_dtype_in_fit(dtype, apart):
+    """Moments are bfloat16 variables, or bytes: of float8 numbers, and of a scale for the one block of each."""
+    narrow = f"float32;state_dtype={dtype}"
     runs = []
     for policy in (narrow, "float32"):
         amp, model, optimizer = prepared(None, keras.optimizers.Adam(1e-3), policy)
@@ -125,15 +127,47 @@ def test_state_dtype_in_fit_and_what_it_refuses():
         runs.append(weights(amp, model))
         if policy == narrow:
             kept = [each for each in optimizer.inner_optimizer.variables if len(each.shape)]
-            assert {tf.as_dtype(each.dtype).name for each in kept} == {"bfloat16"}
+            assert {tf.as_dtype(each.dtype).name for each in kept} == {{"float8": "uint8"}.get(dtype, dtype)}
             assert amp.state_dict()["states"]["steps"] == [16]
-            assert amp.backend.optimizer_states.nbytes() == 2 * 2 * len(runs[0])
-    assert 0 < np.abs(runs[0] - runs[1]).max() < 2e-3
+            numbers, blocks = len(runs[0]), len(model.trainable_variables)
+            bytes_of = {"bfloat16": 2 * numbers, "float8": numbers + 4 * blocks}
+            assert amp.backend.optimizer_states.nbytes() == 2 * bytes_of[dtype]
+    assert 0 < np.abs(runs[0] - runs[1]).max() < apart
+
+
+def test_what_state_dtype_refuses():
+    narrow = "float32;state_dtype=bfloat16"
     with pytest.raises(
         ua.PrepareError, match="moments of this Nadam are not known; use one of tf.keras.optimizers' Adam"
     ):
         prepared(None, keras.optimizers.Nadam(0.1), narrow)
     built = keras.optimizers.SGD(0.1, 0.9)
     built.build([tf.Variable(1.0)])
-    with pytest.raises(ua.PrepareError, match="state_dtype= needs bfloat16 slots; make a new one"):
+    with pytest.raises(ua.PrepareError, match="state_dtype= needs slots of fewer bits; make a new one"):
         prepared(None, built, narrow)
+
+
+@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_float8_moments_have_the_bits_of_the_reference(squares, compiled):
+    """Blocks that are not full, zeros, subnormal numbers, inf and nan; twice, as what is kept stays."""
+    rng = np.random.default_rng(0)
+    key, seed = state_rounding.moment_key("a", "second_moment"), 3
+    run = tf.function(
+        lambda values, step: moment_rounding.pack(values, squares, key, bfloat16_rounding.step_key(seed, step)),
+        jit_compile=compiled, autograph=False,
+    )  # fmt: skip
+    for shape in ((1,), (256,), (3, 100), (40, 50), (0,)):
+        values = (rng.normal(size=shape) * np.exp2(rng.integers(-60, 30, shape))).astype(np.float32)
+        values = values * values if squares else values
+        values.ravel()[::7] = 0
+        values.ravel()[50::90] = np.inf
+        values.ravel()[70::99] = np.nan
+        for step in range(2):
+            codes, scales = state_rounding.pack(values, squares, key, rounding.step_key(seed, step))
+            expected = state_rounding.unpack(codes, scales, squares, values.shape)
+            kept = run(tf.constant(values), tf.constant(step))
+            assert kept.numpy().tobytes() == codes.tobytes() + scales.astype("<f4").tobytes()
+            found = moment_rounding.unpack(kept, squares, tf.TensorShape(shape)).numpy()
+            np.testing.assert_array_equal(found, expected)
+            values = np.nan_to_num(expected)

@@ -179,3 +179,17 @@ def test_bad_losses_are_refused():
         ]:  # fmt: skip
             with pytest.raises(ua.LossError, match=text):
                 amp.scale_loss(loss, optimizer)
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+def test_a_fused_optimizer_that_would_not_train_is_refused(policy):
+    """torch's own fused SGD returns without an error, and leaves 16-bit parameters as they are on a CPU."""
+    param = torch.nn.Parameter(torch.ones(64, dtype=getattr(torch, policy)))
+    param.grad = torch.ones_like(param)
+    torch.optim.SGD([param], lr=0.25, fused=True).step()
+    assert param.eq(1).all(), "it trains here: fused_float32_only of device/kinds.py can go"
+    model = torch.nn.Linear(4, 4)
+    fused = torch.optim.SGD(model.parameters(), lr=0.25, fused=True)
+    with pytest.raises(ua.PrepareError, match=f"fused SGD on 'cpu' does not update {policy} parameters"):
+        ua.Amp("torch", policy, device="cpu").prepare(model, fused)
+    ua.Amp("torch", policy, device="cpu", master_weights=True).prepare(model, fused)

@@ -70,7 +70,10 @@ def test_the_gradient_is_rounded_too():
     assert x.grad.tolist() == [1.0, float("inf")]
 
 
-@pytest.mark.parametrize(("policy", "limit"), [("mixed_bfloat16", 2.0**-12), ("mixed_float16", 2.0**-13)])
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [("mixed_bfloat16", 2.0**-12), ("mixed_float16", 2.0**-13), ("bfloat16", 2.0**-7), ("float16", 2.0**-10)],
+)
 @pytest.mark.filterwarnings("ignore::unifiedamp.errors.NoGainWarning")
 def test_an_emulated_step_is_close_to_the_native_one(policy, limit):
     """Both round at the same places; they add up in another order, so that a few results are neighbours."""
@@ -86,16 +89,31 @@ def test_an_emulated_step_is_close_to_the_native_one(policy, limit):
         for _ in range(3):
             amp.backward(lambda model=model, x=x: model(x).square().mean(), optimizer)
             amp.step(optimizer)
-        trained[text] = torch.cat([param.detach().flatten() for param in model.parameters()])
+        trained[text] = torch.cat([param.detach().flatten().float() for param in model.parameters()])
         amp.close()
     single, native, emulated = trained.values()
     assert (native - emulated).abs().max() < limit
     assert (native - single).abs().max() > 0
 
 
+def test_operations_that_autocast_casts_stay_in_16_bits():
+    """Regions of 16-bit parameters are regions of autocast, for products alone; others keep their inputs' dtype."""
+    amp = ua.Amp("torch", "float16;emulate=true", device="cpu")
+    x, wide = torch.rand(4, 4).half(), torch.rand(4, 4)
+    calls = [
+        lambda x: torch.nn.functional.mse_loss(x, x), lambda x: x.prod(), lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: torch.stack([x, x]), lambda x: x @ x, lambda x: x.mv(x[0]),
+        lambda x: torch.nn.functional.pad(x[None], (1, 1), "reflect"),
+    ]  # fmt: skip
+    with amp.autocast():
+        assert {call(x).dtype for call in calls} == {torch.float16}
+        assert {call(wide).dtype for call in calls} == {torch.float32}
+        with pytest.raises(RuntimeError, match="dtype"):
+            x @ wide
+    amp.close()
+
+
 def test_what_cannot_be_emulated_names_what_can():
-    with pytest.raises(ua.PolicyNotSupportedError, match="'mixed_float16;emulate=true'"):
-        ua.Amp("torch", "float16;emulate=true", device="cpu")
     amp = ua.Amp("torch", "mixed_float8;emulate=true", device="cpu")
     assert amp.explain().row("emulate").effect == "emulated"
     with pytest.raises(ua.PolicyNotSupportedError, match="without emulate"):

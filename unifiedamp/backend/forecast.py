@@ -26,6 +26,20 @@ OPERANDS = ("weight", "input", "gradient")
 RESULTS = ("output", "weight_gradient")
 """Tensors that come out: the layer's output and the gradient of its weight."""
 
+ATTENTION = ("query", "key", "value")
+"""Operands of the two products of attention, which has no weight, beside the gradient of its output."""
+
+ATTENTION_GRADIENTS = tuple([f"{name}_gradient" for name in ATTENTION])
+"""What comes out of their backward pass."""
+
+GRADIENTS = ("gradient", "weight_gradient", *ATTENTION_GRADIENTS)
+"""Tensors that a loss scale multiplies."""
+
+ALL_TENSORS = (*OPERANDS, *ATTENTION, *RESULTS, *ATTENTION_GRADIENTS)
+
+NO_FLOAT8_ATTENTION = "attention is not"
+"""``ProductCounts.float8`` of attention."""
+
 
 SCALINGS = {
     "row": "a power of two for each row, by which its largest magnitude becomes at most 448",
@@ -72,14 +86,15 @@ def by_tensor(counts: Mapping[tuple[str, str], TensorCounts]) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class ProductCounts:
-    """One layer that multiplies matrices or convolves, in one step.
+    """One layer that multiplies matrices or convolves, or the attention that runs in one layer, in one step.
 
     Attributes:
         layer: the layer's path, as ``layer_overrides`` names it; "" for the model itself.
         kind: the layer's class.
         work: multiplications of its forward pass.
         float8: why the backend would not run it in float8 under ``mixed_float8``; empty where it would.
-        tensors: name of :data:`OPERANDS` or :data:`RESULTS` → its counts; true gradients, without the loss scale.
+        tensors: name of :data:`ALL_TENSORS` → its counts; true gradients, without the loss scale.
+        holds_layers: of attention: there are layers inside, which make its operands, and so have its format.
     """
 
     layer: str
@@ -87,6 +102,7 @@ class ProductCounts:
     work: int
     float8: str
     tensors: Mapping[str, TensorCounts]
+    holds_layers: bool = False
 
 
 class Forecaster:

@@ -53,6 +53,8 @@ class Harness(OptionalHarness):
             layers of prepared models alone.
         float8_emulation: ``backend_options`` under which ``mixed_float8`` runs on any device, for a backend that
             declares the feature ``float8``.
+        emulated_parameters: dtypes of 16-bit parameters that policies with ``emulate`` may have, for a backend that
+            declares the feature ``emulation``; others are refused.
         low_precision_op: an operation that :meth:`run_op` knows and that mixed policies run in their compute dtype.
     """
 
@@ -62,6 +64,7 @@ class Harness(OptionalHarness):
     scaling_policies: Sequence[str] = ("mixed_bfloat16",)
     pure_policies: Mapping[str, str | Policy] = {"float16": "float16", "bfloat16": "bfloat16"}
     float8_emulation: Mapping[str, Any] = {}
+    emulated_parameters: Sequence[str] = ("float16", "bfloat16")
     low_precision_op: ClassVar[str] = "matmul"
     overrides_reach_run_op: ClassVar[bool] = True
 

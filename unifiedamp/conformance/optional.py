@@ -306,5 +306,15 @@ class OptionalHarness:
         """
         return type(obj), sorted(vars(obj))
 
+    def attention(self, projections: Sequence[Array], heads: int) -> Any:
+        """Return a model of self-attention over inputs of shape (batch, length, width), in a layer ``attention``.
+
+        Args:
+            projections: of queries, keys, values and outputs; each has shape (width, width) and no bias. The columns of
+                the first three, and the rows of the last, are those of the heads, one after the other.
+            heads: of width ``width / heads``; scores are divided by its square root.
+        """
+        self._lacks("a layer of attention")
+
     def _lacks(self, what: str) -> NoReturn:
         raise NotInFramework(f"the harness of {getattr(self, 'backend', '?')!r} has none of this: {what}")

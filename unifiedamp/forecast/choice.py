@@ -72,11 +72,17 @@ def policy_for(format: str, layers: Sequence[LayerForecast], loss_scale: float, 
     chosen = {each.layer: _layer_format(format, each, max_error) for each in layers}
     small = format not in IN_16_BITS
     usual = {each.layer: "bfloat16" if small and each.float8 else format for each in layers}
+    outer = [each.layer for each in layers if each.holds_layers and chosen[each.layer] != usual[each.layer]]
+    around = {each.layer: next((one for one in outer if each.layer.startswith(f"{one}.")), "") for each in layers}
+    chosen |= {layer: chosen[one] for layer, one in around.items() if one}
     moved = {layer: name for layer, name in chosen.items() if name != usual[layer]}
     hurt = {each.layer: each.why_hurt(usual[each.layer], max_error) for each in layers if each.layer in moved}
+    hurt = {layer: why or f"inside {around[layer]}" for layer, why in hurt.items()}
     policy = _plain_policy(format)
     if moved:
-        policy = policy.replace(layer_overrides={escape(layer): name for layer, name in moved.items() if layer})
+        globs = {escape(layer): name for layer, name in moved.items() if layer and not around[layer]}
+        globs |= {f"{escape(layer)}.*": chosen[layer] for layer in outer if layer}
+        policy = policy.replace(layer_overrides=globs)
     if format == "float16" and loss_scale != DynamicLossScale().initial_scale:
         policy = policy.replace(loss_scale=DynamicLossScale(initial_scale=loss_scale))
     work = sum(each.work for each in layers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..backend.forecast import OPERANDS, RESULTS
+from ..backend.forecast import ALL_TENSORS, GRADIENTS, OPERANDS
 from ..formats import FLOAT_FORMATS
 from .losses import rounding
 from .scaled_formats import SCALED_FORMATS, ScaledFormat
@@ -19,7 +19,6 @@ COLUMNS = ("float16", "bfloat16", "float8", "float8 delayed")
 """Formats of the table: float8 with tensorwise scales, and with delayed ones."""
 IN_16_BITS = ("float16", "bfloat16")
 """Formats in which values beyond the range are lost; in others they saturate."""
-GRADIENTS = ("gradient", "weight_gradient")
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class TensorLoss:
     """What a format does to one tensor of a layer, as shares of its finite values that are not zero.
 
     Attributes:
-        tensor: "weight", "input", "gradient" (of the output), "output" or "weight_gradient".
+        tensor: "weight", "input", "gradient" (of the output), "output", "weight_gradient", or of attention "query",
+            "key", "value" and their gradients ("query_gradient", …).
         flushed: become zero.
         subnormal: are held with fewer bits.
         overflow: lie beyond the format's largest number: lost in a 16-bit format, saturated in float8.
@@ -46,7 +46,7 @@ class LayerForecast:
     """What each format would do to one layer.
 
     Attributes:
-        layer, kind, work, float8: as in ``LayerTotals``.
+        layer, kind, work, float8, holds_layers: as in ``LayerTotals``.
         losses: format of :data:`COLUMNS`, or of ``SCALED_FORMATS`` where asked for → of each tensor; float16 gradients
             at the loss scale that is chosen.
         scale_needed: the smallest loss scale, a power of two, at which float16 gradients stay within the error; 1.0
@@ -65,6 +65,7 @@ class LayerForecast:
     scale_limit: float
     exponents: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     non_finite: Mapping[str, int] = field(default_factory=dict)
+    holds_layers: bool = False
 
     def worst(self, format: str) -> TensorLoss:
         """Return the tensor that a format hurts most: one that overflows in 16 bits, else the largest error."""
@@ -128,7 +129,7 @@ def layer_forecast(
         formats: those of ``SCALED_FORMATS`` are looked at too.
     """
     gradients = ScaledGradients(totals)
-    names = [name for name in (*OPERANDS, *RESULTS) if name in totals.tensors]
+    names = [name for name in ALL_TENSORS if name in totals.tensors]
     losses = {
         "float16": [_loss(totals, name, "float16", loss_scale if name in GRADIENTS else 1.0) for name in names],
         "bfloat16": [_loss(totals, name, "bfloat16", 1.0) for name in names],
@@ -141,7 +142,7 @@ def layer_forecast(
     return LayerForecast(
         totals.layer, totals.kind, totals.work, totals.float8, losses, gradients.needed(max_error), gradients.limit,
         {name: exponents(totals.tensors[name]) for name in names},
-        {name: each.non_finite for name, each in totals.tensors.items() if each.non_finite},
+        {name: each.non_finite for name, each in totals.tensors.items() if each.non_finite}, totals.holds_layers,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ class LayerTotals:
     """One layer over all steps.
 
     Attributes:
-        layer, kind, float8: as in ``ProductCounts``.
+        layer, kind, float8, holds_layers: as in ``ProductCounts``.
         work: multiplications of all forward passes.
         tensors: name → totals.
     """
@@ -114,17 +114,19 @@ class LayerTotals:
     float8: str
     work: int = 0
     tensors: dict[str, TensorTotals] = field(default_factory=dict)
+    holds_layers: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         tensors = {name: each.to_json() for name, each in self.tensors.items()}
-        return {"layer": self.layer, "kind": self.kind, "float8": self.float8, "work": self.work, "tensors": tensors}
+        about = {"layer": self.layer, "kind": self.kind, "float8": self.float8, "holds_layers": self.holds_layers}
+        return {**about, "work": self.work, "tensors": tensors}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> LayerTotals:
         """Read what :meth:`to_json` returned."""
         tensors = {name: TensorTotals.from_json(each) for name, each in saved["tensors"].items()}
-        return cls(saved["layer"], saved["kind"], saved["float8"], saved["work"], tensors)
+        return cls(saved["layer"], saved["kind"], saved["float8"], saved["work"], tensors, saved["holds_layers"])
 
 
 class Totals:
@@ -137,7 +139,9 @@ class Totals:
         """Add a step."""
         operands: dict[str, list[tuple[TensorTotals, TensorCounts]]] = {}
         for one in seen:
-            layer = self.layers.setdefault(one.layer, LayerTotals(one.layer, one.kind, one.float8))
+            layer = self.layers.setdefault(
+                one.layer, LayerTotals(one.layer, one.kind, one.float8, holds_layers=one.holds_layers)
+            )
             layer.work += one.work
             for name, counts in one.tensors.items():
                 totals = layer.tensors.setdefault(name, TensorTotals())

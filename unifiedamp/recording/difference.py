@@ -51,7 +51,8 @@ def difference(a: Recording, b: Recording, ulp: float | None = None) -> Differen
 def _comparison(a: Recording, b: Recording, paired: Pairing, ulp: float | None) -> Comparison:
     headers = a.header, b.header
     compute, params = ([str(each.get(key, "float32")) for each in headers] for key in ("compute_dtype", "param_dtype"))
-    same = len(set(compute)) == len(set(params)) == len({each["backend"] for each in headers}) == 1
+    alike = {(each["backend"], "emulate=true" in str(each.get("policy", "")).split(";")) for each in headers}
+    same = len(set(compute)) == len(set(params)) == len(alike) == 1
     # Optimizers with an epsilon divide by the size of gradients.
     known = {row["layer"] for each in (a, b) for row in each.steps[0]["activations"]}
     adaptive = any(row["layer"] not in known for each in headers for row in each["epsilons"])

@@ -35,7 +35,8 @@ class Comparison:
         dtype: the lower-precision compute dtype of both runs.
         params: the lower-precision dtype of both runs' parameters.
         ulp: distance from which tensors differ; None: the usual one of each dtype.
-        same_dtype: both runs have one compute dtype and one framework, so that each layer computes in the same one.
+        same_dtype: both runs have one compute dtype and one framework, and emulate it or not, so that each layer
+            computes in the same one.
         adaptive: an optimizer divides gradients by their size, so that rounding turns signs of updates.
         ranks: how many ranks each run has.
         drifts: weight → the largest distance that its gradients had so far.
@@ -237,7 +238,8 @@ class StepPair:
             turned = max(limit, TURNED * math.sqrt(apart)) if self._about.adaptive else limit
             distance = measure(one, other, self._part)
             larger = max(numbers(each, self._part)[0] for each in (one, other))
-            rounding = 4 * EPS[self._about.params] * max(numbers(each, self._part)[0] for each in befores[name])
+            weight = larger + max(numbers(each, self._part)[0] for each in befores[name])
+            rounding = 4 * EPS[self._about.params] * weight  # of the weights after the update
             beyond = distance.relative > turned or distance.lengths > limit
             if beyond and not distance.relative * larger <= rounding:
                 yield self._found("update", name, distance, "float32", limit, other=other_name)

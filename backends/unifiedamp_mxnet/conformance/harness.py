@@ -22,7 +22,7 @@ from ..layer_paths import named_parameters, walk
 from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
 from ..precision.operations import PRODUCTS
 from . import contexts
-from .models import Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
+from .models import Attention, Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample
 from .ranks import KINDS, run_on_ranks
 
@@ -49,6 +49,7 @@ class MXNetHarness(Harness):
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
     float8_emulation: Mapping[str, Any] = {"emulate": True}
+    emulated_parameters: Sequence[str] = ("float16",)
     rank_kinds: Mapping[str, RankKind] = KINDS
     # A CPU runs float16 where its matrix products need not.
     pure_policies: Mapping[str, str | Policy] = {
@@ -227,6 +228,9 @@ class MXNetHarness(Harness):
             "step": lambda: optimizer.step(1), "update": lambda: optimizer.update(1),
             "allreduce_grads": optimizer.allreduce_grads,
         }  # fmt: skip
+
+    def attention(self, projections: Sequence[Array], heads: int) -> Any:
+        return named({"attention": Attention(projections, heads)})
 
     def mapped(self, weight: Array, bias: Array) -> Any:
         return Mapped(dense(weight, bias, hidden=False))

@@ -68,6 +68,47 @@ class Picked(gluon.HybridBlock):
         return F.sum(self.table(rows))
 
 
+class Attention(gluon.HybridBlock):
+    """Self-attention without biases, by ``batch_dot``."""
+
+    def __init__(self, projections: Sequence[HostArray], heads: int) -> None:
+        super().__init__()
+        self.heads, self.factor = heads, (heads / len(projections[0])) ** 0.5
+        for name, weight in zip(("query", "key", "value", "output"), projections, strict=True):
+            layer = nn.Dense(weight.shape[1], use_bias=False, flatten=False, in_units=weight.shape[0])
+            layer.initialize()
+            layer.weight.set_data(native(weight.T))
+            setattr(self, name, layer)
+
+    if NUMPY_API:
+
+        def forward(self, x: Array) -> Array:
+            (rows, length, width), heads = x.shape, self.heads
+
+            def split(values: Any) -> Any:
+                parts = values.reshape((rows, length, heads, width // heads)).transpose((0, 2, 1, 3))
+                return parts.reshape((rows * heads, length, width // heads))
+
+            query, key, value = (split(layer(x)) for layer in (self.query, self.key, self.value))
+            scores = mx.npx.batch_dot(query, key, transpose_b=True) * self.factor
+            attended = mx.npx.batch_dot(mx.npx.softmax(scores, axis=-1), value)
+            joined = attended.reshape((rows, heads, length, width // heads)).transpose((0, 2, 1, 3))
+            return self.output(joined.reshape((rows, length, width)))
+
+    else:
+
+        def hybrid_forward(self, F: Any, x: Symbol) -> Symbol:
+            def split(values: Symbol) -> Symbol:
+                parts = F.transpose(F.reshape(values, (0, 0, -4, self.heads, -1)), (0, 2, 1, 3))
+                return F.reshape(parts, (-3, 0, 0))
+
+            query, key, value = (split(layer(x)) for layer in (self.query, self.key, self.value))
+            scores = F.batch_dot(query, key, transpose_b=True) * self.factor
+            attended = F.batch_dot(F.softmax(scores, axis=-1), value)
+            joined = F.transpose(F.reshape(attended, (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3))
+            return self.output(F.reshape(joined, (0, 0, -3)))
+
+
 class Structured(gluon.HybridBlock):
     """A dense layer's output, and a list of twice that and the place of each row's largest."""
 

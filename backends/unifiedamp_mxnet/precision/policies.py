@@ -14,7 +14,7 @@ NO_FLOAT16_CPU = "MXNet has no float16 matrix product on CPU; 'mixed_bfloat16' i
 NO_FLOAT16_CPU_AT_ALL = "MXNet has no float16 matrix product on CPU; 'float32' is the nearest that runs"
 NO_BFLOAT16_GPU = "MXNet casts to bfloat16 on CPU only; 'mixed_float16' is the nearest that runs"
 NO_FLOAT8 = "MXNet has no float8 type; '{nearest}' is the nearest that runs{emulated}"
-EMULATED_FLOAT8 = "; 'mixed_float8;emulate=true' runs its numerics on a CPU"
+EMULATED_FLOAT8 = "; '{policy}' runs its numerics on a CPU"
 NO_BFLOAT16_PARAMS = (
     "MXNet's optimizers have no update kernel for parameters in bfloat16; use 'bfloat16;update=kahan', or "
     "'mixed_bfloat16'"
@@ -26,7 +26,10 @@ NO_BFLOAT16_LAYERS = "MXNet's optimizers do not train layers with parameters in 
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
-EMULATE_WIDE = "on MXNet, emulate is for policies with float32 parameters, such as 'mixed_float16;emulate=true'"
+EMULATE_WIDE = (
+    "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are parameters; "
+    "'mixed_{compute};emulate=true' is the nearest that runs"
+)
 EMULATE_OUTPUT = (
     "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are outputs: use "
     "output_dtype='float32'"
@@ -51,7 +54,11 @@ def policy_support(policy: Policy, context: Context) -> Support:
         return _emulation(policy, dtypes, on_cpu)
     if "float8" in dtypes:
         on_this_cpu = "mixed_bfloat16" if cpu_runs_bfloat16() else "float32"
-        nearest, emulated = (on_this_cpu, EMULATED_FLOAT8) if on_cpu else ("mixed_float16", "")
+        nearest, emulated = (
+            (on_this_cpu, EMULATED_FLOAT8.format(policy=policy.replace(emulate=True)))
+            if on_cpu
+            else ("mixed_float16", "")
+        )
         return Support(False, NO_FLOAT8.format(nearest=nearest, emulated=emulated))
     if on_cpu and "float16" in dtypes and any(policy.op_overrides.get(op) != "float32" for op in PRODUCTS):
         return Support(False, NO_FLOAT16_CPU if cpu_runs_bfloat16() else NO_FLOAT16_CPU_AT_ALL)
@@ -72,8 +79,8 @@ def policy_support(policy: Policy, context: Context) -> Support:
 
 def _emulation(policy: Policy, dtypes: set[str], on_cpu: bool) -> Support:
     """Return whether a policy's dtypes can be emulated."""
-    if policy.param_dtype != "float32":
-        return Support(False, EMULATE_WIDE)
+    if policy.param_dtype != "float32" and {policy.param_dtype, *dtypes} & {"bfloat16", "float8"}:
+        return Support(False, EMULATE_WIDE.format(compute=policy.compute_dtype))
     if not dtypes & {"bfloat16", "float8"}:
         return Support(True, EMULATED)
     if not on_cpu:

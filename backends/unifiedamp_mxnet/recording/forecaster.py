@@ -14,7 +14,8 @@ from .step_counter import StepCounter
 
 
 class MXNetForecaster(Forecaster):
-    """Counts in the calls of dense and convolutional layers, on the host; hybridized blocks run imperatively meanwhile.
+    """Counts in the calls of dense and convolutional layers, and in pairs of ``batch_dot``, on the host; hybridized
+    blocks run imperatively meanwhile.
 
     Args:
         scaler: the session's loss scale.
@@ -22,7 +23,9 @@ class MXNetForecaster(Forecaster):
         optimizers: the session's Trainers.
     """
 
-    means = "calls of dense and convolutional layers; hybridized blocks run imperatively meanwhile"
+    means = (
+        "calls of dense and convolutional layers, batch_dot of attention; hybridized blocks run imperatively meanwhile"
+    )
 
     scalings = tuple(forecast.SCALINGS)
 

@@ -20,6 +20,7 @@ from ..patches import patched
 from ..precision.float8_layers import rejection_reason
 from ..training.gradients import GradientBuffer
 from ..training.multi_tensor import dense
+from .attention import AttentionCounter, CountedAttention
 from .product_counts import WatchedArray, counted
 from .reductions import HostBuffer
 from .step_recorder import FLOATS
@@ -81,9 +82,11 @@ class StepCounter:
 
     def __init__(self, models: Sequence[Block], scalings: Sequence[str] = ()) -> None:
         self._scalings = scalings
-        self._ran: list[CountedLayer] = []
-        self._watched: list[tuple[CountedLayer, WatchedArray]] = []
-        self._undo: list[Undo] = []
+        self._ran: list[CountedLayer | CountedAttention] = []
+        self._watched: list[tuple[CountedLayer | CountedAttention, str, WatchedArray]] = []
+        self._attentions: dict[str, CountedAttention] = {}
+        self._attention = AttentionCounter(self._attention_of, self._add, self._watch)
+        self._undo: list[Undo] = [self._attention.stop]
         self._buffer = HostBuffer()
         known: set[int] = set()
         for index, model in enumerate(models):
@@ -96,6 +99,8 @@ class StepCounter:
         if isinstance(block, COUNTED):
             layer = CountedLayer(path, block)
             self._undo.append(patched(block, forward=functools.partial(self._called, layer, block.forward)).undo)
+        elif not is_symbol_block(block):
+            self._attention.follow(path, block)
         if vars(block).get("_active") and not is_symbol_block(block):
             # Not by hybridize(False), which would throw the traced graphs away.
             self._undo.append(patched(block, _active=False).undo)
@@ -132,8 +137,17 @@ class StepCounter:
         for name, array in arrays.items():
             self._add(layer, name, array)
         watched = WatchedArray(output)
-        self._watched.append((layer, watched))
+        self._watch(layer, "gradient", watched)
         return watched.sum
+
+    def _attention_of(self, path: str, block: Block) -> CountedAttention:
+        if path not in self._attentions:
+            self._attentions[path] = CountedAttention(path, block)
+            self._ran.append(self._attentions[path])
+        return self._attentions[path]
+
+    def _watch(self, layer: CountedLayer | CountedAttention, name: str, watched: WatchedArray) -> None:
+        self._watched.append((layer, name, watched))
 
     def add_gradients(self, buffer: GradientBuffer, scale: float) -> None:
         """Count a Trainer's gradients of weights, and the gradients of outputs that were computed so far."""
@@ -142,16 +156,16 @@ class StepCounter:
                 owners = [layer for layer in self._ran if layer.weight() is buffer.trainer._params[place]]
                 for layer in owners:  # several where layers share a weight
                     layer.add("weight_gradient", counted(dense(grad), self._buffer, scale))
-        for layer, watched in self._watched:
+        for layer, name, watched in self._watched:
             gradient = watched.gradient()
             if gradient is not None:
-                self._add(layer, "gradient", gradient, scale)
+                self._add(layer, name, gradient, scale)
 
-    def _add(self, layer: CountedLayer, name: str, array: Array, scale: float = 1.0) -> None:
+    def _add(self, layer: CountedLayer | CountedAttention, name: str, array: Array, scale: float = 1.0) -> None:
         """Count an array, and its scaled values where it is an operand of a dense layer."""
-        dense_operand = name in forecast.OPERANDS and isinstance(layer.block, gluon.nn.Dense)
-        outputs, inputs = layer.weight().shape if dense_operand else (0, 0)
-        columns, scalings = outputs if name == "gradient" else inputs, self._scalings if dense_operand else ()
+        weight = layer.weight() if name in forecast.OPERANDS and isinstance(layer.block, gluon.nn.Dense) else None
+        outputs, inputs = (0, 0) if weight is None else weight.shape
+        columns, scalings = outputs if name == "gradient" else inputs, () if weight is None else self._scalings
         layer.add(name, counted(array, self._buffer, scale, columns, scalings, name == "weight"))
 
     def read(self) -> list[ProductCounts]:

@@ -18,7 +18,7 @@ from ..internals import native, set_dtype_policy
 from ..precision.layers import parameters as named_parameters
 from ..precision.layers import walk
 from ..precision.region_layers import attach
-from .models import ComplexProbe, Listed, Mapped, Picked, Probe, Ratio, Structured
+from .models import Attends, ComplexProbe, Listed, Mapped, Picked, Probe, Ratio, Structured
 from .ranks import KINDS, run_on_ranks
 
 keras: Any = tf.keras
@@ -206,6 +206,9 @@ class TensorFlowHarness(Harness):
 
     def structured(self, weight: Array, bias: Array) -> Any:
         return Structured(weight, bias)
+
+    def attention(self, projections: Sequence[Array], heads: int) -> Any:
+        return Attends(projections, heads)
 
     def mapped(self, weight: Array, bias: Array) -> Any:
         return Mapped(weight, bias)

@@ -102,6 +102,24 @@ class Mapped(Structured):
         return OrderedDict(output=output, pair=Doubled(2 * output, tf.argmax(output, -1)))
 
 
+class Attends(keras.Model):
+    """Self-attention without biases, in Keras's layer."""
+
+    def __init__(self, projections: Any, heads: int) -> None:
+        super().__init__()
+        width = len(projections[0])
+        self.attention = keras.layers.MultiHeadAttention(heads, width // heads, use_bias=False, name="attention")
+        empty = keras.Input((1, width))
+        self.attention(empty, empty)
+        shapes = [(width, heads, -1)] * 3 + [(heads, -1, width)]
+        self.attention.set_weights([w.reshape(shape) for w, shape in zip(projections, shapes, strict=True)])
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the outputs, of the shape of the inputs."""
+        return self.attention(x, x)
+
+
 class Ratio(keras.layers.Layer):
     """Divides each row by the sum of its absolute values."""
 

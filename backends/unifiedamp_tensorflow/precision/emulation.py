@@ -148,16 +148,11 @@ def check_policy(policy: Policy, mode: str) -> None:
     """Refuse a policy that cannot be emulated.
 
     Raises:
-        PolicyNotSupportedError: it has 16-bit parameters, or is for the graph rewrite.
+        PolicyNotSupportedError: it is for the graph rewrite.
     """
     dtypes = {policy.compute_dtype, *policy.layer_overrides.values()} & set(LOW)
     if not policy.emulate or policy.compute_dtype == "float8" or not dtypes:
         return
-    if policy.param_dtype != "float32":
-        raise errors.PolicyNotSupportedError(
-            f"policy {str(policy)!r} cannot be emulated: emulate is for policies with float32 parameters; nearest: "
-            f"'mixed_{policy.compute_dtype};emulate=true'"
-        )
     if mode != "keras":
         raise errors.PolicyNotSupportedError(
             f"policy {str(policy)!r}: TensorFlow's graph rewrite chooses its own kernels, which cannot be emulated; "

@@ -24,7 +24,7 @@ class TensorFlowForecaster(Forecaster):
         scaler: its loss scale; None without one.
     """
 
-    means = "dense and convolutional layers; counted steps of compiled loops run a separate trace"
+    means = "dense and convolutional layers, attention; counted steps of compiled loops run a separate trace"
 
     scalings = tuple(forecast.SCALINGS)
 

@@ -7,21 +7,20 @@ values, and a trace of a compiled step tensors of its graph, which each of its r
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from unifiedamp.backend import Float8Recipe, ProductCounts, TensorCounts, forecast
+from unifiedamp.backend import ProductCounts, TensorCounts, forecast
 
 from .. import patches
 from .._types import Gradient, Graph, Layer, Model, Tensor, Variable
 from ..device.numerics import real_values
-from ..internals import native, product_kernel, stored
+from ..internals import COMPUTE_ATTENTION, stored
 from ..precision import layers
 from ..precision.autocast import thread
-from ..precision.float8_layers import rejection_reason
+from .counted_layers import COUNTED, CountedAttention, CountedLayer, K, is_attention
 from .product_counts import DeviceCounts, counted, watched
 from .scaled_values import scale_values
 from .traced_records import TracedRecords
@@ -30,46 +29,6 @@ Key: TypeAlias = tuple[str, str, str]
 Names: TypeAlias = "Callable[[Variable], str | None]"
 
 COUNTER = "_unifiedamp_counter"
-K: Any = tf.keras.layers
-AT_INPUTS = (K.Conv1DTranspose, K.Conv2DTranspose, K.Conv3DTranspose)
-"""Layers whose kernel is applied at each value of the input."""
-COUNTED = (K.Dense, K.EinsumDense, K.Conv1D, K.Conv2D, K.Conv3D, K.DepthwiseConv2D, *AT_INPUTS)
-
-
-class CountedLayer:
-    """A layer that is counted.
-
-    Args:
-        path: the layer's.
-        layer: the layer.
-    """
-
-    def __init__(self, path: str, layer: Layer) -> None:
-        self.path, self.layer = path, layer
-        kind: Any = layers.original_class(layer)
-        self.kind: str = kind.__name__
-        why = rejection_reason(layer, layer.dtype_policy.name, None, Float8Recipe().multiple)
-        self.float8 = "only dense layers are" if why is None else why
-
-    def kernel(self) -> Variable:
-        """Return the kernel; Keras 2's may cast itself when it is read."""
-        return native(product_kernel(self.layer))
-
-    def work(self, inputs: Tensor, output: Tensor) -> Tensor:
-        """Return the multiplications of a forward pass, int64."""
-        shape, layer = [int(size) for size in self.kernel().shape], self.layer
-        if hasattr(layer, "equation"):
-            given, _, _ = layer.equation.replace(" ", "").partition("->")
-            left, _, right = given.partition(",")
-            labels = [label for label in right if label != "."]
-            per_input = math.prod(size for label, size in zip(labels, shape, strict=True) if label not in left)
-            return tf.size(inputs, tf.int64) * per_input
-        if isinstance(layer, K.Dense):
-            return tf.size(inputs, tf.int64) * shape[-1]
-        if isinstance(layer, AT_INPUTS):
-            return tf.size(inputs, tf.int64) * math.prod(shape[:-1])
-        kept = 2 if isinstance(layer, K.DepthwiseConv2D) else 1
-        return tf.size(output, tf.int64) * math.prod(shape[:-kept])
 
 
 class CountRecord:
@@ -140,14 +99,19 @@ class StepCounter:
         self._classes: list[tuple[Layer, type]] = []
         for index, model in enumerate(models):
             for path, layer in layers.walk(model):
-                if isinstance(layer, COUNTED) and COUNTER not in vars(layer):
+                counts = isinstance(layer, COUNTED) or is_attention(layer)
+                if counts and COUNTER not in vars(layer):
                     self._attach(path if not index else f"model{index}.{path}".rstrip("."), layer)
 
     def _attach(self, path: str, layer: Layer) -> None:
-        self._layers[path] = CountedLayer(path, layer)
         self._classes.append((layer, type(layer)))
-        vars(layer)[COUNTER] = functools.partial(self.called, self._layers[path])
-        patches.set_class(layer, _counting_class(type(layer)))
+        if is_attention(layer):
+            attention = self._layers[path] = CountedAttention(path, layer)
+            vars(layer)[COUNTER] = functools.partial(self.attended, attention)
+        else:
+            self._layers[path] = CountedLayer(path, layer)
+            vars(layer)[COUNTER] = functools.partial(self.called, self._layers[path])
+        patches.set_class(layer, _counting_class(type(layer), COMPUTE_ATTENTION if is_attention(layer) else "call"))
 
     def stop(self) -> None:
         """Restore the layers' classes."""
@@ -185,10 +149,32 @@ class StepCounter:
             self._forward(counted_layer, inputs, products[0])
         return result
 
+    def attended(
+        self, attention: CountedAttention, compute: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor,
+        *args: Any, **kw: Any,
+    ) -> Any:  # fmt: skip
+        """Run the products of a layer of attention, and count."""
+        trains = self.fitting or thread.training
+        if not trains or not self.here():
+            return compute(attention.layer, query, key, value, *args, **kw)
+        operands = dict(zip(forecast.ATTENTION, (query, key, value), strict=True))
+        alone = [
+            watched(each, functools.partial(self._gradient, attention, name=f"{name}_gradient"))
+            for name, each in operands.items()
+        ]
+        output, *scores = compute(attention.layer, *alone, *args, **kw)
+        if not thread.recomputing:
+            self._note_work(attention, attention.products(query, key, value))
+            for name, each in (operands | {"output": output}).items():
+                self._count(attention, name, each)
+        return watched(output, functools.partial(self._gradient, attention)), *scores
+
+    def _note_work(self, layer: CountedLayer, work: Tensor) -> None:
+        done = self._records.current.work
+        done[layer.path] = work + done[layer.path] if layer.path in done else work
+
     def _forward(self, layer: CountedLayer, inputs: Tensor, output: Tensor) -> None:
-        record = self._records.current
-        work = layer.work(inputs, output)
-        record.work[layer.path] = work + record.work[layer.path] if layer.path in record.work else work
+        self._note_work(layer, layer.work(inputs, output))
         self._count(layer, "weight", stored(layer.kernel()))
         self._count(layer, "input", inputs)
         self._count(layer, "output", output)
@@ -203,9 +189,9 @@ class StepCounter:
                 scaled = scale_values(matrix, scaling, name == "weight")
                 self._records.current.add((layer.path, name, scaling), counted(scaled))
 
-    def _gradient(self, layer: CountedLayer, gradient: Tensor) -> None:
+    def _gradient(self, layer: CountedLayer, gradient: Tensor, name: str = "gradient") -> None:
         if self.here():
-            self._count(layer, "gradient", gradient, self._inverse())
+            self._count(layer, name, gradient, self._inverse())
 
     def gradients(
         self, gradients: Mapping[str, Gradient], scale: Tensor | None, loss: Tensor | None, names: Names | None = None
@@ -220,7 +206,8 @@ class StepCounter:
         """
         inverse = None if scale is None else tf.math.reciprocal(scale)
         for path, layer in self._layers.items():
-            name = (names or self._names)(layer.kernel()) if path in self._records.current.work else None
+            kernel = layer.kernel() if path in self._records.current.work else None
+            name = None if kernel is None else (names or self._names)(kernel)
             if name is not None and name in gradients:
                 self._count(layer, "weight_gradient", real_values(gradients[name]), inverse)
 
@@ -240,15 +227,18 @@ class StepCounter:
             ProductCounts(
                 path, self._layers[path].kind, number, self._layers[path].float8,
                 forecast.by_tensor({key[1:]: found for key, found in tensors.items() if key[0] == path}),
+                self._layers[path].holds_layers,
             )
             for path, number in work.items()
         ]  # fmt: skip
 
 
 @functools.cache
-def _counting_class(kind: Any) -> type:
-    @functools.wraps(kind.call)
-    def call(self: Layer, *args: Any, **kwargs: Any) -> Any:
-        return vars(self)[COUNTER](kind.call, *args, **kwargs)
+def _counting_class(kind: Any, method: str) -> type:
+    native = getattr(kind, method)
 
-    return patches.subclass(kind, layers.original_of(kind), {"call": call})
+    @functools.wraps(native)
+    def call(self: Layer, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)[COUNTER](native, *args, **kwargs)
+
+    return patches.subclass(kind, layers.original_of(kind), {method: call})

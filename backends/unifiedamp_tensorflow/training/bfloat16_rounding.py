@@ -41,6 +41,12 @@ def step_key(seed: int, step: Tensor) -> Tensor:
     return _fmix32(uint32(rounding.fmix32(seed)) + tf.cast(step, tf.uint32))
 
 
+def noise(size: Tensor, param: Tensor, step: Tensor) -> Tensor:
+    """Return ``rounding.noise``: whole numbers below ``2**NOISE_BITS``, uint32 of shape (size,)."""
+    mixed = _fmix32(_fmix32(tf.cast(tf.range(size), tf.uint32) + param) + step)
+    return shifted_right(mixed, uint32(32 - rounding.NOISE_BITS))
+
+
 def kahan_split(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight of float32 values, and the compensation of what it leaves out; bfloat16."""
     weight, rest = _kahan_split(values)
@@ -65,10 +71,8 @@ def nearest(values: Tensor) -> Tensor:
 
 @tf.function(input_signature=[_FLOATS, _KEY, _KEY], autograph=False)  # type: ignore[untyped-decorator]
 def _stochastic(values: Tensor, param: Tensor, step: Tensor) -> Tensor:
-    places = tf.cast(tf.range(tf.size(values, tf.int64)), tf.uint32)
-    mixed = _fmix32(_fmix32(places + param) + step)
-    noise = tf.reshape(shifted_right(mixed, uint32(32 - rounding.NOISE_BITS)), tf.shape(values))
-    kept = bits_and(tf.bitcast(values, tf.uint32) + noise, uint32(_KEPT_BITS))
+    drawn = tf.reshape(noise(tf.size(values, tf.int64), param, step), tf.shape(values))
+    kept = bits_and(tf.bitcast(values, tf.uint32) + drawn, uint32(_KEPT_BITS))
     return tf.cast(tf.where(tf.math.is_nan(values), values, tf.bitcast(kept, tf.float32)), tf.bfloat16)
 
 

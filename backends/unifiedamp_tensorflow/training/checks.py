@@ -41,7 +41,7 @@ def check_spec(spec: SessionSpec) -> None:
     if float8 and not emulate:
         raise errors.PolicyNotSupportedError(
             f"policy {str(spec.policy)!r} cannot run: {NO_FLOAT8}; nearest that does: 'mixed_bfloat16'; "
-            "'mixed_float8;emulate=true' runs its numerics anywhere"
+            f"{str(spec.policy.replace(emulate=True))!r} runs its numerics anywhere"
         )
 
 

@@ -1,4 +1,4 @@
-"""What stands in a bfloat16 variable's place while an optimizer's step updates it: a float32 value.
+"""What stands in the place of a variable of fewer bits while an optimizer's step updates it: a float32 value.
 
 It has the calls of ``tf.Variable`` that optimizers make, is no variable, and needs no memory between steps.
 """
@@ -25,9 +25,9 @@ class Float32Value:
     """A float32 value that can be assigned to, with the name and the identity of a variable.
 
     Args:
-        variable: a bfloat16 variable.
+        variable: a bfloat16 variable, or the bytes of a moment.
         key: by which the optimizer knows the variable.
-        value: its true weights, float32; None to read the variable where they are asked for.
+        value: its true numbers, float32; None to read the bfloat16 variable where they are asked for.
     """
 
     dtype = tf.float32
@@ -35,6 +35,7 @@ class Float32Value:
     def __init__(self, variable: Variable, key: str, value: Tensor | None = None) -> None:
         self._variable, self._given = variable, value
         self._unique_id = key
+        self.shape = variable.shape if value is None else value.shape
 
     @property
     def _value(self) -> Tensor:
@@ -61,8 +62,7 @@ class Float32Value:
     def assign(self, value: Any, *_args: object, **_options: object) -> Float32Value:
         """Set the value."""
         wide: Tensor = tf.cast(value, tf.float32)
-        same = wide.shape == self._variable.shape
-        self._given = wide if same else tf.broadcast_to(wide, self._variable.shape)
+        self._given = wide if wide.shape == self.shape else tf.broadcast_to(wide, self.shape)
         return self
 
     def assign_add(self, delta: Any, *_args: object, **_options: object) -> Float32Value:

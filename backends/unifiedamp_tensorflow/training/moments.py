@@ -1,7 +1,7 @@
 """Optimizers' moments between steps, in the dtype of ``Policy.state_dtype``.
 
-They stay the optimizer's own variables, in bfloat16. While ``update_step`` updates one parameter, float32 values stand
-in the place of its moments.
+They stay the optimizer's own variables, in bfloat16 or as the bytes of ``moment_rounding``. While ``update_step``
+updates one parameter, float32 values stand in the place of its moments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unifiedamp.backend import Policy, errors, state_rounding
 from .. import patches
 from .._types import Named, Optimizer, Tensor, Variable
 from ..internals import native
-from . import bfloat16_rounding
+from . import bfloat16_rounding, moment_rounding
 from .float32_value import Float32Value
 
 _OF_ADAM = {"_momentums": "first_moment", "_velocities": "second_moment", "_velocity_hats": "max_second_moment"}
@@ -33,12 +33,35 @@ class Moment(NamedTuple):
         place: in that list.
         moment: our name.
         variable: where it is kept.
+        shape: the parameter's.
     """
 
     attribute: str
     place: int
     moment: str
     variable: Variable
+    shape: tf.TensorShape
+
+    def read(self) -> Tensor:
+        """Return its numbers, float32."""
+        if self.variable.dtype != tf.uint8:
+            return tf.cast(self.variable, tf.float32)
+        return moment_rounding.unpack(self.variable, self._squares, self.shape)
+
+    def write(self, values: Tensor, name: str, step: Callable[[], Tensor]) -> None:
+        """Set it to float32 numbers, rounded; ``name``: of the parameter, ``step``: returns the key of the step."""
+        key = state_rounding.moment_key(name, self.moment)
+        if self.variable.dtype == tf.float32:
+            kept = values
+        elif self.variable.dtype == tf.uint8:
+            kept = moment_rounding.pack(values, self._squares, key, step())
+        else:
+            kept = bfloat16_rounding.stochastic(values, key, step())
+        self.variable.assign(kept, read_value=False)
+
+    @property
+    def _squares(self) -> bool:
+        return state_rounding.MOMENTS[self.moment]
 
 
 class Moments:
@@ -59,11 +82,11 @@ class Moments:
         known = NAMES.get(type(optimizer).__name__, {}) if is_known(optimizer) else {}
         self.kept: Mapping[str, list[Moment]] = {
             name: [
-                Moment(attribute, place, moment, native(variables[place]))
+                Moment(attribute, place, moment, native(variables[place]), parameter.shape)
                 for attribute, moment in known.items()
                 if (variables := getattr(optimizer, attribute, None))
             ]
-            for place, name in enumerate(named)
+            for place, (name, parameter) in enumerate(named.items())
         }
 
     @contextmanager
@@ -77,7 +100,7 @@ class Moments:
         if not self._rounds:
             yield
             return
-        shown = [(each, Float32Value(each.variable, _key(each.variable), _wide(each))) for each in self.kept[name]]
+        shown = [(each, Float32Value(each.variable, _key(each.variable), each.read())) for each in self.kept[name]]
         with ExitStack() as stack:
             for each, value in shown:
                 listed = list(getattr(self._optimizer, each.attribute))
@@ -85,12 +108,7 @@ class Moments:
                 stack.enter_context(patches.attributes(self._optimizer, **{each.attribute: listed}))
             yield
         for each, value in shown:
-            key = state_rounding.moment_key(name, each.moment)
-            each.variable.assign(bfloat16_rounding.stochastic(value.read_value(), key, step()), read_value=False)
-
-
-def _wide(moment: Moment) -> Tensor:
-    return tf.cast(moment.variable, tf.float32)
+            each.write(value.read_value(), name, step)
 
 
 def _key(variable: Variable) -> str:

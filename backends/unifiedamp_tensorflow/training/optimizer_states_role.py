@@ -16,14 +16,17 @@ from .weight_updates import WeightUpdates
 
 
 class TensorFlowOptimizerStates(OptimizerStates):
-    """Moments in bfloat16 variables of the optimizer, which ``update_step`` sees as float32 values.
+    """Moments in the optimizer's variables, which ``update_step`` sees as float32 values.
 
     Args:
         prepared: the session's objects.
     """
 
-    means = "the optimizer's variables in bfloat16; float32 values in their place in optimizer.update_step"
-    dtypes = ("bfloat16",)
+    means = (
+        "the optimizer's variables in bfloat16, or as bytes: float8 numbers and the scales of blocks of 256; float32 "
+        "values in their place in optimizer.update_step"
+    )
+    dtypes = ("bfloat16", "float8")
 
     def __init__(self, prepared: PreparedObjects) -> None:
         self._prepared = prepared
@@ -45,10 +48,7 @@ class TensorFlowOptimizerStates(OptimizerStates):
                 f"the moments of this {type(unknown[0]).__name__} are not known; those of tf.keras.optimizers' "
                 f"{', '.join(NAMES)} are"
             )
-        return [
-            {name: tf.cast(each.variable, tf.float32).numpy() for name, each in _named(updates)}
-            for updates in self._all()
-        ]
+        return [{name: each.read().numpy() for name, each in _named(updates)} for updates in self._all()]
 
     def applied(self) -> list[int]:
         return [int(updates.optimizer.iterations.numpy()) for updates in self._all()]
@@ -60,7 +60,7 @@ class TensorFlowOptimizerStates(OptimizerStates):
                 for each in kept:
                     array = converted(given, name, each.moment, rate)
                     if array is not None:
-                        each.variable.assign(tf.cast(np.asarray(array, np.float32), each.variable.dtype))
+                        each.write(tf.constant(np.asarray(array, np.float32)), name, updates.next_step)
             updates.optimizer.iterations.assign(count)
 
     def nbytes(self) -> int:

@@ -41,7 +41,7 @@ def check_objects(models: Sequence[Model], given: Sequence[Optimizer], spec: Ses
 def _check_not_built(optimizer: Optimizer, spec: SessionSpec) -> None:
     if is_built(optimizer):
         needs = (
-            "state_dtype= needs bfloat16 slots"
+            "state_dtype= needs slots of fewer bits"
             if spec.policy.state_dtype
             else "update= needs float32 slots"
             if spec.policy.update

@@ -1,4 +1,4 @@
-"""Updates of bfloat16 variables without float32 master weights, and of moments that are kept in bfloat16:
+"""Updates of bfloat16 variables without float32 master weights, and of moments that are kept in fewer bits:
 ``Policy.update`` and ``Policy.state_dtype``.
 
 Keras optimizers update one variable at a time, in ``update_step``. Each gets a float32 value in place of a bfloat16
@@ -8,6 +8,7 @@ variable, which is rounded back as soon as it is updated.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,6 +23,7 @@ from ..distributed.replicas import first_copy, replica_counter
 from ..internals import decays, own_method
 from . import bfloat16_rounding
 from .float32_value import Float32Value
+from .moment_rounding import packed_size
 from .moments import Moments
 
 APPLY = "apply" if hasattr(tf.keras.optimizers.Optimizer, "apply") else "apply_gradients"
@@ -57,7 +59,7 @@ class WeightUpdates:
         self.count = replica_counter("rounded_updates")
         self._key = replica_counter("update_key")
         self._rounding = self._takes_values = False
-        _build(optimizer, list(named.values()), "bfloat16" if policy.state_dtype else "float32")
+        _build(optimizer, list(named.values()), policy.state_dtype or "float32")
         self.moments = Moments(optimizer, named, policy)
         self._names = {optimizer._var_key(variable): name for name, variable in named.items()}
 
@@ -89,8 +91,7 @@ class WeightUpdates:
             UnsupportedError: it did not update the float32 values.
         """
         count = first_copy(self.count).read_value()
-        step = bfloat16_rounding.step_key(self._policy.update_seed, count)
-        self._key.assign(tf.cast(step, tf.int64))
+        self._key.assign(tf.cast(self.next_step(), tf.int64))
         update = self.optimizer.update_step
         replaced: dict[str, Any] = {"update_step": self._rounded(update), DECAY: lambda _variables: None}
         self._rounding = True
@@ -133,6 +134,10 @@ class WeightUpdates:
 
     def _step(self) -> Tensor:
         return tf.cast(first_copy(self._key).read_value(), tf.uint32)
+
+    def next_step(self) -> Tensor:
+        """Return the key of the step that comes next, uint32."""
+        return bfloat16_rounding.step_key(self._policy.update_seed, first_copy(self.count).read_value())
 
     def _decay(self, variable: Any) -> None:
         """Decay the weights as Keras does, by ``weight_decay * learning_rate`` of them."""
@@ -200,22 +205,29 @@ def _rest(variable: Variable) -> Variable:
 
 
 def _build(optimizer: Any, variables: Sequence[Variable], slots: str) -> None:
-    """Build an optimizer with variables of dtype ``slots`` for each parameter."""
+    """Build an optimizer with variables of dtype ``slots`` for each parameter; bytes for "float8"."""
     native = optimizer.add_variable
+
+    def kept(shape: Any) -> dict[str, Any]:
+        if slots != "float8":
+            return {"dtype": slots}
+        return {"shape": (packed_size(math.prod(shape)),), "dtype": "uint8", "initializer": "zeros"}
 
     def add_variable(*args: Any, **options: Any) -> Any:
         """Keras 3's form, which all its variables go through."""
         floats = options.get("dtype") is not None and tf.as_dtype(options["dtype"]) in (tf.bfloat16, tf.float32)
-        return native(*args, **(options | {"dtype": slots} if floats else options))
+        return native(*args, **(options | kept(options["shape"]) if floats else options))
 
     def add_variable_from_reference(
         model_variable: Variable, variable_name: str, shape: Any = None, initial_value: Any = None
     ) -> Any:
         """Keras 2's form, of variables that look like float32 ones."""
-        dtype, shape = tf.as_dtype(slots), model_variable.shape if shape is None else shape
-        value = tf.zeros(shape, dtype) if initial_value is None else tf.cast(initial_value, dtype)
+        form = {"shape": model_variable.shape if shape is None else shape}
+        form |= kept(form["shape"])
+        dtype = tf.as_dtype(form.pop("dtype"))
+        value = tf.zeros(form["shape"], dtype) if initial_value is None else tf.cast(initial_value, dtype)
         name = f"{variable_name}/{model_variable.name.partition(':')[0]}"
-        return native(shape=shape, dtype=dtype, initializer=lambda *_args, **_options: value, name=name)
+        return native(**form | {"initializer": lambda *_args, **_options: value}, dtype=dtype, name=name)
 
     if APPLY == "apply":
         with patches.attributes(optimizer, add_variable=add_variable):

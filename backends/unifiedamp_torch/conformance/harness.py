@@ -14,7 +14,21 @@ from unifiedamp.backend import LossScale
 from unifiedamp.conformance.harness import Array, Harness
 from unifiedamp.conformance.ranks import Answers, RankCase, RankKind
 
-from .models import ComplexProbe, ConvNet, Joined, Kept, Mapped, Mlp, Picked, Probe, Ratio, Residual, Structured, linear
+from .models import (
+    Attention,
+    ComplexProbe,
+    ConvNet,
+    Joined,
+    Kept,
+    Mapped,
+    Mlp,
+    Picked,
+    Probe,
+    Ratio,
+    Residual,
+    Structured,
+    linear,
+)
 from .operations import OF_TWO, OPERATIONS
 from .rank_models import KINDS
 
@@ -197,6 +211,11 @@ class TorchHarness(Harness):
 
     def structured(self, weight: Array, bias: Array) -> nn.Module:
         return Structured(linear(weight, bias, torch.float32))
+
+    def attention(self, projections: Sequence[Array], heads: int) -> nn.Module:
+        model = nn.Sequential()
+        model.add_module("attention", Attention(projections, heads))
+        return model
 
     def mapped(self, weight: Array, bias: Array) -> nn.Module:
         return Mapped(linear(weight, bias, torch.float32))

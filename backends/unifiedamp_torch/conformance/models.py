@@ -71,6 +71,31 @@ class Mapped(nn.Module):
         return OrderedDict(output=output, pair=Doubled(2 * output, torch.argmax(output, -1)))
 
 
+class Attention(nn.Module):
+    """Self-attention without biases."""
+
+    def __init__(self, projections: Sequence[NDArray[Any]], heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = map(_projection, projections)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs, of the shape of the inputs."""
+        split = [
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        ]
+        attended = nn.functional.scaled_dot_product_attention(*split)
+        output: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return output
+
+
+def _projection(weight: NDArray[Any]) -> nn.Linear:
+    layer = nn.Linear(weight.shape[0], weight.shape[1], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.asarray(weight, np.float32).T.copy()))
+    return layer
+
+
 class Residual(nn.Module):
     """A dense layer's output plus its input."""
 

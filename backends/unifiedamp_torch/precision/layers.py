@@ -135,7 +135,8 @@ def wrap_layers(
     undo: list[Callable[[], None]] = []
     for path, dtype in dtypes.items():
         low = dtype != "float32"
-        region = Region(device_type, DTYPES[dtype] if low and not pure else None, cache_enabled, op_choices(policy))
+        casts = low and (not pure or policy.emulate)
+        region = Region(device_type, DTYPES[dtype] if casts else None, cache_enabled, op_choices(policy))
         layer = LayerForward(
             modules[path],
             region,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +57,25 @@ TABLE: dict[str, tuple[str, ...]] = {
 #: Arguments that are not cast, by position: batch norm writes its statistics, and its weights must match them.
 _KEPT = {"batch_norm": (1, 2, 3, 4)}
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@functools.cache
+def _cast_names(device_type: str) -> frozenset[str]:
+    """Return the ATen operators that autocast has a kernel for."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key(device_type))
+    return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
+
+
+def _held_names(op: str, device_type: str) -> Sequence[str]:
+    """Return the operators to register kernels for."""
+    if op != emulation.OTHERS:
+        return TABLE[op]
+    return sorted(_cast_names(device_type).difference(*TABLE.values()))
+
+
+def _casts(op: str, device_type: str) -> bool:
+    """Return whether autocast has a kernel for an operation."""
+    return not _cast_names(device_type).isdisjoint(_held_names(op, device_type))
 
 
 def aten_names(op: str) -> list[str]:
@@ -136,9 +156,9 @@ class _Registry:
 _registry = _Registry()
 
 
-def hold(overrides: Iterable[str], device_type: str) -> Callable[[], None]:
-    """Make overrides of these operations work in regions that ask for them; return what releases them, once."""
-    left = list(overrides)
+def hold(choices: Mapping[str, str], device_type: str) -> Callable[[], None]:
+    """Make choices for these operations work in regions that ask for them; return what releases them, once."""
+    left = [op for op, choice in choices.items() if choice != emulation.KEEP or _casts(op, device_type)]
     for op in left:
         _registry.hold(op, device_type)
 
@@ -154,7 +174,7 @@ def _register(op: str, device_type: str) -> torch.library.Library:
     with warnings.catch_warnings():
         # torch warns once per process that an operator's kernel was overridden; here that is the point.
         warnings.simplefilter("ignore", UserWarning)
-        for name in TABLE[op]:
+        for name in _held_names(op, device_type):
             kernel = _kernel(op, name, device_type)
             library.impl(name, kernel, key(device_type), with_keyset=True)  # type: ignore[no-untyped-call]  # torch's
     return library
@@ -166,15 +186,20 @@ def _kernel(op: str, name: str, device_type: str) -> Callable[..., Any]:
     native = _native_kernel(operator, name, device_type)
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key(device_type)))
     kept = _KEPT.get(packet, ())
-    is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key(device_type))
+    is_cast = name in _cast_names(device_type)
+    uncast = _uncast(operator, name, key(device_type))
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         overrides = active_overrides()
         choice = overrides.get(op) if overrides else None
-        if choice is None or (choice == emulation.EMULATE and not is_cast):
+        if choice is None:
             return native(keyset, *args, **kwargs)
-        if choice == emulation.EMULATE:
-            dtype = torch.get_autocast_dtype(device_type)
+        if choice in emulation.CHOICES:
+            # Recurrent layers without a cast are made of linear ones, which are emulated.
+            emulates = is_cast or (choice == emulation.EMULATE_16_BIT and op != "rnn")
+            dtype = emulation.dtype_of(choice, (args, kwargs), device_type) if emulates else None
+            if dtype is None:
+                return (native if choice == emulation.EMULATE else uncast)(keyset, *args, **kwargs)
             with torch._C._ExcludeDispatchKeyGuard(excluded):
                 return emulation.run(operator, args, kwargs, dtype, device_type)
         dtype = _chosen_dtype(choice, device_type, (args, kwargs))
@@ -191,7 +216,24 @@ def _native_kernel(operator: Any, name: str, device_type: str) -> Callable[..., 
     at = key(device_type)
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", at):
         return torch.library.get_kernel(f"aten::{name}", at).call_boxed
-    # Autocast has no kernel: go on to the next key, with autocast still on for what the operator calls.
+    return _fall_through(operator, at)
+
+
+def _uncast(operator: Any, name: str, at: str) -> Callable[..., Any]:
+    """Return what runs the operator as outside autocast; the operators that it is made of stay under autocast."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd"):
+        return _fall_through(operator, at)
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, at))
+
+    def run(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*args, **kwargs)
+
+    return run
+
+
+def _fall_through(operator: Any, at: str) -> Callable[..., Any]:
+    """Return what goes on to the next key, with autocast still on for what the operator calls."""
     here = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, at))
 
     def fall_through(keyset: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -12,7 +12,7 @@ from unifiedamp.backend import Policy, SessionSpec, Switches, errors
 
 from . import casts, operations
 from .autocast import Region
-from .emulation import op_choices
+from .emulation import op_choices, uses_autocast
 from .thread_state import entered
 
 
@@ -76,7 +76,8 @@ class Regions:
         Raises:
             UnsupportedError, PolicyNotSupportedError: the policy is not for a region of this session.
         """
-        if policy is not None and entered.in_compiled_step and op_choices(policy) != op_choices(self._spec.policy):
+        own = self._spec.policy
+        if policy is not None and entered.in_compiled_step and self._choices(policy) != self._choices(own):
             raise errors.UnsupportedError(
                 "amp.autocast(policy=...) inside a compiled step: op_overrides and emulate must be the session's, "
                 "because torch.compile traces under them; use layer_overrides, or make a session of that policy"
@@ -91,7 +92,7 @@ class Regions:
         """Follow the session's policy: regions of it that were returned before as well."""
         self._made = {key: region for key, region in self._made.items() if key[1] is None}
         for (enabled, _), region in self._made.items():
-            region.become(*self._settings(enabled, self._spec.policy), self.cache, op_choices(self._spec.policy))
+            region.become(*self._settings(enabled, self._spec.policy), self.cache, self._choices(self._spec.policy))
 
     def close(self) -> None:
         """Release the operations."""
@@ -106,7 +107,7 @@ class Regions:
         return region
 
     def _make(self, enabled: bool, policy: Policy, cache: bool) -> Region:
-        return Region(*self._settings(enabled, policy), cache, op_choices(policy), self._switches)
+        return Region(*self._settings(enabled, policy), cache, self._choices(policy), self._switches)
 
     def _settings(self, enabled: bool, policy: Policy) -> tuple[str, torch.dtype | None]:
         """Return a region's device type and dtype."""
@@ -116,10 +117,13 @@ class Regions:
                 f"amp.autocast(policy={str(policy)!r}): the parameters of this session are {params}, and torch has no "
                 f"autocast to float32; use policy 'mixed_{params}' for the session"
             )
-        low = enabled and policy.compute_dtype != params
+        low = enabled and uses_autocast(policy, params)
         return self._device.type, casts.DTYPES[policy.region_dtype] if low else None
 
+    def _choices(self, policy: Policy) -> Mapping[str, str]:
+        return op_choices(policy, self._spec.policy.param_dtype)
+
     def _hold_ops(self, policy: Policy) -> None:
-        choices = op_choices(policy)
+        choices = self._choices(policy)
         if choices:
             self._release.append(weakref.finalize(self, operations.hold(choices, self._device.type)))

@@ -16,6 +16,7 @@ from ..precision.casts import tensors
 from ..precision.float8_layers import rejection_reason
 from ..training.gradients import dense
 from ..training.step_context import StepContext
+from .attention import AttentionCounter
 from .product_counts import DeviceCounts
 from .scaled_values import scale_values
 from .step_recorder import in_training
@@ -31,6 +32,8 @@ class LayerCounts:
     Args:
         path, kind: the layer's.
         float8: why it would not run in float8.
+        scalings: counted of operands.
+        holds_layers: see ``ProductCounts``.
 
     Attributes:
         path: see the argument.
@@ -38,8 +41,9 @@ class LayerCounts:
         tensors: name, and scaling or "" → counts, on the layer's device.
     """
 
-    def __init__(self, path: str, kind: str, float8: str, scalings: Sequence[str]) -> None:
+    def __init__(self, path: str, kind: str, float8: str, scalings: Sequence[str], holds_layers: bool = False) -> None:
         self.path, self._kind, self._float8, self._scalings = path, kind, float8, scalings
+        self._holds_layers = holds_layers
         self.work = 0
         self.tensors: dict[tuple[str, str], DeviceCounts] = {}
 
@@ -62,12 +66,13 @@ class LayerCounts:
     def read(self, rows: Iterator[tuple[Any, float]]) -> ProductCounts:
         """Return what was counted; ``rows`` yields the counts and the largest value of each tensor."""
         found = {key: TensorCounts(*next(rows)) for key in self.tensors}
-        return ProductCounts(self.path, self._kind, self.work, self._float8, forecast.by_tensor(found))
+        tensors = forecast.by_tensor(found)
+        return ProductCounts(self.path, self._kind, self.work, self._float8, tensors, self._holds_layers)
 
 
 class TorchForecaster(Forecaster):
-    """Counts in forward hooks of linear and convolutional layers, and in hooks on the gradients of outputs and weights;
-    compiled code runs uncompiled meanwhile.
+    """Counts in forward hooks of linear and convolutional layers, in calls of attention, and in hooks on the gradients
+    of outputs and weights; compiled code runs uncompiled meanwhile.
 
     Args:
         device: the session's.
@@ -77,7 +82,10 @@ class TorchForecaster(Forecaster):
         counting: whether this step is counted.
     """
 
-    means = "forward hooks of linear and convolutional layers; what is compiled runs uncompiled meanwhile"
+    means = (
+        "forward hooks of linear and convolutional layers, calls of scaled_dot_product_attention; what is compiled "
+        "runs uncompiled meanwhile"
+    )
     scalings = tuple(forecast.SCALINGS)
     UNTRACED = ("begin", "note_gradients", "end")
     """Methods that run uncompiled inside compiled steps."""
@@ -93,11 +101,19 @@ class TorchForecaster(Forecaster):
         self.end()
         self.counting, self._wanted = True, tuple(scalings)
         self._remove.append(functools.partial(ForceEager().__enter__().__exit__, None, None, None))
+        attention = AttentionCounter(self._attention_layer, self._inverse)
+        self._remove.append(attention.stop)
         for index, model in enumerate(self._steps.prepared.models):
+            attention.follow(f"model{index}." if index else "", model)
             for path, module in model.named_modules():
                 if isinstance(module, COUNTED):
                     plain = plain_name(path)
                     self._hook(plain if not index else f"model{index}.{plain}".rstrip("."), module)
+
+    def _attention_layer(self, path: str, module: nn.Module, holds_layers: bool) -> LayerCounts:
+        kind = type(module).__name__
+        layer = LayerCounts(path, kind, forecast.NO_FLOAT8_ATTENTION, (), holds_layers)
+        return self._layers.setdefault(path, layer)
 
     def _hook(self, path: str, module: nn.Module) -> None:
         why = rejection_reason(path, module, {}) if isinstance(module, nn.Linear) else "only linear layers are"

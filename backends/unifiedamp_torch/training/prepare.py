@@ -117,7 +117,9 @@ class Preparation:
         spec, prepared = self._spec, self._prepared
         checks.check_models(new)
         checks.check_optimizers(optimizers)
-        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, spec.master_weights or bool(spec.policy.update))
+        wide = spec.master_weights or bool(spec.policy.update)
+        checks.check_fused(optimizers, "float32" if wide else spec.policy.param_dtype, self._device.type)
+        checks.check_dtypes(new, spec.policy, spec.loss_scale.enabled, wide)
         names = prepared.names.with_models(new)
         checks.check_owned(optimizers, names, prepared.masters.model_param)
         for later in spec.policies:  # so that no switch fails in the middle of a run

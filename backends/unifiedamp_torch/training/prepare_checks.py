@@ -10,6 +10,7 @@ import torch
 
 from unifiedamp.backend import Policy, errors
 
+from ..device.kinds import traits
 from ..distributed.wrapped import wrapped_by
 from ..layer_paths import ParamNames, plain_name
 from .gradients import parameters
@@ -101,6 +102,27 @@ def check_not_cast(optimizer: Optimizer, names: ParamNames) -> None:
                 f"amp.step({type(optimizer).__name__}): parameter {names.of(param)!r} is {dtype} now; it was float32 "
                 "when it was prepared, and this policy trains float32 parameters: do not cast a prepared model "
                 f"(model.float() undoes it), or use policy {dtype!r}"
+            )
+
+
+def check_fused(optimizers: Sequence[Optimizer], params: str, device_type: str) -> None:
+    """Refuse an optimizer whose fused kernel leaves 16-bit parameters as they are, without a word.
+
+    Args:
+        optimizers: the optimizers.
+        params: dtype of the parameters that they update.
+        device_type: "cpu", "cuda", ….
+
+    Raises:
+        PrepareError: naming the optimizer.
+    """
+    for optimizer in optimizers if params != "float32" else ():
+        name = type(optimizer).__name__
+        fused = any(group.get("fused") for group in optimizer.param_groups)
+        if fused and name in traits(device_type).fused_float32_only:
+            raise errors.PrepareError(
+                f"amp.prepare: torch's fused {name} on {device_type!r} does not update {params} parameters (torch "
+                f"{torch.__version__}): make it with fused=False, or give the session master_weights=True"
             )
 
 

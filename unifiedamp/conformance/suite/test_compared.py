@@ -1,5 +1,6 @@
 """``amp.record(compare=True)``: ``unifiedamp diff`` names where two runs diverge, on one framework or two."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -16,13 +17,13 @@ from unifiedamp.recording.nonfinite_origin import layer_of
 
 pytestmark = pytest.mark.needs("recording")
 
-WEIGHTS = layers(4, 8, 6, 2)
+WEIGHTS, WIDE = layers(4, 8, 6, 2), layers(4, 32, 32, 2)
 STEPS = 3
 
 
 def recorded(
     harness, form="eager", *, policy="float32", lr=0.05, momentum=0.9, optimizer="sgd", wrong=None, data=None,
-    labels=None, clip=None, written=None, gradient=None, factor=1.0, scale=8.0, every=1,
+    labels=None, clip=None, written=None, gradient=None, factor=1.0, scale=8.0, every=1, weights=WEIGHTS,
 ):  # fmt: skip
     """Record three steps of a model of three layers; each option plants one divergence.
 
@@ -34,12 +35,13 @@ def recorded(
         written: the layer whose weights are changed by hand before the last step.
         gradient: the layer whose gradients are changed by hand in the second step, and by which factor.
         factor: the loss is multiplied by it.
+        weights: of the layers.
     """
     amp = session(harness, form, policy=policy, loss_scale=scale)
     if not amp.backend.recorder.compares:
         pytest.skip("this backend records no sketches of tensors")
     with amp.scope():
-        model = harness.mlp([(w, b + np.float32(0.25 * (f"layer{i}" == wrong))) for i, (w, b) in enumerate(WEIGHTS)])
+        model = harness.mlp([(w, b + np.float32(0.25 * (f"layer{i}" == wrong))) for i, (w, b) in enumerate(weights)])
         native = harness.sgd([model], lr, momentum) if optimizer == "sgd" else harness.adam([model], lr)
     model, native = amp.prepare(model, native)
 
@@ -129,6 +131,28 @@ def test_a_lower_precision_is_alike_up_to_its_rounding(harness):
     assert any(policy.removeprefix("mixed_") in line for line in found.compared)
     for name in ("learning rate", "initial weight", "labels", "a gradient", "a written weight"):
         found = difference(eager(harness.backend), eager(harness.backend, name, policy))
+        assert where(found) == PLANTED[name][1], name
+
+
+@pytest.mark.needs("emulation")
+@pytest.mark.filterwarnings("ignore::unifiedamp.AmpWarning")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float8;recipe=rowwise", "mixed_nvfp4", "float16"])
+def test_an_emulated_policy_is_alike_up_to_its_rounding(harness, policy):
+    """To float32, and where the policy runs natively to that; what is planted beside it is named."""
+    dtypes = {"output_dtype": "float32"} if policy == "float16" else {}
+    emulated = ua.Policy.parse(f"{policy};emulate=true").replace(**dtypes)
+    scale = "none" if policy == "float16" else 8.0
+    run = functools.partial(recorded, harness, momentum=0.0, weights=WIDE, scale=scale)
+    low = run(policy=emulated)
+    compared = [run()]
+    with contextlib.suppress(ua.PolicyNotSupportedError):
+        compared.append(run(policy=emulated.replace(emulate=False)))
+    for plain in compared:
+        found = difference(plain, low)
+        assert (where(found), found.steps) == (None, STEPS), found.first
+    assert any("emulate=true" in other for _, _, other in difference(compared[0], low).settings)
+    for name in ("initial weight", "a written weight"):
+        found = difference(compared[0], run(policy=emulated, **PLANTED[name][0]))
         assert where(found) == PLANTED[name][1], name
 
 

@@ -304,16 +304,19 @@ def test_a_recipe_scales_as_no_other_does_or_is_refused(harness, settings, recip
         assert any(not np.array_equal(one, other) for one, other in zip(found, default, strict=True))
 
 
-def test_float8_is_refused_by_name_where_it_does_not_run(harness):
-    """With the reason, the nearest policy that runs, and emulation where there is one."""
+@pytest.mark.parametrize(
+    "policy", ["mixed_float8", "mixed_float8;recipe=delayed;margin=1", "mixed_float8;recipe=rowwise_gw_hp"]
+)
+def test_float8_is_refused_by_name_where_it_does_not_run(harness, policy):
+    """With the reason, the nearest policy that runs, and emulation of the same recipe where there is one."""
     if harness.capabilities().policies["mixed_float8"]:
         pytest.skip("it runs here")
     with pytest.raises(ua.PolicyNotSupportedError) as refusal:
-        ua.Amp(harness.backend, "mixed_float8")
+        ua.Amp(harness.backend, policy)
     text = str(refusal.value)
-    assert "'mixed_float8'" in text
+    assert f"'{policy}'" in text
     assert "'mixed_bfloat16'" in text or "'mixed_float16'" in text or "'float32'" in text
-    assert ("emulate" in text) == bool(harness.float8_emulation)
+    assert (f"'{policy};emulate=true'" in text) == bool(harness.float8_emulation)
 
 
 @pytest.mark.needs("float8")

@@ -1,12 +1,15 @@
 """The forecast counts what matrix products take and give, value by value, and leaves training as it was."""
 
+import math
+
 import numpy as np
 import pytest
 
 import unifiedamp as ua
 from unifiedamp.backend import rounding
 from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT
-from unifiedamp.conformance.driver import probe_run, session, settled_state
+from unifiedamp.conformance.driver import compiled, probe_run, session, settled_state
+from unifiedamp.conformance.optional import NotInFramework
 from unifiedamp.conformance.recorded import Kept, batch, layers, mlp_run
 
 pytestmark = pytest.mark.needs("forecast")
@@ -95,6 +98,85 @@ def test_scaled_values_are_counted(harness, form):
                 wanted = rounding.scale_values(matrix, scaling, square=name == "weight")
                 np.testing.assert_array_equal(seen[scaling].counts, counts_of(wanted), f"{name} {scaling}")
     assert run.result().heads()[-5:] == [*formats, "float16 loss scale"]
+
+
+WIDTH, HEADS = 8, 2
+
+
+def attention_tensors(projections, x):
+    """The tensors of the two products of self-attention in one step of mean squared error against zeros, in float64."""
+    query, key, value, output = np.float64(projections)
+    split = [(x @ each).reshape(*x.shape[:2], HEADS, -1).swapaxes(1, 2) for each in (query, key, value)]
+    q, k, v = split
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    attended = shares @ v
+    result = attended.swapaxes(1, 2).reshape(x.shape) @ output
+    gradient = (2 * result / result.size @ output.T).reshape(*x.shape[:2], HEADS, -1).swapaxes(1, 2)
+    d_shares = gradient @ v.swapaxes(-1, -2)
+    d_scores = shares * (d_shares - (d_shares * shares).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
+    return {
+        "query": q, "key": k, "value": v, "output": attended, "gradient": gradient,
+        "query_gradient": d_scores @ k, "key_gradient": d_scores.swapaxes(-1, -2) @ q,
+        "value_gradient": shares.swapaxes(-1, -2) @ gradient,
+    }  # fmt: skip
+
+
+def attention_run(harness, form, projections, **options):
+    amp = session(harness, form, **options)
+    try:
+        with amp.scope():
+            model = harness.attention(projections, HEADS)
+            optimizer = harness.sgd([model], 0.01)
+    except NotInFramework as error:
+        pytest.skip(str(error))
+    model, optimizer = amp.prepare(model, optimizer)
+
+    def step(x, y):
+        loss = amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.step(optimizer)
+        return loss
+
+    step = compiled(amp, form, step)
+    return amp, lambda x: step(amp.to_native(np.float32(x)), amp.to_native(np.zeros(x.shape, np.float32)))
+
+
+def test_the_products_of_attention_are_counted(harness, form):
+    rng = np.random.default_rng(2)
+    projections = [rng.normal(0, 0.5, (WIDTH, WIDTH)).astype(np.float32) for _ in range(4)]
+    x = rng.normal(size=(3, 5, WIDTH)).astype(np.float32)
+    amp, feed = attention_run(harness, form, projections, loss_scale=8.0)
+    with amp.forecast(steps=1) as run:
+        feed(x)
+    layer = run.totals.layers["attention"]
+    for name, values in attention_tensors(projections, np.float64(x)).items():
+        seen = layer.tensors[name]
+        assert seen.counts.sum() == values.size, name
+        assert seen.largest == pytest.approx(np.abs(values).max(), rel=1e-4), name
+        moved = np.abs(seen.counts - counts_of(values)).sum()
+        assert moved <= 2 * max(1, values.size // 50), name  # values at the edge of an interval
+    assert layer.work == 2 * 3 * 5 * 5 * WIDTH
+    assert layer.float8
+    found = run.result()
+    assert "attention is not" in found.cell(next(each for each in found.layers if each.layer == "attention"), "float8")
+
+
+def test_hurt_attention_is_overridden_as_a_whole(harness):
+    """Queries that no float16 number holds: the layer and those inside it run in float32, and the policy trains."""
+    projections = [np.eye(WIDTH, dtype=np.float32) * scale for scale in (2.0**18, 2.0**-18, 1, 1)]
+    amp, feed = attention_run(harness, "eager", projections, loss_scale="none")
+    x = np.random.default_rng(2).normal(size=(3, 5, WIDTH))
+    with amp.forecast(steps=1) as run:
+        feed(x)
+    found = run.result().policies["float16"]
+    assert "overflow" in found.hurt["attention"]
+    assert dict(found.policy.layer_overrides) == {"attention": "float32", "attention.*": "float32"}
+    amp.close()
+    if harness.capabilities().feature("emulation"):
+        amp, feed = attention_run(harness, "eager", projections, policy=found.policy.replace(emulate=True))
+        assert np.isfinite(amp.to_numpy(feed(x))).all()
+        assert amp.skipped_steps == 0
 
 
 def test_training_is_the_same_with_a_forecast(harness, form):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.backend import rounding, state_rounding
+from unifiedamp.backend import converted, rounding, state_rounding
 from unifiedamp.conformance.driver import probe_run
 from unifiedamp.conformance.harness import load_harness
 
@@ -195,6 +195,24 @@ def test_moments_and_compensations_go_on_under_another_backend(harness, peer, ki
     one, two = true_weights(straight), true_weights(second)
     np.testing.assert_allclose(two, one, rtol=0, atol=2.0**-15)
     assert max(abs(value - 1) for value in one) > 2.0**-10
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moments_in_fewer_bits_move_from_another_backend(harness, peer, dtype):
+    """What is kept has few significant bits in each framework; a velocity is a momentum times a power of two here."""
+    other = load_harness(peer)
+    if not other.capabilities().feature("state_dtype") or dtype not in probe_dtypes(other):
+        pytest.skip(f"{peer} has no state_dtype={dtype}")
+    first, second = (run_of(each, "eager", dtype, values=(1.0,) * 4) for each in (other, harness))
+    for gradients in random_gradients(3):
+        first.feed(*gradients)
+    second.feed(*[0.5] * 4)
+    second.amp.load_state_dict(json.loads(json.dumps(first.amp.state_dict(moments=True))))
+    given, found = moments(first), moments(second)
+    for key, value in found.items():
+        name, _, moment = key.rpartition("/")
+        np.testing.assert_array_equal(value, converted(given, name, moment, LR))
+    assert any(value.any() for value in found.values())
 
 
 def true_weights(run):
