@@ -61,13 +61,13 @@ class Interrupter:
             self.wrapped = lambda *args: self.run(method, *args)
         setattr(amp.backend.training, name, self.wrapped)
 
-    def run(self, method, *args, **options):
+    def run(self, method, *args):
         self.left -= 1
         now = self.left == 0
         self.fired = self.fired or now
         if now and not self.after:
             self.interrupt()
-        outcome = method(*args, **options)
+        outcome = method(*args)
         if now:
             self.interrupt()
         return outcome
@@ -86,8 +86,8 @@ class Loss:
     def __exit__(self, *error):
         return self.context.__exit__(*error)
 
-    def backward(self, **options):
-        self.interrupter.run(self.inner.backward, **options)
+    def backward(self, *args):
+        self.interrupter.run(self.inner.backward, *args)
 
 
 def changes(run, feeds):
