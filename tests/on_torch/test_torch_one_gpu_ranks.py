@@ -65,7 +65,7 @@ def test_a_captured_sum_is_made_in_its_dtype():
 
 def test_ranks_that_communicate_by_gloo_run_uncaptured():
     """Two ranks on one GPU; rank 1 alone overflows."""
-    answers = checked(run_ranks(in_each_mode, "ddp", 1))
+    answers = checked(run_ranks(in_each_mode, "ddp", 1, gpus=True))
     for found in answers:
         for mode in ("default", "max"):
             follows(found["off"], found[mode], 2.0**-5 if mode == "max" else 1e-3)

@@ -7,6 +7,7 @@ from tape import TapeCapturer
 
 import unifiedamp as ua
 from unifiedamp_torch.compiling.capture_context import CaptureContext
+from unifiedamp_torch.compiling.captured_step import WARM_UP
 from unifiedamp_torch.compiling.device_learning_rates import DeviceLearningRates
 
 AT, STEPS = 8, 14
@@ -48,6 +49,17 @@ def test_a_captured_step_is_captured_once_more(monkeypatch, first, second):
     assert_same(runs, given)
     if runs[1].stage is not None:
         assert runs[1].stage.captures == 2
+
+
+def test_a_switch_at_the_first_capture_runs_uncaptured_once(monkeypatch):
+    """What compiles for the new policy cannot do so inside a capture."""
+    run = Scheduled(monkeypatch, True, policy=None, schedule={0: "float32", WARM_UP: "mixed_bfloat16"})
+    captures = []
+    for step in range(WARM_UP + 3):
+        run.feed(step)
+        captures.append(None if run.stage is None else run.stage.captures)
+    if run.stage is not None:
+        assert captures[WARM_UP - 1 :] == [0, 0, 1, 1]
 
 
 def test_many_switches_are_captured_each(monkeypatch):

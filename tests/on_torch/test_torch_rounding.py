@@ -57,11 +57,12 @@ def test_bits_of_block_formats(form):
     given = blocks()
     found = (run if form == "eager" else torch.compile(run))(torch.from_numpy(given).to(DEVICE))
     for each, format in zip(found, BLOCK_FORMATS.values(), strict=True):
-        here, expected = bits(each.cpu()), bits(block_reference(given, format))
+        here, expected = each.cpu().numpy(), block_reference(given, format)
         if form == "compiled" and DEVICE == "cuda" and format.scale != "e8m0":
-            assert (here != expected).mean() < 1e-3, format.name  # Triton divides by an approximate reciprocal
+            # Triton divides by an approximate reciprocal: scales differ in their last place.
+            assert np.isclose(here, expected, rtol=2.0**-21, atol=0, equal_nan=True).mean() > 0.999, format.name
         else:
-            np.testing.assert_array_equal(here, expected, format.name)
+            np.testing.assert_array_equal(bits(here), bits(expected), format.name)
 
 
 def test_the_gradient_is_rounded_too():

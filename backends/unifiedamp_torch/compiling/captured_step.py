@@ -154,18 +154,19 @@ class CapturedStep:
     ) -> Graph | None:
         """Return a graph that may be replayed now, capturing it where needed; None where the call must run."""
         entry.calls += 1
-        warm_up = self._warm_up(key)
+        warm_up, policy = self._warm_up(key), self._context.spec.policy
+        switched = entry.policy is not policy and entry.policy != policy
+        entry.policy = policy
         if entry.refused or entry.calls <= warm_up:
             return None
         fixed = self._context.fixed()
-        if entry.graph is not None and entry.graph.fixed != fixed:
-            if entry.policy != self._context.spec.policy:
+        if switched or (entry.graph is not None and entry.graph.fixed != fixed):
+            if switched:
                 entry.captures = 0  # a schedule may switch as often as it likes
             entry.graph = None  # the next one needs its memory
             entry.calls = warm_up  # what changed may have to be compiled, which a capture cannot hold
             return None
         if entry.graph is None:
-            entry.policy = self._context.spec.policy
             entry.graph = self._capture(key, entry, args, kwargs, tensors, fixed)
             return entry.graph
         return entry.graph if entry.graph.before == self._context.state(self._order) else None

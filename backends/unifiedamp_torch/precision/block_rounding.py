@@ -1,7 +1,8 @@
 """Rounding float32 tensors to a block format, by torch operations; bit-equal to ``unifiedamp.formats.round_blocks``.
 
 Plain operations on the device, as in ``rounding``. Where a compiler divides by an approximate reciprocal (Triton on a
-GPU), NVFP4 and int8 may round a number that lies within float32's last place of a tie to the other side.
+GPU), scales of NVFP4 and int8 may differ in float32's last place, and a number that lies as close to a tie may round to
+the other side.
 """
 
 from __future__ import annotations
