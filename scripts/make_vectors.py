@@ -1,4 +1,4 @@
-"""Write the golden vectors of the conformance kit from the pure reference transition.
+"""Write the golden vectors of the conformance kit from the pure references: of the loss scale, and of rounding.
 
 Usage: ``python scripts/make_vectors.py [--check]``; ``--check`` writes nothing and fails when a file would change.
 """
@@ -12,9 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
+from unifiedamp.formats.block_rounding import round_blocks
+from unifiedamp.formats.rounding import round_to
 from unifiedamp.loss_scale import DynamicLossScale, LossScale, StaticLossScale
 
 FOLDER = Path(__file__).parents[1] / "unifiedamp" / "conformance" / "vectors"
+ROUNDING = FOLDER / "rounding" / "formats.json"
 INF, NAN = math.inf, math.nan
 FOUR = DynamicLossScale(initial_scale=4.0, growth_interval=3)
 
@@ -110,14 +116,46 @@ def vector(name: str) -> dict[str, Any]:
     return {**head, "learning_rate": 0.125, "gradients": gradients, "expected": trajectory(setting, window, steps)}
 
 
+def rounding() -> dict[str, Any]:
+    """Return float32 numbers and what each format keeps of them, as bits in hexadecimal.
+
+    They are ties and their neighbours, the ends of each format's range, and random numbers, none of them subnormal.
+    """
+    edges = [1.0, -0.0, INF, -INF, NAN, 2.0**-126, 3.0e38]
+    for form in FLOAT_FORMATS.values():
+        step = 2.0 ** -(form.mantissa_bits + 1)
+        edges += [form.max, form.max * (1 + step), form.min_normal * (1 - step), form.min_subnormal / 2]
+        edges += [1 + step, 1 + 3 * step, -1 - step]
+    values = np.array(edges, np.float64).astype(np.float32)
+    near = [np.nextafter(values[np.isfinite(values)], np.float32(end)) for end in (-INF, INF)]
+    random = np.random.default_rng(0).normal(size=40) * np.exp2(np.random.default_rng(1).integers(-30, 20, 40))
+    inputs = np.concatenate([values, *near, random.astype(np.float32)])
+    inputs = inputs[~(np.abs(inputs) < 2.0**-126) | (inputs == 0)]
+    rows = (np.random.default_rng(2).normal(size=(2, 64)) * np.exp2(np.arange(64) // 8)).astype(np.float32)
+    return {
+        "inputs": _hexadecimal(inputs),
+        "rounded": {name: _hexadecimal(round_to(inputs, form)) for name, form in FLOAT_FORMATS.items()},
+        "rows": [_hexadecimal(row) for row in rows],
+        "rounded_rows": {
+            name: [_hexadecimal(row) for row in round_blocks(rows, form)] for name, form in BLOCK_FORMATS.items()
+        },
+    }
+
+
+def _hexadecimal(values: Any) -> list[str]:
+    return [f"{bits:08x}" for bits in np.asarray(values, np.float32).view(np.uint32).ravel().tolist()]
+
+
 def main() -> None:
     """Write the files, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    FOLDER.mkdir(exist_ok=True)
-    for name in CASES:
-        path, text = FOLDER / f"{name}.json", json.dumps(vector(name), indent=1) + "\n"
+    ROUNDING.parent.mkdir(parents=True, exist_ok=True)
+    files = {FOLDER / f"{name}.json": json.dumps(vector(name), indent=1) for name in CASES}
+    files[ROUNDING] = json.dumps(rounding())
+    for path, found in files.items():
+        text = found + "\n"
         if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
             raise SystemExit(f"{path} is not what the reference gives: run python scripts/make_vectors.py")
         path.write_text(text, encoding="utf-8")

@@ -1,8 +1,12 @@
 """Rounding to number formats: every pattern of 8 and 16 bits and random float32 numbers as ml_dtypes casts them."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import unifiedamp
 from unifiedamp.formats import BLOCK_FORMATS, FLOAT_FORMATS
 from unifiedamp.formats.block_rounding import round_blocks
 from unifiedamp.formats.rounding import round_scaled, round_to
@@ -10,6 +14,7 @@ from unifiedamp.formats.scaled_rounding import round_operand
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
+GOLDEN = json.loads((Path(unifiedamp.__file__).parent / "conformance/vectors/rounding/formats.json").read_text())
 CASTS = {name: getattr(ml_dtypes, name, None) for name in FLOAT_FORMATS if name not in ("float16", "int8")}
 CASTS["float16"] = np.float16
 
@@ -41,6 +46,18 @@ def test_rounds_as_ml_dtypes(name):
     with np.errstate(all="ignore"):
         expected = values.astype(kind).astype(np.float32)
     assert same(round_to(values, FLOAT_FORMATS[name]), expected).all()
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_golden_vectors_are_casts_of_ml_dtypes(name):
+    kind = CASTS[name] or pytest.skip(f"an ml_dtypes with {name} is not installed")
+    values, golden = (
+        np.array([int(text, 16) for text in texts], np.uint32).view(np.float32)
+        for texts in (GOLDEN["inputs"], GOLDEN["rounded"][name])
+    )
+    known = ~np.isnan(values) if FLOAT_FORMATS[name].overflow == "saturate" else np.full(values.shape, True)
+    with np.errstate(all="ignore"):
+        assert same(golden, values.astype(kind).astype(np.float32))[known].all()
 
 
 @pytest.mark.parametrize("name", [name for name in CASTS if "8" in name or "float6" in name or "float4" in name])
