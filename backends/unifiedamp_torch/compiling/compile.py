@@ -34,6 +34,8 @@ Everything else runs uncompiled, since dynamo would guard on the counters there 
 
 NOTHING = nullcontext()
 
+_SKIPS = "skip_tensor_guards_with_matching_dict_tags"
+
 _TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
 """Inductor's settings that fuse independent pointwise kernels: the casts of all weights, and of their gradients.
 Reductions stay separate; fused they are slower."""
@@ -101,7 +103,7 @@ def compile_step(
 
     if isinstance(fn, torch.nn.Module):
         model: Any = compiled_under(overrides())
-        model.forward = guarding_frozen(model.forward)
+        model.forward = sound(model.forward)
         return model  # type: ignore[no-any-return]  # torch.compile of a module is one
     made: dict[Any, Callable[..., Any]] = {}
 
@@ -113,7 +115,7 @@ def compile_step(
                 return fn(*args, **kwargs)
         choices = overrides()
         key = tuple(choices.items()), None if policy is None else policy()
-        compiled = made.get(key) or made.setdefault(key, guarding_frozen(compiled_under(choices)))
+        compiled = made.get(key) or made.setdefault(key, sound(compiled_under(choices)))
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
         try:
@@ -135,27 +137,35 @@ def compile_call(module: torch.nn.Module, overrides: Mapping[str, str]) -> Calla
     ready_dynamo()
     settings = _few_kernels()
     if overrides:
-        return guarding_frozen(torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False))
-    return guarding_frozen(torch.compile(module._call_impl, dynamic=False, options=settings or None))
+        return sound(torch.compile(module._call_impl, backend=_OwnInductor(settings), dynamic=False))
+    return sound(torch.compile(module._call_impl, dynamic=False, options=settings or None))
 
 
-def guarding_frozen(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what ``torch.compile`` made, with guards on ``requires_grad`` of parameters.
+def sound(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what ``torch.compile`` made, called under settings without which torch before 2.13 runs a wrong program.
 
-    torch before 2.13 skips them: a layer that was frozen when it was compiled gets no gradient once it is unfrozen
-    (https://github.com/pytorch/pytorch/issues/139476).
+    There dynamo skips guards on ``requires_grad`` of parameters, so that a layer which was frozen when it was compiled
+    gets no gradient once it is unfrozen (https://github.com/pytorch/pytorch/issues/139476). And AOTAutograd's cache,
+    which is on disk, ignores the dtype of the autocast region around a graph, so that a float16 region may run what was
+    compiled for bfloat16.
     """
-    name = "skip_tensor_guards_with_matching_dict_tags"
-    config = importlib.import_module("torch._dynamo").config
-    if torch.__version__ >= (2, 13) or not hasattr(config, name):  # type: ignore[operator]  # TorchVersion compares so
+    if torch.__version__ >= (2, 13):  # type: ignore[operator]  # TorchVersion compares with tuples
         return compiled
+    dynamo = importlib.import_module("torch._dynamo").config
 
     @functools.wraps(compiled)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        with config.patch({name: False}):
+    def called(*args: Any, **kwargs: Any) -> Any:
+        guarded = dynamo.patch({_SKIPS: False}) if hasattr(dynamo, _SKIPS) else NOTHING
+        with guarded, _without_autograd_cache():
             return compiled(*args, **kwargs)
 
-    return guarded
+    return called
+
+
+def _without_autograd_cache() -> AbstractContextManager[Any]:
+    config: Any = importlib.import_module("torch._functorch.config")
+    cache = "enable_autograd_cache"  # torch 2.5 and later
+    return config.patch({cache: False}) if hasattr(config, cache) else NOTHING
 
 
 def _few_kernels() -> dict[str, Any]:
@@ -179,4 +189,5 @@ class _OwnInductor:
         """Compile a graph."""
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(graph, inputs, config_patches=self._settings)
+        with _without_autograd_cache():  # its key is the graph before overrides and emulation are traced into it
+            return compile_fx(graph, inputs, config_patches=self._settings)

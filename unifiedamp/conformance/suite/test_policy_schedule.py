@@ -80,6 +80,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def assert_close(found, expected):
+    """Equal up to the rounding of a few float32 steps."""
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def differ(one, other):
     return any((one[name] != other[name]).any() for name in one)
 
@@ -103,13 +110,14 @@ def test_a_switch_is_a_restart_under_the_next_policy(harness, form):
     state, weights = run.amp.state_dict(), run.weights()
     assert [each.compute_dtype for each in run.feed(*data)] == ["float32"] * 2 + ["bfloat16"] * 3 + ["float32"]
     once = run.weights()
-    assert_same(once, restarted(harness, form, data, ("float32", 2), (low, 3), ("float32", 1)))
+    same = assert_close if form in harness.forms_that_warm_up else assert_same
+    same(once, restarted(harness, form, data, ("float32", 2), (low, 3), ("float32", 1)))
     assert differ(once, restarted(harness, "eager", data, ("float32", STEPS))), "the other policy had no effect"
     run.amp.load_state_dict(state)
     harness.set_parameters(run.model, weights)
     assert run.amp.policy == ua.Policy()
     run.feed(*data)
-    assert_same(run.weights(), once)
+    same(run.weights(), once)
 
 
 @pytest.mark.needs("policy_schedule")
