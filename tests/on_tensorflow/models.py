@@ -24,6 +24,12 @@ needs_bfloat16_pass = pytest.mark.skipif(
 )
 
 
+def keras_scaled(optimizer, loss):
+    """Return the loss scaled by Keras's own call."""
+    scale = getattr(optimizer, "scale_loss", None) or getattr(optimizer, "get_scaled_loss", None)
+    return loss if scale is None else scale(loss)
+
+
 def mlp(**first):
     """Two dense layers, named ``hidden`` and ``out``; ``first`` goes to the hidden one."""
     return keras.Sequential(

@@ -9,7 +9,7 @@ import unifiedamp as ua
 from unifiedamp.conformance.averages import AverageOracle
 
 tf = pytest.importorskip("tensorflow")
-from models import FIT_FORMS, SCALES_LOSS, keras  # noqa: E402
+from models import FIT_FORMS, SCALES_LOSS, keras, keras_scaled  # noqa: E402
 
 from unifiedamp_tensorflow.conformance.harness import Probe  # noqa: E402
 
@@ -107,10 +107,7 @@ def own_loop(fitted, function):
     def run(x):
         with tf.GradientTape() as tape:
             loss = fitted.model(x)
-            scale = getattr(fitted.optimizer, "scale_loss", None) or getattr(
-                fitted.optimizer, "get_scaled_loss", lambda loss: loss
-            )
-            loss = scale(loss)
+            loss = keras_scaled(fitted.optimizer, loss)
         gradients = tape.gradient(loss, fitted.model.trainable_variables)
         unscale = getattr(fitted.optimizer, "get_unscaled_gradients", lambda gradients: gradients)
         fitted.optimizer.apply_gradients(zip(unscale(gradients), fitted.model.trainable_variables, strict=True))
@@ -213,6 +210,7 @@ def test_a_native_step_of_each_optimizer_is_refused_while_swapped_in(second):
         amp.step(optimizer)
     with ema.swapped():
         before = [weight.numpy().copy() for weight in model.ws]
+        keras_scaled(optimizers[second], tf.constant(1.0))
         with pytest.raises(ua.StepOrderError, match="swapped in"):
             optimizers[second].apply_gradients([(tf.ones(1), model.ws[second])])
         for weight, average in zip(model.ws, before, strict=True):

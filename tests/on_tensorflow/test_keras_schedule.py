@@ -6,7 +6,7 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import keras  # noqa: E402
+from models import keras, keras_scaled  # noqa: E402
 
 SCHEDULE = {0: "float32", 3: "mixed_bfloat16"}
 
@@ -61,7 +61,7 @@ def test_steps_that_cannot_be_counted_are_refused():
     @tf.function(autograph=False)
     def kerass_calls(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x))
+            loss = keras_scaled(optimizer, tf.reduce_sum(model(x)))
         optimizer.apply_gradients(
             zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights, strict=True)
         )

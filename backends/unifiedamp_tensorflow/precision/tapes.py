@@ -90,7 +90,7 @@ class Tapes(threading.local):
             return
         if recording.depth == 0:
             self.current = recording.outer
-        else:
+        elif recording.home is current_home():  # a trace that ends inside a region drops nothing of the region's
             recording.dropped = True
 
     def end_iteration(self) -> None:
