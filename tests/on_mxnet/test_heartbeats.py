@@ -69,7 +69,7 @@ def test_a_worker_ends_when_the_scheduler_has_gone(monkeypatch, stopped):
     ],
 )
 def test_heartbeats_are_sent_by_processes_of_launch_py_alone(given, interval):
-    """And not where they are turned off: such a scheduler watches nobody."""
+    """And not where they are turned off: such a scheduler watches no worker."""
     environment = {**CLUSTER, **given}
     threads = threading.active_count()
     begin_heartbeats(environment)

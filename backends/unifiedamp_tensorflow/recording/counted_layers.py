@@ -81,5 +81,5 @@ class CountedAttention(CountedLayer):
 
 
 def is_attention(layer: Layer) -> bool:
-    """Whether a layer multiplies queries, keys and values in a method of their own."""
+    """Whether a layer multiplies queries, keys and values in one separate method."""
     return callable(getattr(layer, COMPUTE_ATTENTION, None))

@@ -102,9 +102,7 @@ def compile_step(
         return torch.compile(fn, dynamic=dynamic, options=settings or None)
 
     if isinstance(fn, torch.nn.Module):
-        model: Any = compiled_under(overrides())
-        model.forward = sound(model.forward)
-        return model  # type: ignore[no-any-return]  # torch.compile of a module is one
+        return _sound_model(compiled_under(overrides()))
     made: dict[Any, Callable[..., Any]] = {}
 
     @functools.wraps(fn)
@@ -160,6 +158,12 @@ def sound(compiled: Callable[..., Any]) -> Callable[..., Any]:
             return compiled(*args, **kwargs)
 
     return called
+
+
+def _sound_model(compiled: Any) -> torch.nn.Module:
+    """Make a compiled module :func:`sound`; it stays a module."""
+    compiled.forward = sound(compiled.forward)
+    return compiled  # type: ignore[no-any-return]  # torch.compile of a module is one
 
 
 def _without_autograd_cache() -> AbstractContextManager[Any]:

@@ -34,9 +34,8 @@ def total_of(amp, model, x, regions):
         return sum(losses[1:], losses[0])
 
 
-@pytest.mark.parametrize("regions", [3, 7])
-def test_a_loss_of_several_regions(harness, form, regions):
-    amp, model, optimizer = probe(harness, form)
+def stepping(amp, model, optimizer, form, regions):
+    """Return a step of SGD on the loss of :func:`total_of`."""
 
     def step(x):
         total = total_of(amp, model, x, regions)
@@ -44,7 +43,13 @@ def test_a_loss_of_several_regions(harness, form, regions):
             scaled_loss.backward()
         amp.step(optimizer)
 
-    step = compiled(amp, form, step)
+    return compiled(amp, form, step)
+
+
+@pytest.mark.parametrize("regions", [3, 7])
+def test_a_loss_of_several_regions(harness, form, regions):
+    amp, model, optimizer = probe(harness, form)
+    step = stepping(amp, model, optimizer, form, regions)
     for count in (1, 2):
         step(amp.to_native(np.float32([1.0, 2.0])))
         assert weights(harness, model) == [1.0 - LR * regions * count, 1.0 - 2.0 * LR * regions * count]
@@ -54,17 +59,11 @@ def test_a_loss_of_several_regions(harness, form, regions):
 def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
     """All gradients, a warning that the first regions are forgotten, or no loss at all."""
     amp, model, optimizer = probe(harness, form)
-
-    def step(x):
-        total = total_of(amp, model, x, regions)
-        with amp.scale_loss(total, optimizer) as scaled_loss:
-            scaled_loss.backward()
-        amp.step(optimizer)
-
+    step = stepping(amp, model, optimizer, form, regions)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ua.StepWarning)
         try:
-            compiled(amp, form, step)(amp.to_native(np.float32([1.0, 2.0])))
+            step(amp.to_native(np.float32([1.0, 2.0])))
         except (ua.StepWarning, ua.LossError):
             assert weights(harness, model) == [1.0, 1.0]
         else:
