@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ pytest.importorskip("torch")
 from processes import run_processes
 from workload_runs import quiet
 
+import unifiedamp.workloads.training.run
+from unifiedamp.checkpoint.sealed_file import load_checkpoint
 from unifiedamp.output.signals import Terminated
 from unifiedamp.workloads.configuration import read_settings, read_source
 from unifiedamp.workloads.training.loop import train
@@ -52,7 +56,8 @@ def run(folder, name="Regression", amp=None, train_table=None, given=None, **opt
     except (Exception, KeyboardInterrupt) as error:
         return {"error": f"{type(error).__name__}: {error}", "shown": display.console.file.getvalue()}
     state = done.amp.state_dict()["state"]
-    return {"losses": done.history.losses, "state": state, "shown": display.console.file.getvalue()}
+    found = {"losses": done.history.losses, "state": state, "shown": display.console.file.getvalue()}
+    return {**found, "resumed_at": done.resumed_at}
 
 
 def run_case(folder, case):
@@ -153,6 +158,48 @@ def test_a_run_of_one_process_goes_on_in_several(tmp_path):
 def resumed(rank, folder, port):
     launched(rank, 2, port)
     return run(Path(folder), train_table={"epochs": 2}, resume=True)
+
+
+def test_a_process_that_is_late_resumes_where_the_others_do(tmp_path):
+    """From the checkpoint at an epoch's last batch, of which the first process writes the next one at once."""
+    alone = run(tmp_path / "alone", train_table={"checkpoint_every": 5}, saved=keep_last_batch)
+    (tmp_path / "kept").rename(tmp_path / "run")
+    (place,) = meeting_places(1)
+    answers = run_processes(resumed_late, str(tmp_path / "run"), place.port, count=2)
+    for answer in answers:
+        assert answer["resumed_at"] == (0, 5), answer
+        assert answer["losses"] == pytest.approx(alone["losses"], rel=2e-5)
+
+
+def keep_last_batch(run):
+    if (run.epoch, run.batch) == (0, 5):
+        shutil.copytree(run.settings.out, run.settings.out.with_name("kept"))
+
+
+def resumed_late(rank, folder, port):
+    def late(path):
+        time.sleep(3)
+        return load_checkpoint(path)
+
+    launched(rank, 2, port)
+    if rank:
+        unifiedamp.workloads.training.run.load_checkpoint = late
+    return run(Path(folder), train_table={"checkpoint_every": 5}, resume=True)
+
+
+def test_processes_with_other_checkpoints_are_refused(tmp_path):
+    """As on hosts that share no folder."""
+    run(tmp_path / "1", train_table={"checkpoint_every": 5}, saved=keep_last_batch)
+    (tmp_path / "kept").rename(tmp_path / "0")
+    (place,) = meeting_places(1)
+    answers = run_processes(resumed_apart, str(tmp_path), place.port, count=2)
+    for answer in answers:
+        assert re.search("is of another epoch or batch on rank 1 than on rank 0", answer["error"]), answer
+
+
+def resumed_apart(rank, folder, port):
+    launched(rank, 2, port)
+    return run(Path(folder, str(rank)), train_table={"epochs": 3, "checkpoint_every": 5}, resume=True)
 
 
 def test_what_cannot_be_divided_is_refused_on_every_process(together):

@@ -179,7 +179,7 @@ class Run:
 
         Raises:
             ConfigError: there is no checkpoint to resume, or an unfinished run would be overwritten.
-            CheckpointError: the checkpoint is damaged or from another run.
+            CheckpointError: the checkpoint is damaged, from another run, or not the one that rank 0 has read.
         """
         if not self.ranks.rank:
             remove_neighbours(self.checkpoint_path)
@@ -187,6 +187,7 @@ class Run:
         if resume:
             check_resumable(self.settings)
             self._restore(read_saved(load_checkpoint(self.checkpoint_path), self.checkpoint_path), restart_scale)
+            self._check_same_place()
             return
         self._check_overwrites()
         if self.ranks.size > 1 or self.saved is not None:
@@ -227,6 +228,17 @@ class Run:
         self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
         self.resumed_at = self.epoch, self.batch
         self._windows = rest
+
+    def _check_same_place(self) -> None:
+        """Wait until all processes have read the checkpoint, before the first one writes the next over it."""
+        if self.ranks.size == 1:
+            return
+        rank = self.ranks.differing(f"epoch {self.epoch}, batch {self.batch}")
+        if rank is not None:
+            raise CheckpointError(
+                f"{self.checkpoint_path} is of another epoch or batch on rank {rank} than on rank 0 (here: epoch "
+                f"{self.epoch}, batch {self.batch}); all processes must see the same file"
+            )
 
     def _check_same(self, meta: Meta) -> None:
         now = self.workload.settings
