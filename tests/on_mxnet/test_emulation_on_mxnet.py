@@ -206,3 +206,19 @@ def test_the_kit_emulates_what_this_machine_does_not_run(monkeypatch):
         with pytest.raises(ua.PolicyNotSupportedError):
             session(load_harness("mxnet"), policy=name)
     assert take_ran() == []
+
+
+def test_a_product_outside_layers_has_no_history():
+    """A function's operands, larger than those of the layer that ran before it, do not enter the layer's history."""
+    amp = ua.Amp("mxnet", "mixed_float8;recipe=delayed;emulate=true")
+    with amp.scope():
+        net = gluon.nn.Dense(16, in_units=16, use_bias=False)
+        net.initialize(mx.init.Constant(0.125))
+        trainer = sgd(net, 0.0)
+    net, trainer = amp.prepare(net, trainer)
+    x, weight = amp.to_native(np.full((16, 16), 0.5, np.float32)), amp.to_native(np.full((16, 16), 64, np.float32))
+    product = mx.npx.fully_connected if NUMPY_API else mx.nd.FullyConnected
+    amp.backward(lambda: product(net(x), weight, no_bias=True, num_hidden=16).mean(), trainer)
+    amp.step(trainer)
+    (history,) = amp.backend.amax_history.read().values()
+    assert history[:2].tolist() == [[0.5], [0.125]]

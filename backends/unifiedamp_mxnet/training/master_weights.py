@@ -106,8 +106,6 @@ class MasterWeights:
 
     def of(self, param: Parameter) -> Arrays | None:
         """Return a parameter's masters, one for each context; None for a float32 parameter or another Trainer's."""
-        if not is_low_precision(param) or param._data is None:
-            return None
         places = (index for index, one in enumerate(self._trainer._params) if one is param)
         index = next(places, None)
         return None if index is None else self.at(index)

@@ -138,7 +138,7 @@ class KerasMode:
                 plain = bool(layer.weights) and not casts_itself(layer)
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = None
-                if self._in_float8(path or model.name, layer, kept.get(path)):
+                if self._in_float8(names[path], layer, kept.get(path)):
                     scales = self._scaling.add(names[path]) if recipe.scaling == "delayed" else None
                     call = functools.partial(float8.call, recipe, scales)
                 output_dtype = None if path else self._policy.output_dtype
@@ -154,12 +154,12 @@ class KerasMode:
                 errors.PolicyWarning,
             )
 
-    def _in_float8(self, path: str, layer: Layer, kept: str | None) -> bool:
+    def _in_float8(self, name: str, layer: Layer, kept: str | None) -> bool:
         if self._policy.compute_dtype != float8.NAME:
             return False
         why = float8_layers.rejection_reason(layer, self._name, kept, self._policy.float8.multiple)
         if why is not None:
-            self._float8[path] = why
+            self._float8[name] = why
         return why == ""
 
     def follow_policy(self, models: Sequence[Model]) -> None:

@@ -40,6 +40,17 @@ def test_an_overridden_operation_runs_in_what_was_chosen(harness, op, choice):
     assert dtype_inside(harness, session(harness, policy=MIXED), harness.low_precision_op) == "bfloat16"
 
 
+@pytest.mark.needs("op_overrides")
+@pytest.mark.parametrize("op", OP_VOCABULARY)
+def test_an_override_leaves_the_other_operations(harness, op):
+    """Also those that a framework has as settings of one operator, as MXNet has activations."""
+    plain = session(harness, policy=MIXED)
+    expected = {each: dtype_inside(harness, plain, each) for each in OP_VOCABULARY}
+    plain.close()
+    amp = overridden(harness, MIXED, op, "float32" if expected.pop(op) == "bfloat16" else "compute")
+    assert {other: dtype_inside(harness, amp, other) for other in expected} == expected
+
+
 @pytest.mark.needs("op_overrides", "emulation")
 @pytest.mark.parametrize("op", OP_VOCABULARY)
 def test_an_overridden_operation_is_emulated(harness, op):

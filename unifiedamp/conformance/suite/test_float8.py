@@ -220,6 +220,20 @@ def test_layers_that_are_not_dense_are_not_listed(harness, settings):
     assert any("head" in name for name in listed)
 
 
+@pytest.mark.needs("float8")
+def test_layers_of_two_models_are_listed_apart(harness, settings):
+    amp = session(harness, policy=POLICY, settings=settings)
+    with amp.scope():
+        models = [harness.mlp(layers(48, 32)), harness.mlp(layers(32, 16))]
+    models = amp.prepare(*models)
+    for model, size in zip(models, (48, 32), strict=True):
+        with amp.inference(model):
+            model(amp.to_native(batch(16, size)))
+    listed = {row.setting: row.value for row in amp.explain() if row.setting.startswith("float8.")}
+    assert list(listed.values()) == ["float8"] * 2
+    assert len(listed) == 2
+
+
 @pytest.mark.needs("float8", "layer_overrides")
 def test_a_layer_taken_out_answers_as_under_bfloat16(harness, settings):
     weights = layers(48, 32)

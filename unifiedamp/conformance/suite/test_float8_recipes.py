@@ -190,6 +190,28 @@ def test_delayed_scales_follow_the_history(harness, form):
     assert not np.array_equal(other.call(values * 16), expected)
     other.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
     np.testing.assert_array_equal(other.call(values * 16), expected)
+    other.step(values, values * 2)
+    history = other.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5, 7.0, 1.75], [1.0] * 3, [7.0, 3.5, 14.0]])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_products_outside_layers_do_not_enter_a_history(harness):
+    """The function's operands are larger than those of the layer, which has run before it."""
+    values = uneven(0) / 64
+    run = Layers(harness, "delayed", EYE / 64, policy=DELAYED)
+    x, y = run.batch(values, values)
+
+    def loss():
+        output = run.model(x)
+        for op in ("matmul", "linear"):
+            harness.run_op(op)
+        return harness.mean_square(output, y)
+
+    run.amp.backward(loss, run.optimizer)
+    run.amp.step(run.optimizer)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5 / 64], [1 / 64], [3.5 / 64]])
 
 
 @pytest.mark.needs("float8", "emulation")

@@ -112,8 +112,10 @@ def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
     for index, gradient in enumerate(gradients):
         straight.feed(*[gradient] * len(FEW))
         if index == 3:
-            second.amp.load_master_weights(second.model, first.amp.master_weights(first.model))
-            second.amp.load_state_dict(first.amp.state_dict())
+            masters, state = first.amp.master_weights(first.model), first.amp.state_dict()
+            first.feed(*[4.0] * len(FEW))  # what was read does not change with it
+            second.amp.load_master_weights(second.model, masters)
+            second.amp.load_state_dict(state)
         (first if index < 3 else second).feed(*[gradient] * len(FEW))
     assert true_weights(second) == true_weights(straight)
     assert second.weights() == straight.weights()
