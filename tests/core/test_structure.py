@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,9 @@ FILES = (
     "plugin.py", "capabilities.py", "explain.py", "interop.py", "device/memory.py", "conformance/harness.py",
     *ROLES.values(),
 )  # fmt: skip
+
+SHORT = {"__init__.py", "__main__.py", "interop.py"}
+"""Names of files that may have fewer than 25 lines: every backend has an ``interop.py``, and torch needs little there."""
 
 PUBLIC_ALTHOUGH = {"_asdict", "_fields", "_make", "_replace"}
 """What a NamedTuple offers under a private name."""
@@ -148,6 +152,43 @@ def test_only_the_command_line_imports_the_public_package():
     allowed = ("unifiedamp.cli", "unifiedamp.compat", "unifiedamp.conformance", "unifiedamp.workloads")
     found = [name for name, imported in graph(CORE).items() if CORE in imported and not name.startswith(allowed)]
     assert found == []
+
+
+# -- sizes and types ---------------------------------------------------------------------------------------------------
+
+
+def sources(package: str) -> list[Path]:
+    """The files of a package; those of the conformance suite are tests."""
+    base = ROOT if package == CORE else ROOT / "backends"
+    return [path for path in sorted((base / package).rglob("*.py")) if "suite" not in path.parts]
+
+
+@pytest.mark.parametrize("package", [CORE, *BACKENDS])
+def test_files_hold_one_idea(package):
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(package)}
+    assert [str(path) for path, count in lines.items() if count > 350] == []
+    assert [str(path) for path, count in lines.items() if count < 25 and path.name not in SHORT] == []
+
+
+@pytest.mark.parametrize("package", [CORE, *BACKENDS])
+def test_every_ignored_type_has_a_code_and_a_reason(package):
+    found = [
+        f"{path}: {line.strip()}"
+        for path in sources(package)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "type: ignore" in line and not re.search(r"# type: ignore\[[a-z, -]+\]  # \w", line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("package", BACKENDS)
+def test_parameters_of_backends_have_types(package):
+    """At most 15 % are ``Any``."""
+    functions = [node for module in modules(package).values() for node in ast.walk(module.tree)]
+    functions = [node for node in functions if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    every = [arg for node in functions for arg in ast.walk(node.args) if isinstance(arg, ast.arg)]
+    params = [ast.unparse(arg.annotation) for arg in every if arg.annotation is not None]
+    assert params.count("Any") <= 0.15 * len(params)
 
 
 # -- private names -----------------------------------------------------------------------------------------------------
