@@ -44,7 +44,7 @@ FILES = (
 )  # fmt: skip
 
 SHORT = {"__init__.py", "__main__.py", "interop.py"}
-"""Names of files that may have fewer than 25 lines: every backend has an ``interop.py``, and torch needs little there."""
+"""Files that may have fewer than 25 lines: each backend has an ``interop.py``, and torch needs little there."""
 
 PUBLIC_ALTHOUGH = {"_asdict", "_fields", "_make", "_replace"}
 """What a NamedTuple offers under a private name."""
