@@ -87,7 +87,7 @@ def target(module: Module, node: ast.ImportFrom) -> str:
 
 def imports(module: Module, known: Mapping[str, Module]) -> Iterator[str]:
     """The modules of the same package that one imports, lazily or for types alone too."""
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -184,7 +184,7 @@ def test_every_ignored_type_has_a_code_and_a_reason(package):
 @pytest.mark.parametrize("package", BACKENDS)
 def test_parameters_of_backends_have_types(package):
     """At most 15 % are ``Any``."""
-    functions = [node for module in modules(package).values() for node in ast.walk(module.tree)]
+    functions = [node for module in modules(package).values() for node in nodes(module.tree)]
     functions = [node for node in functions if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     every = [arg for node in functions for arg in ast.walk(node.args) if isinstance(arg, ast.arg)]
     params = [ast.unparse(arg.annotation) for arg in every if arg.annotation is not None]
@@ -194,10 +194,16 @@ def test_parameters_of_backends_have_types(package):
 # -- private names -----------------------------------------------------------------------------------------------------
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
+@cache
 def defined_privates(tree: ast.Module) -> set[str]:
     """Private names that a module defines: of its functions, classes, attributes and slots."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -233,7 +239,7 @@ def owner(node: ast.expr) -> str:
 
 def private_accesses(module: Module, package: str) -> Iterator[str]:
     own, every = defined_privates(module.tree), all_privates(package)
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.Attribute) and node.attr in every - own and owner(node.value) not in ("self", "cls"):
             name = owner(node.value).strip("_").removesuffix("s")
             if f"{name}.{node.attr}" not in FRAMEWORK_PRIVATES and name != "super":
@@ -270,7 +276,7 @@ def test_core_writes_to_no_attribute_of_a_backend():
     for module in modules(CORE).values():
         if module.name.startswith(("unifiedamp.conformance", "unifiedamp.compat")):
             continue
-        for node in ast.walk(module.tree):
+        for node in nodes(module.tree):
             for each in written(node):
                 if owner(each.value).lstrip("_") in ROLE_NAMES:
                     found.append(f"{module.name}:{node.lineno} {ast.unparse(each)}")
@@ -286,9 +292,10 @@ def test_every_backend_has_the_same_rooms(package):
     assert {name for name in FILES if not (folder / name).is_file()} == absent
 
 
+@cache
 def classes(package: str) -> dict[str, ast.ClassDef]:
     """Class name → definition, of all modules of a package."""
-    every = [node for module in modules(package).values() for node in ast.walk(module.tree)]
+    every = [node for module in modules(package).values() for node in nodes(module.tree)]
     return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
 
 
