@@ -88,6 +88,10 @@ class LossScale:
         """Return the state after one iteration, by :mod:`.transition`: the reference for every backend."""
         return transition.next_state(self, state, found_inf)
 
+    def within(self, state: ScaleState) -> ScaleState:
+        """Return the nearest state that these settings can reach, of one that was saved under others."""
+        return transition.within(self, state)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the ``kind`` that ``parse_loss_scale`` reads back."""
         return {"kind": self.kind, **asdict(self)}

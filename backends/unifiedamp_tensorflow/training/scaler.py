@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import LossScale, ScaleState, float32
+from unifiedamp.backend import LossScale, ScaleState
 
 from .._types import Gradient, Tensor, Variable
 from ..device.numerics import finite_flags, finite_flags_by_sums, multiplied
@@ -99,11 +99,7 @@ class DeviceScaler:
 
     def clamp(self) -> None:
         """Bring a scale and a count that were loaded into the bounds of this session's settings."""
-        low, high = map(float32, self.settings.scale_bounds)
-        self.scale.assign(min(max(float(self.scale.numpy()), low), high))
-        self.run.assign(min(int(self.run.numpy()), self.settings.growth_interval - 1))
-        if self.spent is not None:
-            self.spent.assign(min(int(self.spent.numpy()), self.settings.hysteresis))
+        self._write_numbers(self.settings.within(self.read()))
 
     def unscale(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale."""
