@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
-from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
+from ..loss_scale import DynamicLossScale, LossScale, ScaleState, parse_loss_scale
 from ..loss_scale.foreign_layouts import read_foreign
 from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
@@ -167,12 +167,11 @@ def _state_here(amp: Session, saved: SavedState, restart_scale: bool) -> ScaleSt
 
 
 def _within_bounds(state: ScaleState, mine: LossScale, warn: Any) -> ScaleState:
-    low, high = map(float32, mine.scale_bounds)
-    if not low <= state.scale <= high:
-        clamped = min(max(state.scale, low), high)
-        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {clamped:g}", StateWarning)
-        state = replace(state, scale=clamped)
-    return replace(state, good_steps=min(state.good_steps, mine.growth_interval - 1))
+    bounded = mine.within(state)
+    if bounded.scale != state.scale:
+        low, high = mine.scale_bounds
+        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {bounded.scale:g}", StateWarning)
+    return bounded
 
 
 def _with_hysteresis(state: ScaleState, mine: LossScale, saved: SavedState, warn: Any) -> ScaleState:

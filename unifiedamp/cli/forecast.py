@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
-from ..output.terminal import plain
+from ..visible import plain
 from ..workloads.compare.run import TIMEOUT
 from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.single import Recorded, count_script

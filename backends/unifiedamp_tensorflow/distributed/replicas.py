@@ -18,7 +18,7 @@ from unifiedamp.backend import SessionSpec, errors
 from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
 from .agreement import check_workers
-from .reduction import narrowed, widened
+from .reduction import sum_of
 from .replica_programs import end_program, outside_programs
 
 T = TypeVar("T")
@@ -222,10 +222,7 @@ class MirroredReplicas:
 
     def sum(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """All-reduce, in the dtype that was asked for."""
-        low = [narrowed(gradient, self._reduce_dtype) for gradient in gradients]
-        end_program()
-        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, low)
-        return [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=True)]
+        return sum_of(gradients, self._reduce_dtype)
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""

@@ -201,7 +201,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def _rest(variable: Variable) -> Variable:
     name = f"{variable.name.partition(':')[0]}_compensation"
     zeros = tf.zeros(variable.shape, tf.bfloat16)
-    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[attr-defined]
+    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)
 
 
 def _build(optimizer: Any, variables: Sequence[Variable], slots: str) -> None:
