@@ -114,7 +114,7 @@ class BoundaryCasts:
                 self._wrap(model)
         if self._scaling is not None and policy.compute_dtype == "float8" and policy.recipe == "delayed":
             blocks_in_use = float8_layers.in_use(self.models, policy)
-            scales = self._scaling.add(list(blocks_in_use))
+            scales = self._scaling.add(float8_layers.weights_of(blocks_in_use))
             for name, block in blocks_in_use.items():
                 table.float8_layers[id(block)] = scales[name]
                 self._wrap(block)

@@ -232,6 +232,27 @@ def test_a_layer_that_is_called_twice_keeps_the_largest_of_both(harness, form):
     np.testing.assert_array_equal(history, [[3.5, 14.0, 14.0], [1.0] * 3, [3.5] * 3])
 
 
+@pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ((EYE, EYE), "belong to other layers: it has 'layer1', which is no float8 layer here"),
+        ((EYE[:64],), "'layer0' has 64 inputs and 128 outputs in the state, and 128 inputs and 128 outputs here"),
+    ],
+    ids=["names", "sizes"],
+)
+def test_a_history_of_other_layers_is_refused(harness, others, said):
+    """By their names, or by their sizes; the session goes on with its own."""
+    values = uneven(0)
+    run, other = Layers(harness, "delayed", EYE, policy=DELAYED), Layers(harness, "delayed", *others, policy=DELAYED)
+    run.step(values, values)
+    other.step(values[:, : len(others[0])] * 4, values)
+    kept = run.amp.backend.amax_history.read()["layer0"]
+    with pytest.raises(ua.CheckpointError, match=said):
+        run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
 @pytest.mark.needs("float8", "emulation", "accumulation")
 def test_a_window_enters_the_history_once(harness):
     """With the largest of its micro-batches; a discarded window and evaluation do not."""
