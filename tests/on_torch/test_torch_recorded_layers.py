@@ -1,5 +1,7 @@
 """Layers of steps that Inductor compiles in mode "max" are recorded inside what it compiles."""
 
+import functools
+
 import pytest
 import torch
 from loops import session, weights
@@ -30,15 +32,16 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-def run_of(form, middle, every=None, window=1):
+def run_of(form, middle, every=None, window=1, whole=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), middle(), nn.Linear(8, 4))
     amp, kept, graphs = session("float32", loss_scale=4.0, accumulate_steps=window, compile=form), Kept(), []
     model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    called = model if whole is None else whole(model)
 
     @amp.compile
     def step(x):
-        loss = amp.backward(lambda: (model(x) * 1.5).square().mean(), optimizer)
+        loss = amp.backward(lambda: (called(x) * 1.5).square().mean(), optimizer)
         amp.step(optimizer)
         return loss
 
@@ -71,7 +74,12 @@ def test_what_is_recorded_is_what_trains(window):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_a_model_that_the_user_compiled_is_recorded_uncompiled():
+@pytest.mark.parametrize("of", ["layer", "model"])
+def test_what_the_user_compiled_is_recorded_too(of):
     """Its compiled code has no hooks."""
-    records, *_ = run_of("max", lambda: torch.compile(DoublesAlways()), every=4)
-    assert [row["layer"] for row in records[0]["activations"] if row["place"] == "output"] == [*"0123", ""]
+    wrap = functools.partial(torch.compile, backend="eager")
+    middle, whole = (lambda: wrap(DoublesAlways()), None) if of == "layer" else (DoublesAlways, wrap)
+    records, *_ = run_of("max", middle, every=2, whole=whole)
+    for record in records:
+        named = [row["layer"] for row in record["activations"] if row["place"] == "output"]
+        assert [name.removesuffix("._orig_mod") for name in named] == [*"0123", ""]
