@@ -167,7 +167,7 @@ def state_of(variable: Variable, trained: Variable) -> str | None:
     return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
-def slot_name(slot: Variable, variable: Variable) -> str:
+def slot_name(slot: Variable) -> str:
     """Return the name that an optimizer's method of adding variables takes for the like of a slot.
 
     Keras 3 takes "dense_kernel_momentum", and Keras 2 "m", to which it adds the variable's name.

@@ -110,7 +110,7 @@ def replace_slot(optimizer: Optimizer, attribute: str, place: int, variable: Var
     slots, kept = list(getattr(optimizer, attribute)), optimizer._variables
     old = slots[place]
     at = next(index for index, each in enumerate(kept) if each is old)
-    name = slot_name(old, variable)
+    name = slot_name(old)
     if hasattr(old, "path"):  # Keras 3
         slots[place] = optimizer.add_variable(
             values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name

@@ -33,8 +33,14 @@ from ..policy import Policy
 from ..training.ema import Averages
 from ..training.step_loop import StepLoop
 from .amax_history import (
-    check_histories, dump_histories, dump_sizes, keeps_history, load_histories, read_histories, read_sizes,
-)  # fmt: skip
+    check_histories,
+    dump_histories,
+    dump_sizes,
+    keeps_history,
+    load_histories,
+    read_histories,
+    read_sizes,
+)
 from .averages import dump_averages, read_averages
 from .optimizer_states import check_states, dump_states, load_states, read_states
 from .schedule import dump_schedule, going_on, read_schedule

@@ -1,4 +1,4 @@
-"""Layers of a step that Inductor compiles: hooks that dynamo traces, so that largest values are part of what is compiled.
+"""Layers of a step that Inductor compiles: hooks that dynamo traces, so that largest values are compiled with the step.
 
 Hooks are the same objects in each recorded step, and the list they append to is empty when a step begins: dynamo guards
 on both, and would compile anew. A forward pass that is recomputed in the backward pass is noted again, with the same

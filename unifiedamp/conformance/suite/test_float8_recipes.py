@@ -280,6 +280,14 @@ def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
 
 
+@pytest.mark.needs("float8", "emulation")
+def test_the_plan_says_that_attention_is_not_in_float8(harness):
+    amp = session(harness, policy="mixed_float8;emulate=true")
+    (row,) = [each for each in amp.explain().rows if each.setting == "float8 attention"]
+    assert (row.value, row.effect) == ("bfloat16", "unavailable")
+    assert "no framework has a float8 product of attention" in row.note
+
+
 def test_a_block_format_is_refused_without_emulation(harness):
     for policy in ("mixed_nvfp4", "mixed_float8;recipe=MXFP8BlockScaling"):
         with pytest.raises(ua.PolicyNotSupportedError, match="compute capability 10.0.*;emulate=true' runs its numer"):
