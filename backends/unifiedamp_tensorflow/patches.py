@@ -97,20 +97,11 @@ def track(optimizer: Optimizer, name: str, variables: Sequence[Variable]) -> Non
     setattr(optimizer, name, list(variables))
 
 
-def replace_slot(optimizer: Optimizer, attribute: str, place: int, variable: Variable, values: Any) -> None:
-    """Put a variable of other numbers, and their dtype, in the place of an optimizer's slot; stays.
-
-    Args:
-        optimizer: a built one.
-        attribute: its list of slots.
-        place: in the list.
-        variable: that the slot belongs to.
-        values: a tensor of the variable's shape.
-    """
+def replace_slot(optimizer: Any, attribute: str, place: int, variable: Variable, values: Any) -> None:
+    """Put ``values`` in the place of a slot of ``variable``, one of the optimizer's list ``attribute``; stays."""
     slots, kept = list(getattr(optimizer, attribute)), optimizer._variables
-    old = slots[place]
+    old, name = slots[place], slot_name(slots[place])
     at = next(index for index, each in enumerate(kept) if each is old)
-    name = slot_name(old)
     if hasattr(old, "path"):  # Keras 3
         slots[place] = optimizer.add_variable(
             values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name
