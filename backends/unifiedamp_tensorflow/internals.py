@@ -167,6 +167,11 @@ def state_of(variable: Variable, trained: Variable) -> str | None:
     return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
+def kept_variables(optimizer: Any) -> list[Variable]:
+    """Return the list in which an optimizer keeps all its variables, itself."""
+    return optimizer._variables
+
+
 def slot_name(slot: Variable) -> str:
     """Return the name that an optimizer's method of adding variables takes for the like of a slot.
 

@@ -39,7 +39,7 @@ from tensorflow.python.autograph.core import config
 from unifiedamp.backend import Switch
 
 from ._types import Layer, Model, Optimizer, Variable
-from .internals import set_dtype_policy, slot_name
+from .internals import kept_variables, set_dtype_policy, slot_name
 
 try:
     from keras.src.backend.common import global_state
@@ -99,7 +99,7 @@ def track(optimizer: Optimizer, name: str, variables: Sequence[Variable]) -> Non
 
 def replace_slot(optimizer: Any, attribute: str, place: int, variable: Variable, values: Any) -> None:
     """Put ``values`` in the place of a slot of ``variable``, one of the optimizer's list ``attribute``; stays."""
-    slots, kept = list(getattr(optimizer, attribute)), optimizer._variables
+    slots, kept = list(getattr(optimizer, attribute)), kept_variables(optimizer)
     old, name = slots[place], slot_name(slots[place])
     at = next(index for index, each in enumerate(kept) if each is old)
     if hasattr(old, "path"):  # Keras 3

@@ -51,7 +51,7 @@ PUBLIC_ALTHOUGH = {"_asdict", "_fields", "_make", "_replace"}
 
 FRAMEWORK_PRIVATES = {
     "check_numerics_callback._state", "context._state", "grad._values", "gradient._values", "low._version",
-    "model_param._version", "module._parameters",
+    "model_param._version", "module._parameters", "optimizer._variables",
     "obj._params", "param._data", "param._version", "present._state", "tensor._version", "trainer._params",
     "trainer._scale",
 }  # fmt: skip
