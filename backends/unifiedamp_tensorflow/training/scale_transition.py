@@ -16,13 +16,13 @@ class Updated(NamedTuple):
 
     Attributes:
         scale: float32 scalar.
-        count: int64 scalar: ``good_steps`` after finite gradients, ``bad_steps`` after others; the other one is 0.
+        run: int64 scalar: ``good_steps`` after finite gradients, ``bad_steps`` after others; the other one is 0.
         spent: int64 scalar, ``hysteresis_steps``; None where the settings do not keep it.
         changes: bool scalar: whether the scale grows, or backs off.
     """
 
     scale: Tensor
-    count: Tensor
+    run: Tensor
     spent: Tensor | None
     changes: Tensor
 

@@ -168,7 +168,7 @@ class DeviceScaler:
     def _update_finite(self) -> None:
         good, spent = tf.maximum(self.run.read_value(), 0), self._read_spent()
         new = after_finite(self.settings, self.scale.read_value(), good, spent)
-        self.run.assign(new.count)
+        self.run.assign(new.run)
         self._write_spent(new)
         if self.settings.growth_factor != 1.0:
             self.scale.assign(new.scale)
@@ -177,7 +177,7 @@ class DeviceScaler:
     def _update_nonfinite(self) -> None:
         bad, spent = -tf.minimum(self.run.read_value(), 0), self._read_spent()
         new = after_nonfinite(self.settings, self.scale.read_value(), bad, spent)
-        self.run.assign(-new.count)
+        self.run.assign(-new.run)
         self._write_spent(new)
         self.scale.assign(new.scale)
         self._native_steps.after_nonfinite()

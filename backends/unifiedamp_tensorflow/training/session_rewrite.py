@@ -70,13 +70,13 @@ class _Transition(NativeBase):
         spent = counters[3] if self._settings.keeps_hysteresis else None
         bad = after_nonfinite(self._settings, scale, counters[0], spent)
         good = after_finite(self._settings, scale, self._num_good_steps.read_value(), spent)
-        passed, none = tf.cast(finite, tf.int64), tf.zeros_like(good.count)
+        passed, none = tf.cast(finite, tf.int64), tf.zeros_like(good.run)
         kept = [] if spent is None else [tf.where(finite, good.spent, bad.spent)]
         updates = (
             self._current_loss_scale.assign(tf.where(finite, good.scale, bad.scale)),
-            self._num_good_steps.assign(tf.where(finite, good.count, none)),
+            self._num_good_steps.assign(tf.where(finite, good.run, none)),
             self._counters.assign(
-                [tf.where(finite, none, bad.count), counters[1] + passed, counters[2] + 1 - passed, *kept]
+                [tf.where(finite, none, bad.run), counters[1] + passed, counters[2] + 1 - passed, *kept]
             ),
         )
         return tf.group(*updates), finite
