@@ -1,6 +1,8 @@
 """A saved average goes on bit for bit, under any backend; one that does not fit changes nothing."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -237,3 +239,15 @@ def test_a_saved_average_that_no_step_has_moved(harness, form):
         second.check()
         second.feed(feed)
     second.check()
+
+
+def test_an_average_is_neither_pickled_nor_copied(harness):
+    """A copy would stand still; the deep copy of what holds an average holds it."""
+    averaged = Averaged(harness)
+    holder = copy.deepcopy({"ema": averaged.ema})
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(ua.WrongObjectError, match=r"cannot be pickled.*amp\.state_dict\(\).*ema\.weights\(\)"):
+            pickle.dumps(holder, protocol)
+    averaged.feed(1.0)
+    averaged.oracle.check(holder["ema"].weights())
+    assert holder["ema"].updates == 1
