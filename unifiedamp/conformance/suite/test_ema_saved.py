@@ -133,8 +133,8 @@ def test_averages_beside_other_optimizers_are_taken_over(harness):
     for index, gradient in ((0, 1.0), (1, 2.0), (1, INF), (1, -1.0)):
         first.train(index, gradient)
     state = json.loads(json.dumps(first.amp.state_dict()))
-    for model, copy in zip(first.models, second.models, strict=True):
-        second.amp.load_master_weights(copy, first.amp.master_weights(model))
+    for model, other in zip(first.models, second.models, strict=True):
+        second.amp.load_master_weights(other, first.amp.master_weights(model))
     second.amp.load_state_dict(state)
     assert [ema.updates for ema in second.emas] == [ema.updates for ema in first.emas] == [1, 2]
     second.oracles = first.oracles
