@@ -197,8 +197,8 @@ class CompiledStep:
             result = step(*args, **kwargs)
         if any(isinstance(value, StepResult) for value in tf.nest.flatten(result)):
             raise errors.StepOrderError(
-                f"amp.compile: {_name(self._fn)}() returns the result of amp.step, which a compiled step cannot: look at "
-                "amp.loss_scale, amp.applied_steps and amp.skipped_steps after the call"
+                f"amp.compile: {_name(self._fn)}() returns the result of amp.step, which a compiled step cannot: look "
+                "at amp.loss_scale, amp.applied_steps and amp.skipped_steps after the call"
             )
         return result, recorded
 
