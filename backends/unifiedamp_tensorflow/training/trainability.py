@@ -13,7 +13,7 @@ from ..internals import descendants, native
 
 
 class Trainability:
-    """Follows the ``trainable`` flags of prepared models, and the layers of ``Sequential`` ones, which may be exchanged.
+    """Follows the ``trainable`` flags of prepared models, and which layers ``Sequential`` ones have.
 
     The flags are few and cheap to read; what follows from them is recomputed only when one has changed.
 
