@@ -70,9 +70,19 @@ def subclass(original: type, shown: type, members: Mapping[str, Any]) -> type:
     """Return a subclass that looks like ``shown``, so that saving and cloning see that class."""
     body = {
         "__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-        "__class__": property(lambda _: shown),
+        "__class__": property(lambda _: shown), "__reduce_ex__": _reduce,
     }  # fmt: skip
     return type(original)(original.__name__, (original,), {**body, **members})
+
+
+def _reduce(obj: Any, protocol: int) -> Any:
+    """Pickle an object as one of the class that it shows; pickle finds no other by name."""
+    kind = type(obj)
+    set_class(obj, obj.__class__)
+    try:
+        return obj.__reduce_ex__(protocol)
+    finally:
+        set_class(obj, kind)
 
 
 # -- attributes --------------------------------------------------------------------------------------------------------
