@@ -29,7 +29,7 @@ from .work import Names, Work
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
 CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
-_HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
+_HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_")
 
 _NESTED = 4  # flags, one under the other
 UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)

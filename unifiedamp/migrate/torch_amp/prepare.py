@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import LONGEST, behind, models_of, prepare_line
+from ..sessions import LONGEST, behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases, Key
 from ..training.values import peeled
@@ -132,15 +132,15 @@ def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
 def _of_parts(source: Source, scope: cst.CSTNode, assign: cst.Assign) -> list[str]:
     """Return the models whose parameters were collected in lists before."""
     return [
-        dotted(node.func.value)
+        owner
         for node in source.nodes
         if isinstance(node, cst.Call)
         and isinstance(node.func, cst.Attribute)
         and node.func.attr.value in ("parameters", "named_parameters")
         and source.scope(node) is scope
         and source.order[node] < source.order[assign]
-        and dotted(node.func.value).count(".") <= dotted(node.func.value).startswith("self.")
         and dotted(node.func.value)
+        for owner in owners(source, dotted(node.func.value), scope)
     ]
 
 
