@@ -8,7 +8,7 @@ import libcst as cst
 
 from ..nodes import argument, dotted, keywords, walk
 from ..training.aliases import Aliases
-from ..training.clips import Site
+from ..training.clips import Site, ends
 from ..training.loops import Loops, listed
 from ..work import Work
 from .initialize import Start
@@ -75,7 +75,12 @@ def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
             continue
         function = node.func
         step = isinstance(function, cst.Attribute) and function.attr.value == "step" and function.value
-        if (step and loops.is_optimizer(step)) or "clip_grad" in dotted(function):
+        clips = "clip_grad" in dotted(function)
+        if clips and ends(work.source, with_, node):
+            code = " ".join(work.source.code(node).split())
+            work.note(node, f"gradients were still scaled at `{code[:80]}`",
+                      "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
+        elif clips or (step and loops.is_optimizer(step)):
             work.block(node, f"{work.source.code(node)} inside amp.scale_loss, where gradients are still scaled",
                        "move it behind the with statement")  # fmt: skip
 

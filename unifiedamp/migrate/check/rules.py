@@ -98,7 +98,10 @@ def prepared(facts: Facts) -> Iterator[Problem]:
     for call in facts.calls("scale_loss"):
         for one in scaled_for(call):
             code = facts.source.code(one)
-            if facts.aliases.of(one) not in groups:
+            if not _is_bound(facts, one):
+                what = f"{code}, which this loss trains, is not known in {_called(facts.source.scope(call))}"
+                yield call, what, f"{code} as a parameter there, or keep it as an attribute"
+            elif facts.aliases.of(one) not in groups:
                 yield (
                     call,
                     f"{code} is not known to be prepared",
@@ -169,6 +172,17 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
 
 
 RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
+
+
+def _is_bound(facts: Facts, node: cst.BaseExpression) -> bool:
+    """Whether a function, one around it, or the file gives a name its value."""
+    name, scopes = dotted(node).partition(".")[0], [facts.source.scope(node), facts.source.root(node)]
+    scopes += [above for above in facts.source.above(node) if isinstance(above, cst.FunctionDef)]
+    return not name or name in facts.source.imports or any(facts.aliases.binds(scope, name) for scope in scopes)
+
+
+def _called(scope: cst.FunctionDef | cst.Module) -> str:
+    return scope.name.value if isinstance(scope, cst.FunctionDef) else "this file"
 
 
 def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:

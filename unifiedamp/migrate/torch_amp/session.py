@@ -13,6 +13,7 @@ from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
 from .arguments import SETTINGS, device_of, enabled_of, policy_code
+from .entered import switch_of
 from .scaler import Made, Scaler, statement_in, target_of
 
 
@@ -46,7 +47,7 @@ class Session:
         self.place = self._write()
 
     def _alike(self, own: str | None) -> bool:
-        return own is not None and all(enabled_of(self._source, call) == own for call in self._regions)
+        return own is not None and all(switch_of(self._source, call) == own for call in self._regions)
 
     def _write(self) -> Statement:
         """Write the session's lines; return where the session surely exists."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
-from ..source import Statement
+from ..source import Source, Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .regions import enclosing
@@ -97,16 +97,13 @@ class Clips:
         limit = self._whole(call, optimizers, masters is not None or self._beside_masters(call))
         amp = self._loops.session_at(call)
         if limit is None:
-            if masters is not None:
-                group = f'for group in {masters}.param_groups for param in group["params"]'
-                self._work.edits.expression(call.args[0].value, f"[param {group}]")
-            self._unscale(call, optimizers)
+            self._unscale_for(call, optimizers, masters)
             return
         name = CLIPS[dotted(call.func).rpartition(".")[2]][0]
         code = f"{amp}.{name}({optimizers[0]}, {limit})"
         step = self._gated_step(call)
         if step is None:
-            self._work.edits.expression(call, code)
+            self._replace(call, code)
             return
         if not self._source.is_alone(call):
             raise self._work.stop(call, f"{self._source.code(call)} after each micro-batch",
@@ -117,12 +114,36 @@ class Clips:
             self._moved.add((step, code))
             self._work.edits.before(step, code)
 
+    def _unscale_for(self, call: cst.Call, optimizers: list[str], masters: str | None) -> None:
+        """Keep a clipping that the session has no call for, behind ``amp.unscale``."""
+        over = call.args[0].value
+        group = f'[param for group in {masters}.param_groups for param in group["params"]]'
+        if any(self._source.inside(call, site.place) for site in self._loops.sites):
+            code = self._source.code(call)
+            code = code.replace(self._source.code(over), group, 1) if masters is not None else code
+            lines = [f"{self._loops.session_at(call)}.unscale({optimizer})" for optimizer in optimizers]
+            self._replace(call, "\n".join([*lines, code]))
+            return
+        if masters is not None:
+            self._work.edits.expression(over, group)
+        self._unscale(call, optimizers)
+
+    def _replace(self, call: cst.Call, code: str) -> None:
+        """Put the session's call in a clipping's place; behind the scaled loss, where that one ended with it."""
+        places = [site.place for site in self._loops.sites if self._source.inside(call, site.place)]
+        if not places:
+            self._work.edits.expression(call, code)
+            return
+        self._work.edits.statement(self._source.statement(call))
+        self._work.edits.after(places[0], code)
+
     def _warn_scaled(self, node: cst.CSTNode) -> None:
         """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
         source, order = self._source, self._source.order[node]
         sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
         before = [site for site in sites if source.order[site.call] < order]
-        if not self._loops.unscales and before and before[-1] in self._loops.sites:
+        last = [site for site in before if site is before[-1] or source.exclusive(site.place, before[-1].place)]
+        if not self._loops.unscales and any(site in self._loops.sites for site in last):
             code = " ".join(source.code(source.statement(node)).split())
             self._work.note(node, f"gradients were still scaled at `{code[:80]}`",
                             "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
@@ -286,6 +307,15 @@ class Clips:
             return True
         statement = self._source.statement(node)
         return isinstance(statement, cst.If) and not _reads(statement.body)
+
+
+def ends(source: Source, with_: cst.With, call: cst.Call) -> bool:
+    """Whether a call is a statement in a ``with``, and nothing but clipping comes behind it there."""
+    if not source.is_alone(call) or not isinstance(with_.body, cst.IndentedBlock):
+        return False
+    statement = source.statement(call)
+    rest = source.after(statement) if source.block(statement) is with_.body else []
+    return source.block(statement) is with_.body and all("clip_grad" in source.code(one) for one in rest)
 
 
 def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
