@@ -74,9 +74,9 @@ def _migrate(path: str, content: bytes) -> Migration:
 
 
 def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
-    """Return the text in which no flag chooses between AMP and none, where an API knows how, and notes."""
+    """Return the text in which no flag chooses between AMP and none, and no attribute holds AMP, and notes."""
     before, found = source.module.bytes, []
-    for api, fold in ((keras, keras.without_flags), (mxnet, mxnet.without_flags)):
+    for api, fold in ((apex, apex.by_name), (keras, keras.without_flags), (mxnet, mxnet.without_flags)):
         for _ in range(_NESTED):
             folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
             found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes

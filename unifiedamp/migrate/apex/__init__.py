@@ -12,6 +12,7 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..work import Work
 from .available import answer
+from .held import by_name
 from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
@@ -93,4 +94,4 @@ def _refuse_unknown(work: Work) -> None:
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "by_name", "found", "plan"]
