@@ -176,7 +176,9 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
             continue
         key = aliases.key(target_of(made.assign))
         assert key is not None
-        by_place.setdefault(key[0], []).append(made)
+        here = by_place.setdefault(key[0], [])
+        if not any(one.assign is made.assign for one in here):
+            here.append(made)
     found: list[Scaler] = []
     for made_here in by_place.values():
         groups = {aliases.of(target_of(one.assign)) for one in made_here}
@@ -191,22 +193,30 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
 
 
 def _made(work: Work, call: cst.Call) -> Made | None:
+    """Return the line that makes a scaler by a call, also by ``GradScaler() if new else GradScaler(device)``."""
     source = work.source
-    parent: cst.CSTNode = source.parents[call]
-    switch = None
-    if isinstance(parent, cst.IfExp):
-        switch = source.code(parent.test)
-        other = parent.orelse if parent.body is call else parent.body
-        if parent.body is not call:
-            switch = f"not ({switch})"
-        if dotted(other) != "None" and not (isinstance(other, cst.Call) and source.meaning(other.func) in SCALERS):
+    value: cst.CSTNode = call
+    parent, tests = source.parents[call], list[str]()
+    while isinstance(parent, cst.IfExp):
+        other = parent.orelse if parent.body is value else parent.body
+        if dotted(other) == "None":
+            test = source.code(parent.test)
+            tests.append(test if parent.body is value else f"not ({test})")
+        elif not _is_scaler(work, other):
             return None
-        parent = source.parents[parent]
+        value, parent = parent, source.parents[parent]
+    switch = tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
     if isinstance(parent, cst.Assign) and len(parent.targets) == 1 and dotted(parent.targets[0].target):
         return Made(parent, call, switch)
     if isinstance(parent, cst.AnnAssign) and dotted(parent.target):
         return Made(parent, call, switch)
     return None
+
+
+def _is_scaler(work: Work, node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.IfExp):
+        return _is_scaler(work, node.body) and _is_scaler(work, node.orelse)
+    return isinstance(node, cst.Call) and work.source.meaning(node.func) in SCALERS
 
 
 def _nones(work: Work, aliases: Aliases, groups: set[Key | None]) -> list[Made]:

@@ -136,7 +136,8 @@ class Session:
 
     def _loss_scale(self) -> str:
         source, call = self._source, self._scaler.call
-        first = 0 if ".cuda." in source.meaning(call.func) else 1
+        named = isinstance(literal(argument(call, "device", 0)), str)  # torch.amp's, under one of two imports
+        first = 0 if ".cuda." in source.meaning(call.func) and not named else 1
         settings: dict[str, str | None] = {}
         for position, (old, new) in enumerate(SETTINGS.items(), first):
             given = argument(call, old, position)

@@ -141,7 +141,7 @@ class Clips:
         """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
         source, order = self._source, self._source.order[node]
         sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
-        before = [site for site in sites if source.order[site.call] < order]
+        before = [s for s in sites if source.order[s.call] < order and not source.exclusive(s.place, node)]
         last = [site for site in before if site is before[-1] or source.exclusive(site.place, before[-1].place)]
         if not self._loops.unscales and any(site in self._loops.sites for site in last):
             code = " ".join(source.code(source.statement(node)).split())
