@@ -12,7 +12,7 @@ WANTED = {
     "decorated_forward": {21: "no autocast region where the GradScaler can be seen"},
     "detectron_trainer": {14: "losses.backward(), where the session cannot be seen", 15: "self.optimizer.step()"},
     "horovod": {10: "horovod.torch.DistributedOptimizer exchanges gradients by itself"},
-    "learner": {19: "self.optimizer is made again here, and not prepared"},
+    "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
     "optimizer_list": {11: "may not exist where it is prepared"},
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},

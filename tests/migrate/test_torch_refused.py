@@ -70,6 +70,18 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 model2 = torch.nn.Linear(2, 2)
 """
+TUNE_BOTH = """\
+
+
+def tune(x):
+    with autocast():
+        loss = model(torch.ones(3, 2)).sum()
+    if fp16:
+        scaler.scale(loss).backward()
+    else:
+        loss.backward()
+    optimizer.step()
+"""
 BESIDE = """\
 with autocast():
     loss = model(torch.ones(2, 2)).sum()
@@ -138,6 +150,7 @@ def test_all_reasons_are_given_by_line(text, wanted):
         (TORCH + BESIDE + "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n", 13,
          "gradients were still scaled"),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\n" + TUNE, 17, "applied scaled gradients"),
+        (TORCH + TORCH_STEP + "scaler.step(optimizer)\n" + TUNE_BOTH, 20, "applied scaled gradients"),
     ],
 )  # fmt: skip
 def test_what_the_old_code_did_wrong_is_said(text, line, what):

@@ -1,19 +1,14 @@
-"""A learner whose optimizer is made in __init__, and anew before each search for a learning rate."""
+"""A learner under Apex whose optimizer is made in __init__, and anew before each search for a learning rate."""
 
 import torch
-from torch.cuda.amp import autocast
+from apex import amp
 
 
 class Learner:
-    def __init__(self, model, is_fp16):
+    def __init__(self, model):
         self.model = model
-        self.is_fp16 = is_fp16
-        self.scaler = torch.cuda.amp.GradScaler() if is_fp16 is True else None
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    def fit(self, data):
-        for x in data:
-            self.take(x)
+        self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O1")
 
     def find_lr(self, data, start):
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=start)
@@ -21,14 +16,8 @@ class Learner:
             self.take(x)
 
     def take(self, x):
-        if self.is_fp16:
-            with autocast():
-                loss = self.model(x).sum()
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            loss = self.model(x).sum()
-            loss.backward()
-            self.optimizer.step()
+        loss = self.model(x).sum()
+        with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        self.optimizer.step()
         self.model.zero_grad()
