@@ -54,6 +54,15 @@ CASES = {
         "from accumulating import Wrapped\n" + POLICY + MODEL + "model = Wrapped(model, mixed_precision=True)\n" + FIT, 6,
         "model is made with mixed_precision=True, and may scale its losses"
     ),
+    "a compile of its class": (
+        "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
+        "d_opt = tf.keras.optimizers.Adam()\ng_opt = tf.keras.optimizers.Adam()\n"
+        "gan.compile(d_opt, g_opt, loss_fn, run_eagerly=False)\ngan.fit(x)\n", 8, "gan.compile takes g_opt, which is not"
+    ),
+    "a compile with other words": (
+        "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
+        "gan.compile(optimizer='adam', loss='mse', g_optimizer='adam')\n", 6, "gan.compile takes g_optimizer=, which is not"
+    ),
     "no policy": ("def step(opt, loss):\n    return opt.get_scaled_loss(loss)\n", 4, "that sets no policy"),
     "no policy, two branches": (
         "def step(opt, tape, loss, w):\n    if hasattr(opt, 'loss_scale'):\n        g = tape.gradient("
@@ -93,6 +102,13 @@ CASES = {
         + "    model.compile('sgd', 'mse')\n", 9, "under a condition"
     ),
 }  # fmt: skip
+
+
+def test_a_train_step_of_a_file_without_other_words_of_mixed_precision_is_seen():
+    text = "class Net(Model):\n    def train_step(self, data):\n        loss = self.optimizer.get_scaled_loss(f(self, data))\n"
+    done = migrated("from keras import Model\n" + text)
+    assert [(found.line, found.blocks) for found in done.findings] == [(4, True)]
+    assert "sets no policy" in done.findings[0].what
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,6 +15,7 @@ WANTED = {
     "learner": {14: "self.optimizer is made again here, and not prepared"},
     "local_optimizer": {24: "optimizer, which this loss trains, is not known in training_step"},
     "optimizer_list": {11: "may not exist where it is prepared"},
+    "persistent_gradients": {17: "which clears gradients"},
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},
     "simclr": {26: "which models self.optimizer trains"},

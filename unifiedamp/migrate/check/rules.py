@@ -9,7 +9,7 @@ import libcst as cst
 from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
-from ..training.clips import CLIPS
+from ..training.clips import CLIPS, EMPTIES
 from .facts import Facts, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
@@ -143,7 +143,7 @@ def cleared(facts: Facts) -> Iterator[Problem]:
     for node in source.of(cst.Attribute):
         if node.attr.value != "grad" or not isinstance(source.parents[node], cst.Attribute | cst.Arg):
             continue
-        if not _of_prepared(facts, node) or _asks_for_gradient(source, node):
+        if not _of_prepared(facts, node) or (_asks_for_gradient(source, node) and not _edits(source, node)):
             continue
         calls = facts.in_scope(facts.calls("step", "scale_loss"), source.scope(node))
         before = max((one for one in calls if order[one] < order[node]), key=order.__getitem__, default=None)
@@ -200,6 +200,13 @@ def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:
     text = source.code(node)
     tests = [above.test for above in source.above(node) if isinstance(above, cst.If | cst.IfExp)]
     return any(f"{text} is" in source.code(test) or source.code(test) == text for test in tests)
+
+
+def _edits(source: Source, node: cst.Attribute) -> bool:
+    """Whether gradients are changed in place, and not emptied: ``param.grad.mul_(0.9)``."""
+    method = source.parents[node]
+    called = isinstance(method, cst.Attribute) and isinstance(source.parents.get(method), cst.Call)
+    return called and method.attr.value.endswith("_") and method.attr.value not in EMPTIES
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import argument, dotted
 from ..source import Source
-from .arguments import enabled_of
+from .arguments import AUTOCAST, enabled_of
 
 _NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
 
@@ -20,7 +20,7 @@ def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
     if isinstance(parent, cst.Return):
         return _entered_by(source, maker(source, parent)) if _only_region(source, parent) else []
     name = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) and len(parent.targets) == 1 else ""
-    if not name or "." in name or len(source.assigns(name)) > 1:
+    if not name or "." in name or not all(_alike(source, call, one) for one in _others(source, parent)):
         return []
     items = [source.parents[use] for use in source.uses(name) if not isinstance(source.parents[use], cst.AssignTarget)]
     found = [item for item in items if isinstance(item, cst.WithItem)]
@@ -55,6 +55,24 @@ def _entered_by(source: Source, function: cst.FunctionDef) -> list[cst.WithItem]
     return found if len(found) == len(uses) else []
 
 
+def _others(source: Source, given: cst.CSTNode) -> list[cst.Assign]:
+    """Return the other assignments of the variable that a region is kept in."""
+    assert isinstance(given, cst.Assign)
+    return [one for one in source.assigns(dotted(given.targets[0].target)) if one is not given]
+
+
+def _alike(source: Source, call: cst.Call, other: cst.Assign) -> bool:
+    """Whether another branch keeps the same region in a variable, or a context that does nothing."""
+    if source.scope(other) is not source.scope(call) or not source.exclusive(other, call):
+        return False
+    value = other.value
+    if not isinstance(value, cst.Call) or source.meaning(value.func) not in AUTOCAST:
+        return _is_nothing(value)
+    dtypes = [argument(one, "dtype", 1) for one in (call, value)]
+    same = len({None if one is None else source.code(one) for one in dtypes}) == 1
+    return same and enabled_of(source, call) == enabled_of(source, value)
+
+
 def _is_nothing(node: cst.BaseExpression | None) -> bool:
     return isinstance(node, cst.Call) and dotted(node.func).rpartition(".")[2] in _NOTHING
 
@@ -77,6 +95,11 @@ def switch_of(source: Source, call: cst.Call) -> str | None:
         around = [above for above in source.above(parent) if isinstance(above, cst.If)]
         tests += [source.code(one.test) if source.inside(parent, one.body) else _not(source, one.test) for one in around]
         tests += [_not(source, one.test) for one in _left_before(source, parent)]
+    elif isinstance(parent, cst.Assign):
+        nothing = [one for one in _others(source, parent) if _is_nothing(one.value)]
+        around = [above for above in source.above(parent) if isinstance(above, cst.If)]
+        around = [one for one in around if any(source.inside(other, one) for other in nothing)]
+        tests += [source.code(one.test) if source.inside(parent, one.body) else _not(source, one.test) for one in around]
     tests += [] if own is None else [own]
     return tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
 

@@ -17,7 +17,7 @@ from .regions import enclosing
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
 CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
 _MOVED = "gradients are clipped once, before the step, and no longer after each micro-batch"
-_EMPTIES = ("zero_", "detach_", "requires_grad_")
+EMPTIES = ("zero_", "detach_", "requires_grad_")
 
 
 @dataclass
@@ -301,7 +301,7 @@ class Clips:
         if isinstance(around, cst.AssignTarget):
             assign = self._source.parents[around]
             return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
-        if isinstance(around, cst.Attribute) and around.attr.value in _EMPTIES:
+        if isinstance(around, cst.Attribute) and around.attr.value in EMPTIES:
             return True
         if dotted(node) == "torch.autograd.grad" or dotted(node).endswith("autograd.grad"):
             return True
@@ -343,7 +343,7 @@ def _edits_gradients(call: cst.Call) -> bool:
 
 def _reads(node: cst.CSTNode) -> bool:
     return any(isinstance(one, cst.Attribute) and one.attr.value == "grad" for one in walk(node)) and not all(
-        name in _EMPTIES
+        name in EMPTIES
         for one in walk(node)
         if isinstance(one, cst.Call)
         for name in (dotted(one.func).rpartition(".")[2],)
