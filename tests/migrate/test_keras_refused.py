@@ -51,17 +51,19 @@ CASES = {
         11, "does more than the same step",
     ),
     "a wrapper that scales": (
-        "from accumulating import Wrapped\n" + POLICY + MODEL + "model = Wrapped(model, mixed_precision=True)\n" + FIT, 6,
-        "model is made with mixed_precision=True, and may scale its losses"
+        "from accumulating import Wrapped\n" + POLICY + MODEL + "model = Wrapped(model, mixed_precision=True)\n" + FIT,
+        6, "model is made with mixed_precision=True, and may scale its losses"
     ),
     "a compile of its class": (
         "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
         "d_opt = tf.keras.optimizers.Adam()\ng_opt = tf.keras.optimizers.Adam()\n"
-        "gan.compile(d_opt, g_opt, loss_fn, run_eagerly=False)\ngan.fit(x)\n", 8, "gan.compile takes g_opt, which is not"
+        "gan.compile(d_opt, g_opt, loss_fn, run_eagerly=False)\ngan.fit(x)\n",
+        8, "gan.compile takes g_opt, which is not"
     ),
     "a compile with other words": (
         "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
-        "gan.compile(optimizer='adam', loss='mse', g_optimizer='adam')\n", 6, "gan.compile takes g_optimizer=, which is not"
+        "gan.compile(optimizer='adam', loss='mse', g_optimizer='adam')\n",
+        6, "gan.compile takes g_optimizer=, which is not"
     ),
     "no policy": ("def step(opt, loss):\n    return opt.get_scaled_loss(loss)\n", 4, "that sets no policy"),
     "no policy, two branches": (
@@ -105,7 +107,9 @@ CASES = {
 
 
 def test_a_train_step_of_a_file_without_other_words_of_mixed_precision_is_seen():
-    text = "class Net(Model):\n    def train_step(self, data):\n        loss = self.optimizer.get_scaled_loss(f(self, data))\n"
+    text = (
+        "class Net(Model):\n    def train_step(self, data):\n        loss = self.optimizer.get_scaled_loss(f(data))\n"
+    )
     done = migrated("from keras import Model\n" + text)
     assert [(found.line, found.blocks) for found in done.findings] == [(4, True)]
     assert "sets no policy" in done.findings[0].what

@@ -149,7 +149,7 @@ class _Apply(cst.CSTTransformer):
         made = self._parse(f"{header}\n    pass")[0]
         leading = body[0].leading_lines
         body = [body[0].with_changes(leading_lines=()), *body[1:]]
-        body = [cst.ensure_type(each, cst.CSTNode).visit(_Unindented()) for each in body]
+        body = [each.visit(_Unindented()) for each in body]
         return [made.with_changes(leading_lines=leading, body=made.body.with_changes(body=body))]
 
 

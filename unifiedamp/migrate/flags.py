@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from .edits import Edits
-from .nodes import argument, assigned, dotted, targets, walk
+from .nodes import argument, assigned, dotted, walk
 from .report import CannotMigrate, Finding
 from .source import Source, Statement
 

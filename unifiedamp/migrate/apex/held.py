@@ -11,11 +11,12 @@ from ..source import Source
 
 
 def by_name(source: Source) -> tuple[bytes, list[Finding]]:
-    """Return the text in which ``args.amp.scale_loss`` is ``amp.scale_loss``, where the file itself sets ``args.amp``."""
+    """Return the text in which ``args.amp.scale_loss`` is ``amp.scale_loss``, where the file sets ``args.amp``."""
     edits = Edits()
     for assign in source.of(cst.Assign):
         target = assign.targets[0].target
-        if len(assign.targets) != 1 or not isinstance(target, cst.Attribute) or source.meaning(assign.value) != "apex.amp":
+        held = len(assign.targets) == 1 and source.meaning(assign.value) == "apex.amp"
+        if not held or not isinstance(target, cst.Attribute):
             continue
         uses = [use for use in source.uses(dotted(target)) if use is not target]
         around = [source.parents[use] for use in uses]

@@ -62,8 +62,8 @@ def remade(facts: Facts) -> Iterator[Problem]:
             own = source.scope(node)
             if facts.aliases.of(target.target) not in facts.optimizers or not scopes or own in scopes:
                 continue
-            others = [a for a in source.assigns(dotted(target.target)) if source.scope(a) in scopes and _makes(facts, a)]
-            if others:
+            others = [one for one in source.assigns(dotted(target.target)) if source.scope(one) in scopes]
+            if any(_makes(facts, one) for one in others):
                 code = source.code(target.target).strip()
                 write = f"`{facts.source.code(facts.made[0])}.prepare(model, {code})` behind it"
                 yield node, f"{code} is made again here, and not prepared", write

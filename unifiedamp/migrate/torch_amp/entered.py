@@ -92,16 +92,23 @@ def switch_of(source: Source, call: cst.Call) -> str | None:
     tests = [] if chosen is None else [source.code(chosen.test) if chosen.body is call else _not(source, chosen.test)]
     parent = source.parents[chosen or call]
     if isinstance(parent, cst.Return):
-        around = [above for above in source.above(parent) if isinstance(above, cst.If)]
-        tests += [source.code(one.test) if source.inside(parent, one.body) else _not(source, one.test) for one in around]
+        tests += [_branch(source, one, parent) for one in _ifs(source, parent)]
         tests += [_not(source, one.test) for one in _left_before(source, parent)]
     elif isinstance(parent, cst.Assign):
         nothing = [one for one in _others(source, parent) if _is_nothing(one.value)]
-        around = [above for above in source.above(parent) if isinstance(above, cst.If)]
-        around = [one for one in around if any(source.inside(other, one) for other in nothing)]
-        tests += [source.code(one.test) if source.inside(parent, one.body) else _not(source, one.test) for one in around]
+        around = [one for one in _ifs(source, parent) if any(source.inside(other, one) for other in nothing)]
+        tests += [_branch(source, one, parent) for one in around]
     tests += [] if own is None else [own]
     return tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
+
+
+def _ifs(source: Source, node: cst.CSTNode) -> list[cst.If]:
+    return [above for above in source.above(node) if isinstance(above, cst.If)]
+
+
+def _branch(source: Source, around: cst.If, node: cst.CSTNode) -> str:
+    """Return the condition of the branch that a node is in."""
+    return source.code(around.test) if source.inside(node, around.body) else _not(source, around.test)
 
 
 def _not(source: Source, test: cst.BaseExpression) -> str:

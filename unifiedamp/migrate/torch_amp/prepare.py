@@ -59,7 +59,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
 def _remade(
     aliases: Aliases, scaler: Scaler, scopes: dict[cst.CSTNode, list[cst.Assign]], home: cst.CSTNode
 ) -> list[cst.CSTNode]:
-    """Return the other functions that make an attribute's optimizer again, such as before a search for a learning rate."""
+    """Return the other functions that make an attribute's optimizer again, as a search for a learning rate does."""
     names = {aliases.key(target.target) for assign in scopes[home] for target in assign.targets}
     return [
         scope

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 
 from ..work import Work
-from .arguments import AUTOCAST, policy_code, policy_of
+from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
 from .entered import choice, entered, maker, switch_of
 from .scaler import Scaler
 from .session import Session
-
 
 
 def leave(work: Work, node: cst.CSTNode, what: str) -> None:
@@ -75,6 +74,8 @@ def _same(work: Work, scaler: Scaler, session: Session, call: cst.Call, switch: 
         return False
     names = {work.source.code(use) for use in scaler.uses}
     if any(text in (name, f"{name} is not None", f"bool({name})", f"{name}.is_enabled()") for name in names):
+        return True
+    if session.switch == enabled_of(work.source, scaler.call) and session.is_switched_as(call):
         return True
     here = work.source.scope(scaler.first.assign) is work.source.scope(call)
     return text == session.switch and (here or "." in text or text.isupper())

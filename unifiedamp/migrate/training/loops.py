@@ -157,7 +157,7 @@ class Loops:
         self.work.edits.statement(source.statement(call), f"{self.session_at(call)}.step({optimizer})")
 
     def _is_scaled_at(self, call: cst.Call) -> bool:
-        """Whether a step that passes the old API by comes behind a loss that it scales, and not in the flag's branch."""
+        """Whether a step that passes the old API by comes behind a loss that it scales, not in the flag's branch."""
         source, scope = self.work.source, self.work.source.scope(call)
         plain, scaled = ([s for s in sites if source.scope(s.place) is scope] for sites in (self.plain, self.sites))
         flags = {test for site in scaled for test in self._tests(site.place)}
