@@ -51,7 +51,7 @@ def plan(work: Work) -> None:
             work.edits.expression(call.func, f"{work.names.amp}.{name}")
     _drop_globals(work)
     work.decide()
-    for call in starts[:1]:
+    for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
         share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
 
 
