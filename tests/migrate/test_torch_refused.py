@@ -130,6 +130,8 @@ def tune(x):
         (APEX + APEX_AGAIN + APEX_STEP + "optimizer.step()\n", [(8, "again, with other settings")]),
         (TORCH + TORCH_STEP.replace("autocast()", "autocast(**region(model))") + "scaler.step(optimizer)\n",
          [(7, "whose arguments cannot be seen")]),
+        (TORCH.replace("scaler = GradScaler()", "def make():\n    return GradScaler()"),
+         [(7, "make returns a GradScaler, and other code steps it")]),
         (TORCH + LATE, [(6, "no autocast region where the GradScaler can be seen")]),
     ],
 )  # fmt: skip

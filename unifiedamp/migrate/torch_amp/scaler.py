@@ -171,6 +171,11 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
     for call in calls:
         made = _made(work, call)
         if made is None or aliases.key(target_of(made.assign)) is None:
+            scope = work.source.scope(call)
+            if isinstance(work.source.parents[call], cst.Return) and isinstance(scope, cst.FunctionDef):
+                work.block(call, f"{scope.name.value} returns a GradScaler, and other code steps it",
+                           "return a session there, and change that code by hand")  # fmt: skip
+                continue
             work.block(call, "a GradScaler that is not simply assigned to a name",
                        "write `scaler = GradScaler(enabled=...)` and run migrate again")  # fmt: skip
             continue
