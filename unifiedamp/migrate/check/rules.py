@@ -205,8 +205,9 @@ def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:
 def _edits(source: Source, node: cst.Attribute) -> bool:
     """Whether gradients are changed in place, and not emptied: ``param.grad.mul_(0.9)``."""
     method = source.parents[node]
-    called = isinstance(method, cst.Attribute) and isinstance(source.parents.get(method), cst.Call)
-    return called and method.attr.value.endswith("_") and method.attr.value not in EMPTIES
+    if not isinstance(method, cst.Attribute) or not isinstance(source.parents.get(method), cst.Call):
+        return False
+    return method.attr.value.endswith("_") and method.attr.value not in EMPTIES
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:
