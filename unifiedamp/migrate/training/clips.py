@@ -9,7 +9,7 @@ from typing import Protocol
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
-from ..source import Source, Statement
+from ..source import Statement
 from ..work import Work
 from .aliases import Aliases, Key
 from .regions import enclosing
@@ -118,7 +118,7 @@ class Clips:
         """Keep a clipping that the session has no call for, behind ``amp.unscale``."""
         over = call.args[0].value
         group = f'[param for group in {masters}.param_groups for param in group["params"]]'
-        if any(self._source.inside(call, site.place) for site in self._loops.sites):
+        if self._scaled_around(call) is not None:
             code = self._source.code(call)
             code = code.replace(self._source.code(over), group, 1) if masters is not None else code
             lines = [f"{self._loops.session_at(call)}.unscale({optimizer})" for optimizer in optimizers]
@@ -130,20 +130,27 @@ class Clips:
 
     def _replace(self, call: cst.Call, code: str) -> None:
         """Put the session's call in a clipping's place; behind the scaled loss, where that one ended with it."""
-        places = [site.place for site in self._loops.sites if self._source.inside(call, site.place)]
-        if not places:
+        place = self._scaled_around(call)
+        if place is None:
             self._work.edits.expression(call, code)
             return
         self._work.edits.statement(self._source.statement(call))
-        self._work.edits.after(places[0], code)
+        self._work.edits.after(place, code)
+
+    def _scaled_around(self, call: cst.Call) -> Statement | None:
+        places = {site.place for site in self._loops.sites}
+        return next((one for one in self._source.above(call) if isinstance(one, Statement) and one in places), None)
 
     def _warn_scaled(self, node: cst.CSTNode) -> None:
         """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
-        source, order = self._source, self._source.order[node]
+        if self._loops.unscales:
+            return
+        source, order = self._source, self._source.order
         sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
-        before = [s for s in sites if source.order[s.call] < order and not source.exclusive(s.place, node)]
-        last = [site for site in before if site is before[-1] or source.exclusive(site.place, before[-1].place)]
-        if not self._loops.unscales and any(site in self._loops.sites for site in last):
+        before = sorted((s for s in sites if order[s.call] < order[node]), key=lambda site: -order[site.call])
+        near = [s for s in before[:3] if not source.exclusive(s.place, node)]  # two branches, and what is nearest
+        last = [s for s in near if s is near[0] or source.exclusive(s.place, near[0].place)]
+        if any(site in self._loops.sites for site in last):
             code = " ".join(source.code(source.statement(node)).split())
             self._work.note(node, f"gradients were still scaled at `{code[:80]}`",
                             "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
@@ -307,15 +314,6 @@ class Clips:
             return True
         statement = self._source.statement(node)
         return isinstance(statement, cst.If) and not _reads(statement.body)
-
-
-def ends(source: Source, with_: cst.With, call: cst.Call) -> bool:
-    """Whether a call is a statement in a ``with``, and nothing but clipping comes behind it there."""
-    if not source.is_alone(call) or not isinstance(with_.body, cst.IndentedBlock):
-        return False
-    statement = source.statement(call)
-    rest = source.after(statement) if source.block(statement) is with_.body else []
-    return source.block(statement) is with_.body and all("clip_grad" in source.code(one) for one in rest)
 
 
 def parameters_of(node: cst.BaseExpression) -> cst.BaseExpression | None:
