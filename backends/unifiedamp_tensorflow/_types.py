@@ -131,6 +131,12 @@ class Model(Layer, Protocol):
     train_function: Callable[..., Any] | None
 
 
+class Sequential(Model, Protocol):
+    """``keras.Sequential``."""
+
+    layers: list[Layer]
+
+
 class Optimizer(Protocol):
     """``keras.optimizers.Optimizer``."""
 

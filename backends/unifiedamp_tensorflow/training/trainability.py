@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from unifiedamp.backend import errors
 
-from .._types import Layer, Model, Named, Variable
+from .._types import Layer, Model, Named, Sequential, Variable
 from ..internals import descendants, native
 
 
@@ -25,7 +25,7 @@ class Trainability:
         self._owned = owned
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
-        self._sequences: list[Model] = []
+        self._sequences: list[Sequential] = []
         self._known: set[int] = set()
         self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
