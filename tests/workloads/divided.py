@@ -74,6 +74,14 @@ class Regression:
         return -float(np.square(found - self.x @ self.w[:, None]).mean())
 
 
+class Listed(Regression):
+    """Its batches have a length."""
+
+    def batches(self, epoch):
+        found = list(super().batches(epoch))
+        return found[:-1] if self.fault == "fewer" and os.environ.get("RANK") == "1" else found
+
+
 class OwnPart(Regression):
     def shard(self, batch, rank, ranks):
         return {**batch, "x": batch["x"][rank::ranks], "y": batch["y"][rank::ranks]}

@@ -49,6 +49,11 @@ class LaunchedRanks(Ranks):
         dist.all_gather_object(found, value, self._group)
         return next((rank for rank, each in enumerate(found) if each != found[0]), None)
 
+    def lost(self, error: Exception) -> str | None:
+        """Neither gloo nor NCCL says which process it was."""
+        known = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        return f"another of the {self.size} processes (rank {self.rank} lost its connection to it)" if known else None
+
     def leave(self) -> None:
         if self._asked:
             _read(self._asked)
