@@ -56,24 +56,22 @@ def test_processes_that_find_other_checkpoints_are_refused(begun, case):
         assert re.search(said, answer[case].get("error", "it trained")), answer[case]
 
 
-def alone(restarts=0):
-    """One process of a launcher, at a place where processes meet."""
-    (place,) = meeting_places(1)
-    launched(0, 1, place.port)
-    return Launch("torchrun", 0, 1, restarts=restarts)
-
-
 @pytest.fixture
-def environment(monkeypatch):
-    """Takes back what ``launched`` sets."""
+def started(monkeypatch):
+    """Trains in a launcher's only process, which was started anew so often."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(name)  # what launched sets is taken back
+
+    def started(folder, restarts):
+        (place,) = meeting_places(1)
+        launched(0, 1, place.port)
+        return run(folder, train_table={"epochs": 1}, launch=Launch("torchrun", 0, 1, restarts=restarts))
+
+    return started
 
 
-def test_a_run_that_died_before_its_first_checkpoint_is_not_taken_for_an_earlier_one(
-    tmp_path, monkeypatch, environment
-):
+def test_a_run_that_died_before_its_first_checkpoint_is_not_taken_for_an_earlier_one(tmp_path, monkeypatch, started):
     """The launcher starts its processes anew in the folder of an earlier run, which is finished."""
     earlier = run(tmp_path, train_table={"epochs": 1})
 
@@ -82,9 +80,9 @@ def test_a_run_that_died_before_its_first_checkpoint_is_not_taken_for_an_earlier
 
     with monkeypatch.context() as dying:
         dying.setattr(loop, "make_run", died)
-        assert "MemoryError" in run(tmp_path, train_table={"epochs": 1}, launch=alone())["error"]
+        assert "MemoryError" in started(tmp_path, 0)["error"]
     for resumed_at in (None, (1, 0)):  # then it has a checkpoint, and is started once more
-        again = run(tmp_path, train_table={"epochs": 1}, launch=alone(restarts=1))
-        assert again.get("resumed_at") == resumed_at, again
+        again = started(tmp_path, 1)
+        assert again.get("resumed_at", again) == resumed_at
         assert again["losses"] == pytest.approx(earlier["losses"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]

@@ -146,8 +146,9 @@ class RankProcesses:
         said = [f"processes {list(hanging)} of {self.count} gave no answer within {self.seconds:g} seconds"]
         for index in range(self.count):
             file = Path(str(self._folder and self._folder.name), f"stacks{index}")
-            stacks = file.read_text() if file.exists() and index in hanging else "it had ended its work"
-            said.append(f"-- stacks of process {index}\n{stacks}")
+            stacks = file.read_text() if file.exists() else ""
+            state = "it had not begun: it was being started" if index in hanging else "it had ended its work"
+            said.append(f"-- stacks of process {index}\n{stacks if index in hanging and stacks else state}")
         return "\n".join(said)
 
 
