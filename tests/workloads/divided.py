@@ -46,6 +46,8 @@ class Regression:
             here = epoch >= self.epoch and number == self.at and rank == "1"
             if self.fault == "killed" and here and self.first_start():
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "raised" and here:
+                raise ValueError("a fault of the data")
             if self.fault == "stopped" and here:
                 os.kill(os.getpid(), signal.SIGTERM)
             if self.pace and not os.path.exists(self.mark):

@@ -1,4 +1,6 @@
-"""Processes of a run begin alike, also when their launcher starts them anew; otherwise each of them says why not."""
+"""Processes of a run begin alike, also when their launcher starts them anew, and end where one of them ends; otherwise
+each of them says why.
+"""
 
 import re
 import shutil
@@ -86,3 +88,16 @@ def test_a_run_that_died_before_its_first_checkpoint_is_not_taken_for_an_earlier
         assert again.get("resumed_at", again) == resumed_at
         assert again["losses"] == pytest.approx(earlier["losses"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]
+
+
+def test_a_process_that_fails_is_lost_to_the_others(tmp_path):
+    (place,) = meeting_places(1)
+    here, failed = run_processes(fails, str(tmp_path), place.port)
+    assert failed["error"] == "ValueError: a fault of the data"
+    assert here["error"].startswith("ProcessLostError: train: another of the 2 processes (rank 0 lost its connection")
+    assert "start all processes again, with --resume" in here["error"]
+
+
+def fails(rank, folder, port):
+    launched(rank, 2, port)
+    return run(Path(folder), given={"fault": "raised"})
