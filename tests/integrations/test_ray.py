@@ -59,3 +59,15 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path)
     assert alone.returncode == 0, alone.stderr
     losses, expected = (json.loads((folder / "log.json").read_text())["losses"] for folder in (out, other))
     assert losses == pytest.approx(expected, rel=2e-5)
+
+
+def test_a_worker_that_is_killed_before_the_first_checkpoint_is_started_anew(tmp_path):
+    pytest.importorskip("torch")
+    options = ("--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json")
+    done, out = train(tmp_path, "torch", "killed in make_model", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "mark").exists(), "nothing was killed"
+    run = json.loads(done.stdout)
+    assert run["resumed_at"] is None
+    assert run["finished"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]
