@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from ...backend import Launch, Ranks, read_launch
@@ -58,7 +59,8 @@ def train(
         AmpError: the configuration, workload or checkpoint is invalid, or the loss scale is exhausted.
     """
     launch = launch or read_launch(os.environ)
-    resume = resume or _goes_on(launch, settings)
+    if launch and not resume:
+        resume = _goes_on(launch, settings.out / CHECKPOINT)
     if resume and launch is None:  # several processes tell each other first
         check_resumable(settings)
     run = make_run(settings, launch)
@@ -77,12 +79,11 @@ def train(
     return run
 
 
-def _goes_on(launch: Launch | None, settings: Settings) -> bool:
-    """Return whether a launcher has started this process anew, by the command line that the run began with."""
-    checkpoint = settings.out / CHECKPOINT
-    if launch and launch.restarts:
+def _goes_on(launch: Launch, checkpoint: Path) -> bool:
+    """Return whether this process was started anew to go on, by the command line that the run began with."""
+    if launch.restarts:
         return is_of_this_run(checkpoint)
-    if launch and not launch.rank:
+    if not launch.rank:
         mark_earlier_run(checkpoint)
     return False
 
