@@ -244,10 +244,8 @@ class MirroredReplicas:
         end_program()
         sent = [*low, *others(low)]
         summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
-        count = len(low)
-        return [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=False)], summed[
-            count:
-        ]
+        totals = [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=False)]
+        return totals, summed[len(low) :]
 
     def sum_of_scale(self, gradients: Sequence[Gradient], scale: Variable) -> tuple[Sequence[Gradient], list[Any]]:
         """Sum a number for the scale with the gradients: in a trace, TensorFlow sends them as one array."""
