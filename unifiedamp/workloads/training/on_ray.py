@@ -113,16 +113,23 @@ def _imported(backend: str | None) -> tuple[Any, Any]:
 def _cluster(ray: Any, workers: int) -> Iterator[int]:
     """Join the cluster of ``RAY_ADDRESS``, or start Ray on this host; yield how many GPUs there are."""
     own = not ray.is_initialized()
-    if own and os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="WARNING")
-    elif own:
-        count = max(workers, os.cpu_count() or 1)
-        ray.init(num_cpus=count, object_store_memory=STORE, include_dashboard=False, logging_level="WARNING")
+    if own:
+        _start(ray, workers)
     try:
         yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         if own:
             ray.shutdown()
+
+
+def _start(ray: Any, workers: int) -> None:
+    count, address = max(workers, os.cpu_count() or 1), os.environ.get("RAY_ADDRESS")
+    options = {} if address else {"num_cpus": count, "object_store_memory": STORE, "include_dashboard": False}
+    try:
+        ray.init(logging_level="WARNING", **options)
+    except Exception as error:
+        where = f"joined at RAY_ADDRESS={address}" if address else "started on this host"
+        raise AmpError(f"train: Ray could not be {where}: {_first_line(error)}") from error
 
 
 def _placed(job: Job, gpus: int, workers: int) -> tuple[Job, bool]:
