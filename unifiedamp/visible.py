@@ -19,6 +19,13 @@ def visible(text: object, keep: str = "\t") -> str:
     return "".join(one if one in keep or _shows(one) else _escaped(one) for one in str(text))
 
 
+def plain(text: object) -> str:
+    """Return :func:`visible` text for a place where rich reads markup (a table, a progress bar): it holds none."""
+    from rich import markup
+
+    return markup.escape(visible(text))
+
+
 def _shows(one: str) -> bool:
     return one.isprintable() or unicodedata.category(one) not in HIDDEN
 

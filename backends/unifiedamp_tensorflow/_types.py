@@ -60,6 +60,7 @@ class Variable(Tensor, Protocol):
     name: str
     trainable: bool
     handle: Tensor
+    aggregation: Any
 
     def read_value(self) -> Tensor:
         """Read the value at this point of the program."""

@@ -167,6 +167,20 @@ def state_of(variable: Variable, trained: Variable) -> str | None:
     return name.removeprefix(prefix) if name.startswith(prefix) else None
 
 
+def kept_variables(optimizer: Any) -> list[Variable]:
+    """Return the list in which an optimizer keeps all its variables, itself."""
+    return optimizer._variables
+
+
+def slot_name(slot: Variable) -> str:
+    """Return the name that an optimizer's method of adding variables takes for the like of a slot.
+
+    Keras 3 takes "dense_kernel_momentum", and Keras 2 "m", to which it adds the variable's name.
+    """
+    own = str(getattr(slot, "_shared_name", slot.name)).partition(":")[0]
+    return own.rpartition("/")[2] if hasattr(slot, "path") else own.partition("/")[0]
+
+
 def decays(optimizer: Optimizer, variable: Variable) -> bool:
     """Whether an optimizer's weight decay is for a variable too."""
     return bool(optimizer._use_weight_decay(variable))

@@ -9,13 +9,13 @@ from unifiedamp.backend import SessionSpec, errors
 from ._types import Model, Optimizer
 from .distributed.distributed import TensorFlowDistributed
 from .distributed.strategies import active_replicas
-from .precision.session_rewrite import SessionRewrite
 from .training.deferred_optimizer import DeferredSteps, deferred_class
 from .training.fit import Fitting
 from .training.fit_run import FitRun
 from .training.prepare_checks import check_optimizer
 from .training.prepared_objects import PreparedObjects
 from .training.scaler import DeviceScaler
+from .training.session_rewrite import SessionRewrite
 from .training.steps import Steps
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import unifiedamp as ua
 from examples.common import PolicyName, Smoke, images, run, summary
 from examples.tensorflow.nets import rewritable
-from unifiedamp_tensorflow.precision.session_rewrite import SessionRewrite
+from unifiedamp_tensorflow.training.session_rewrite import SessionRewrite
 
 v1 = tf.compat.v1
 

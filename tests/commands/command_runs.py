@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def read_example(path: Path = CONV, out: Path | None = None, **options: Any) -> 
     return read_settings(read_source(str(path)), out, **options)
 
 
+@functools.cache
 def installed() -> list[str]:
     infos = ua.available_backends()
     found = [name for name, info in infos.items() if info.installed]

@@ -14,8 +14,8 @@ import pytest
 from command_runs import CLASSIFIER, MLP
 
 from unifiedamp.config import plugins
-from unifiedamp.output.terminal import visible
 from unifiedamp.recording.reading import FORMAT, VERSION
+from unifiedamp.visible import visible
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\u2066\x9b31m\x7f"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\u202e\u2066\x9b31m\x7f"

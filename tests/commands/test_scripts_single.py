@@ -125,6 +125,17 @@ def test_forecast_refuses_float16_and_what_cannot_forecast(command):
     assert "backend 'toy' cannot: not implemented by this backend" in done.err
 
 
+def test_forecast_refuses_counts_of_another_version(command):
+    """The script's environment may hold another version of unifiedamp than the command's."""
+    other = "import unifiedamp.forecast.counted\n\nunifiedamp.forecast.counted.VERSION = 7"
+    write_script("train.py", *loop_of("torch", "'float32'", other, steps=2))
+    done = command("forecast", "--steps", 2, *RUN)
+    assert done.code == 2
+    said = " ".join(done.err.split())
+    assert "the counts of the script's session are of format 7, and this command reads format 1" in said
+    assert "run the command in the script's environment" in said
+
+
 def test_explain_shows_the_plan_and_ends_before_the_first_step(command, backend):
     write_script("train.py", *loop_of(backend, "'float32'"))
     done = command("explain", "--json", *RUN)

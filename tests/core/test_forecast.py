@@ -11,6 +11,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.backend.forecast import PLACES, SCALINGS, SHIFT, ProductCounts, TensorCounts
 from unifiedamp.backend.rounding import scale_values
+from unifiedamp.forecast.counted import dump_counts
 from unifiedamp.forecast.forecast import Forecast
 from unifiedamp.forecast.losses import rounding
 from unifiedamp.forecast.scaled_formats import SCALED_FORMATS
@@ -189,10 +190,30 @@ def test_the_loss_scale_that_float16_needs(center):
 def test_what_was_counted_is_json():
     totals = Totals()
     totals.add([layer("a", gradient=spread(1e-15, 1), **WELL)])
-    saved = json.loads(json.dumps([each.to_json() for each in totals.layers.values()]))
-    again = Forecast.of_counted({"about": ABOUT, "layers": saved}, 0.1)
+    saved = json.loads(json.dumps(dump_counts(ABOUT, totals)))
+    again = Forecast.of_counted(saved, 0.1)
     assert str(again) == str(Forecast.of(ABOUT, list(totals.layers.values()), 0.1))
     assert json.loads(json.dumps(again.to_dict()))["chosen"] == "mixed_float8"
+
+
+BAD_COUNTS = {
+    "no mapping": (lambda saved: [saved], "no counts of a forecast"),
+    "a recording": (lambda saved: {"kind": "header", "format": "unifiedamp-recording"}, "no counts of a forecast"),
+    "newer": (lambda saved: {**saved, "version": 2}, "are of format 2, and this command reads format 1"),
+    "without a version": (lambda saved: {**saved, "version": None}, "are of format None"),
+    "without steps": (lambda saved: {**saved, "about": {}}, "damaged .KeyError: 'steps'"),
+    "without layers": (lambda saved: {**saved, "layers": 3}, "damaged .TypeError"),
+    "another layer": (lambda saved: {**saved, "layers": [{"layer": "a"}]}, "damaged .KeyError: 'tensors'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COUNTS)
+def test_counts_of_another_version_are_refused(name):
+    change, said = BAD_COUNTS[name]
+    totals = Totals()
+    totals.add([layer("a", **WELL)])
+    with pytest.raises(ua.ConfigError, match=said):
+        Forecast.of_counted(change(json.loads(json.dumps(dump_counts(ABOUT, totals)))), 0.1)
 
 
 def test_inf_is_told_and_not_counted():

@@ -112,13 +112,18 @@ def test_a_script_that_leaves_the_scaler_out_is_refused_with_the_others(tmp_path
 
 
 MXNET = """\
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.contrib import amp
 from step import step
 
 amp.init()
 trainer = gluon.Trainer(net.collect_params(), "sgd")
 amp.init_trainer(trainer)
+with autograd.record():
+    loss = net(data).sum()
+    with amp.scale_loss(loss, trainer) as scaled_loss:
+        scaled_loss.backward()
+trainer.step(4)
 step(net, trainer, data)
 """
 MXNET_STEP = """\

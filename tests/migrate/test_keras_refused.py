@@ -50,6 +50,51 @@ CASES = {
                        "    if amp:\n        scaled = opt.get_scaled_loss(loss)\n    else:\n        train(loss)\n"),
         11, "does more than the same step",
     ),
+    "a wrapper that scales": (
+        "from accumulating import Wrapped\n" + POLICY + MODEL + "model = Wrapped(model, mixed_precision=True)\n" + FIT,
+        6, "model is made with mixed_precision=True, and may scale its losses"
+    ),
+    "a compile of its class": (
+        "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
+        "d_opt = tf.keras.optimizers.Adam()\ng_opt = tf.keras.optimizers.Adam()\n"
+        "gan.compile(d_opt, g_opt, loss_fn, run_eagerly=False)\ngan.fit(x)\n",
+        8, "gan.compile takes g_opt, which is not"
+    ),
+    "a compile with other words": (
+        "from gans import Gan\n" + POLICY + "gan = Gan(discriminator=disc, generator=gen)\n"
+        "gan.compile(optimizer='adam', loss='mse', g_optimizer='adam')\n",
+        6, "gan.compile takes g_optimizer=, which is not"
+    ),
+    "no policy": ("def step(opt, loss):\n    return opt.get_scaled_loss(loss)\n", 4, "that sets no policy"),
+    "no policy, two branches": (
+        "def step(opt, tape, loss, w):\n    if hasattr(opt, 'loss_scale'):\n        g = tape.gradient("
+        "opt.get_scaled_loss(loss), w)\n    else:\n        g = fused(loss, w)\n        log(g)\n    return g\n",
+        5, "that sets no policy"
+    ),
+    "an Estimator": (
+        "def model_fn(features, mode):\n    loss = net(features)\n    if mode == tf.estimator.ModeKeys.TRAIN:\n"
+        "        opt = tf.compat.v1.train.AdamOptimizer()\n"
+        "        opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)\n"
+        "        train_op = opt.minimize(loss, global_step=tf.compat.v1.train.get_global_step())\n"
+        "        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)\n",
+        8, "opt.minimize() is a step of a TensorFlow 1 graph, which an Estimator runs"
+    ),
+    "a monitored session": (
+        "opt = tf.train.GradientDescentOptimizer(0.1)\nif args.amp:\n"
+        "    opt = tf.train.experimental.enable_mixed_precision_graph_rewrite(opt)\nop = opt.minimize(loss)\n"
+        "with tf.train.MonitoredTrainingSession() as session:\n    session.run(op)\n",
+        6, "which tf.train.MonitoredTrainingSession runs"
+    ),
+    "Horovod's optimizer": (
+        "import horovod.tensorflow.keras as hvd\n" + POLICY + MODEL + "opt = tf.keras.optimizers.SGD()\n"
+        "opt = hvd.DistributedOptimizer(opt)\nmodel.compile(opt, 'mse')\nmodel.fit(x, y)\n",
+        7, "horovod.tensorflow.keras.DistributedOptimizer exchanges gradients by itself"
+    ),
+    "Horovod's tape": (
+        "import horovod.tensorflow as hvd\n" + POLICY + MODEL + OPT
+        + LOOP.replace("grads =", "# Horovod: the tape\ntape = hvd.DistributedGradientTape(tape)\ngrads ="),
+        11, "tape = hvd.DistributedGradientTape(tape)"
+    ),
     "set up under a condition": (
         "def setup():\n    " + POLICY + "def main():\n    if cond:\n        setup()\n    " + MODEL
         + "    model.compile('sgd', 'mse')\n", 8, "under a condition"
@@ -59,6 +104,15 @@ CASES = {
         + "    model.compile('sgd', 'mse')\n", 9, "under a condition"
     ),
 }  # fmt: skip
+
+
+def test_a_train_step_of_a_file_without_other_words_of_mixed_precision_is_seen():
+    text = (
+        "class Net(Model):\n    def train_step(self, data):\n        loss = self.optimizer.get_scaled_loss(f(data))\n"
+    )
+    done = migrated("from keras import Model\n" + text)
+    assert [(found.line, found.blocks) for found in done.findings] == [(4, True)]
+    assert "sets no policy" in done.findings[0].what
 
 
 @pytest.mark.parametrize("name", CASES)

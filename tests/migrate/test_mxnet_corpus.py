@@ -97,6 +97,15 @@ REFUSED = {
     "own scaler": ("trainer.step(4)", "trainer.step(4)\ntrainer._amp_loss_scaler._scale_seq_len = 5", "own scaler"),
     "bare step": ("trainer.step(4)", "trainer.step(4)\ndef more():\n    trainer.step(1)", "left bare"),
     "another record": ("trainer.step(4)", "trainer.step(4)\nwith autograd.record():\n    other = net(x)", "trained in"),
+    "Horovod's trainer": (
+        'trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)',
+        'import horovod.mxnet as hvd\ntrainer = hvd.DistributedTrainer(net.collect_params(), "sgd")',
+        "horovod.mxnet.DistributedTrainer, which exchanges gradients by itself",
+    ),
+    "nothing scaled": (
+        "    with amp.scale_loss(loss, trainer) as scaled_loss:\n        autograd.backward(scaled_loss)\n",
+        "    autograd.backward(loss)\n", "amp.init_trainer without amp.scale_loss",
+    ),
     "one or a list": ("loss = f(net(x))", "losses = f(net(x))", "cannot be seen"),
 }  # fmt: skip
 SMALL = """\

@@ -115,3 +115,38 @@ def test_names_that_are_taken_are_not_taken_again():
     new = migrated(text).after.decode()
     assert "amp_session = unifiedamp.Amp(" in new
     exec(new, {})
+
+
+KEPT = """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model, optimizer, device, mixed):
+        self.model, self.optimizer = model, optimizer
+        self.device = device
+        self.mixed = mixed
+        self.scaler = torch.amp.GradScaler("cuda", enabled=mixed and device.type == "cuda")
+
+    def step(self, x):
+        with torch.autocast("cuda", enabled=self.mixed and self.device.type == "cuda"):
+            loss = self.model(x).sum()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+
+
+def test_a_flag_that_the_object_keeps_is_the_flag_that_it_was_given():
+    new = migrated(KEPT).after.decode()
+    assert 'policy="mixed_float16" if mixed and device.type == "cuda" else "float32"' in new
+    assert "with self.amp.autocast():" in new
+
+
+def test_a_flag_that_changes_later_is_asked_in_each_region():
+    changed = replaced(
+        KEPT, ("self.mixed = mixed\n", "self.mixed = mixed\n        self.mixed = self.mixed and ready()\n")
+    )
+    assert (
+        'with self.amp.autocast(enabled=self.mixed and self.device.type == "cuda"):' in migrated(changed).after.decode()
+    )

@@ -70,16 +70,25 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 model2 = torch.nn.Linear(2, 2)
 """
-TWO = """\
-scaler2 = GradScaler()
-def run(a, b):
+TUNE_BOTH = """\
+
+
+def tune(x):
     with autocast():
-        loss = model(torch.ones(2, 2)).sum()
-    a.scale(loss).backward()
-    a.step(optimizer)
-    a.update()
-    b.update()
-run(scaler, scaler2)
+        loss = model(torch.ones(3, 2)).sum()
+    if fp16:
+        scaler.scale(loss).backward()
+    else:
+        loss.backward()
+    optimizer.step()
+"""
+BESIDE = """\
+with autocast():
+    loss = model(torch.ones(2, 2)).sum()
+if fp16:
+    scaler.scale(loss).backward()
+else:
+    loss.backward()
 """
 TUNE = """\
 
@@ -117,11 +126,12 @@ def tune(x):
         (TORCH + TORCH_STEP.replace("backward()", "backward(create_graph=True)") + "r = scaler.step(optimizer)\n",
          [(9, "create_graph=True"), (10, "the result of scaler.step(optimizer) is used")]),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\nscaler = None\n", [(11, "assigned twice")]),
-        (TORCH + TWO, [(8, "a and b are passed to one function")]),
         (APEX, [(6, "nothing here scales a loss for optimizer")]),
         (APEX + APEX_AGAIN + APEX_STEP + "optimizer.step()\n", [(8, "again, with other settings")]),
         (TORCH + TORCH_STEP.replace("autocast()", "autocast(**region(model))") + "scaler.step(optimizer)\n",
          [(7, "whose arguments cannot be seen")]),
+        (TORCH.replace("scaler = GradScaler()", "def make():\n    return GradScaler()"),
+         [(7, "make returns a GradScaler, and other code steps it")]),
         (TORCH + LATE, [(6, "no autocast region where the GradScaler can be seen")]),
     ],
 )  # fmt: skip
@@ -139,7 +149,10 @@ def test_all_reasons_are_given_by_line(text, wanted):
     [
         (TORCH + TORCH_STEP + "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n", 10,
          "gradients were still scaled"),
+        (TORCH + BESIDE + "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n", 13,
+         "gradients were still scaled"),
         (TORCH + TORCH_STEP + "scaler.step(optimizer)\n" + TUNE, 17, "applied scaled gradients"),
+        (TORCH + TORCH_STEP + "scaler.step(optimizer)\n" + TUNE_BOTH, 20, "applied scaled gradients"),
     ],
 )  # fmt: skip
 def test_what_the_old_code_did_wrong_is_said(text, line, what):

@@ -65,6 +65,20 @@ def test_frozen_while_preparing_cannot_train_later(compiled):
         step(*batch())
 
 
+@pytest.mark.parametrize("compiled", FORMS)
+@pytest.mark.parametrize("exchange", [False, True], ids=["added", "exchanged"])
+def test_a_layer_that_comes_after_prepare_is_refused(compiled, exchange):
+    """No optimizer holds it, so that it would not train."""
+    amp, model, optimizer = prepared(loss_scale=8.0)
+    step = stepping(amp, model, optimizer, compiled)
+    step(*batch())
+    if exchange:
+        model.pop()
+    model.add(keras.layers.Dense(2, name="late"))
+    with pytest.raises(ua.PrepareError, match=r"late.*became trainable after amp\.prepare.*has all of its layers"):
+        step(*batch())
+
+
 def test_fit_respects_what_is_frozen_before_compile():
     _, model, optimizer = prepared(loss_scale=8.0)
     model.get_layer("hidden").trainable = False

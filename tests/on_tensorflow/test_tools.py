@@ -1,12 +1,15 @@
 """Arrays in and out, custom operations, capabilities and the plan."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import batch, prepared  # noqa: E402
+from models import batch, mean_square, prepared  # noqa: E402
 
 
 def test_arrays():
@@ -18,6 +21,24 @@ def test_arrays():
     back = amp.to_numpy(tf.constant([1.5], tf.bfloat16))
     assert (back.dtype, back.tolist()) == (np.float32, [1.5])
     np.testing.assert_array_equal(amp.to_numpy(tf.Variable([2.0])), [2.0])
+
+
+def unpickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copied", [unpickled, copy.deepcopy])
+def test_a_prepared_model_is_copied_as_a_keras_model(copied):
+    amp, model, optimizer = prepared()
+    x, y = batch()
+    amp.backward(lambda: mean_square(model(x), y), optimizer)
+    amp.step(optimizer)
+    other = copied(model)
+    assert type(other) is type(model).__mro__[1]
+    for mine, its in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    amp.backward(lambda: mean_square(model(x), y), optimizer)
+    assert amp.step(optimizer).applied
 
 
 def test_memory_that_ran_out_under_xla():

@@ -12,7 +12,7 @@ tf = pytest.importorskip("tensorflow")
 from models import needs_bfloat16_pass  # noqa: E402
 
 v1 = tf.compat.v1
-rewrite = pytest.importorskip("unifiedamp_tensorflow.precision.session_rewrite")
+rewrite = pytest.importorskip("unifiedamp_tensorflow.training.session_rewrite")
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=3, min_scale=2.0, max_scale=8.0)
 

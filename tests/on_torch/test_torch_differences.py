@@ -168,6 +168,65 @@ def test_a_sketch_estimates_distances():
     assert np.std(ratios) == pytest.approx(math.sqrt(2 / 32), rel=0.3)
 
 
+class Named(nn.Module):
+    """Layers in a row, with other names than those of ``nn.Sequential``."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        for index, layer in enumerate(layers):
+            self.add_module(f"layer{index}", layer)
+
+    def forward(self, x):
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def recorded(path, kind, *layers):
+    torch.manual_seed(0)
+    model = kind(*(layer() for layer in layers))
+    amp = session("float32")
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    with contextlib.closing(amp), amp.record(path, every=1, compare=True):
+        amp.backward(lambda: model(torch.ones(4, 8)).square().mean(), optimizer)
+        amp.step(optimizer)
+    return read_recording(path)
+
+
+def dense(outputs=8, **options):
+    return lambda: nn.Linear(8, outputs, **options)
+
+
+MODELS = {
+    "a layer more": ((nn.Sequential, dense(), nn.ReLU, dense(), dense()), "the second one alone has the layer `3`"),
+    "no bias": ((nn.Sequential, dense(), nn.ReLU, dense(bias=False)), "the first one alone has the weight `2.bias`"),
+    "another size": ((nn.Sequential, dense(), nn.ReLU, dense(4)),
+                     r"the weight `2.weight` is \(8, 8\) in the first one and \(4, 8\) in the second one"),
+    "other names and a layer more": ((Named, dense(), lambda: nn.LayerNorm(8), nn.ReLU, dense()),
+                                     r"the second one alone has the layer `layer1` \(LayerNorm: weight \(8,\), bias"),
+    "other names and another function": ((Named, dense(), nn.Tanh, dense()),
+                                         r"the first one alone has the layer `1` \(ReLU\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recordings_of_different_models_are_refused_with_the_first_layer(tmp_path, name):
+    layers, said = MODELS[name]
+    one = recorded(tmp_path / "one.jsonl", nn.Sequential, dense(), nn.ReLU, dense())
+    with pytest.raises(ua.ConfigError, match=f"the recordings are of different models: {said}"):
+        difference(one, recorded(tmp_path / "other.jsonl", *layers))
+
+
+def test_layers_of_one_name_and_two_kinds_are_named_with_both(tmp_path):
+    one, other = (
+        recorded(tmp_path / f"{kind.__name__}.jsonl", nn.Sequential, dense(), kind, dense())
+        for kind in (nn.ReLU, nn.Tanh)
+    )
+    found = difference(one, other).first
+    assert (found.part, found.name, found.kind) == ("forward", "1", "ReLU")
+    assert found.note == "it is a ReLU in the first run and a Tanh in the second"
+
+
 def test_what_cannot_be_compared_is_refused(plain):
     def changed(**changes):
         return dataclasses.replace(plain, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import unifiedamp as ua
 
 
+@functools.cache
 def installed() -> list[str]:
     infos = ua.available_backends()
     found = [name for name, info in infos.items() if info.installed]

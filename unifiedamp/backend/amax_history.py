@@ -40,3 +40,7 @@ class AmaxHistory:
     @required
     def write(self, histories: Mapping[str, Any]) -> None:
         """Set what :meth:`read` returned; layers that are left out start without a history."""
+
+    @required
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return layer → the inputs and outputs of its weight; layers are left out while these are not known."""

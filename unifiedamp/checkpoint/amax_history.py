@@ -26,6 +26,29 @@ def dump_histories(backend: Backend) -> dict[str, Any]:
     return {name: to_text(array) for name, array in backend.amax_history.read().items()}
 
 
+def dump_sizes(backend: Backend) -> dict[str, Any]:
+    """Return layer → its inputs and outputs, as plain JSON values."""
+    return {name: list(sizes) for name, sizes in backend.amax_history.sizes().items()}
+
+
+def read_sizes(raw: Any) -> dict[str, tuple[int, int]]:
+    """Return layer → its inputs and outputs in the session that saved; empty for states that do not say.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    if raw is None:
+        return {}
+    rows = raw.items() if isinstance(raw, Mapping) else [("", raw)]
+    for name, sizes in rows:
+        if not isinstance(sizes, list) or [type(size) for size in sizes] != [int, int] or min(sizes) < 1:
+            raise CheckpointError(
+                "this state's 'amax_history_sizes' must be a mapping from layers to their inputs and outputs, got "
+                f"{shortened(sizes)} for {name!r}"
+            )
+    return {str(name): (sizes[0], sizes[1]) for name, sizes in rows}
+
+
 def read_histories(raw: Any) -> dict[str, Any] | None:
     """Return layer → history of a state; None where it has none.
 
@@ -47,8 +70,14 @@ def read_histories(raw: Any) -> dict[str, Any] | None:
     return found
 
 
-def check_histories(backend: Backend, policy: Policy, saved: Mapping[str, Any] | None) -> None:
+def check_histories(
+    backend: Backend, policy: Policy, saved: Mapping[str, Any] | None, sizes: Mapping[str, tuple[int, int]]
+) -> None:
     """Refuse histories of other layers than the prepared ones.
+
+    Args:
+        backend, policy: the session's.
+        saved, sizes: what was read of a state.
 
     Raises:
         CheckpointError: naming the layers.
@@ -57,10 +86,16 @@ def check_histories(backend: Backend, policy: Policy, saved: Mapping[str, Any] |
         return
     mine = backend.amax_history.read()
     other, missing = [name for name in saved if name not in mine], [name for name in mine if name not in saved]
-    if not other and not missing:
-        return
     said = [f"it has {first_names(other)}, which is no float8 layer here"] if other else []
     said += [f"it lacks {first_names(missing)}"] if missing else []
+    here = backend.amax_history.sizes()
+    said += [
+        f"{name!r} has {_sizes_text(sizes[name])} in the state, and {_sizes_text(here[name])} here"
+        for name in saved
+        if name in sizes and name in here and tuple(sizes[name]) != tuple(here[name])
+    ][:1]
+    if not said:
+        return
     raise CheckpointError(
         f"this state's amax histories belong to other layers: {'; '.join(said)}. Call amp.load_state_dict after "
         "amp.prepare, with the same models; nothing was loaded"
@@ -71,3 +106,7 @@ def load_histories(backend: Backend, policy: Policy, saved: Mapping[str, Any] | 
     """Go on from histories that :func:`check_histories` accepted; without any, the next iteration begins them."""
     if keeps_history(policy):
         backend.amax_history.write(saved or {})
+
+
+def _sizes_text(sizes: tuple[int, int]) -> str:
+    return f"{sizes[0]} inputs and {sizes[1]} outputs"

@@ -8,14 +8,14 @@ A session's state is plain JSON::
      "ema": [{"decay": 0.999, "warmup": false, "updates": [10], "weights": {"layer0.weight": {...}}}],
      "update": {"kind": "kahan", "seed": 0, "steps": [10], "compensation": {"layer0.weight": {...}}},
      "states": {"dtype": "bfloat16", "seed": 0, "steps": [10]},
-     "amax_history": {"layer0": {...}},
+     "amax_history": {"layer0": {...}}, "amax_history_sizes": {"layer0": [784, 256]},
      "schedule": {"policies": "0: mixed_float8 | 9000: mixed_bfloat16", "step": 4000}}
 
 ``hysteresis_steps`` is in the state where the loss scale keeps it, ``ema`` where the session keeps averages
 (``Amp.ema``; see ``averages``), ``update`` where the policy has an ``update`` (see ``weight_updates``), ``states``
-where it has a ``state_dtype`` (see ``optimizer_states``), ``amax_history`` under float8 recipe "delayed" (see
-``amax_history``), ``schedule`` where the policy changes in the course of the run (see ``schedule``); ``policy`` is then
-the one in force.
+where it has a ``state_dtype`` (see ``optimizer_states``), ``amax_history`` and ``amax_history_sizes`` (each
+layer's inputs and outputs) under float8 recipe "delayed" (see ``amax_history``), ``schedule`` where the policy changes
+in the course of the run (see ``schedule``); ``policy`` is then the one in force.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ from typing import Any, Protocol
 
 from ..backend import Backend
 from ..errors import CheckpointError, StateWarning
-from ..loss_scale import DynamicLossScale, LossScale, ScaleState, float32, parse_loss_scale
+from ..loss_scale import DynamicLossScale, LossScale, ScaleState, parse_loss_scale
 from ..loss_scale.foreign_layouts import read_foreign
 from ..loss_scale.saved_values import checked_count, checked_scale, shortened
 from ..policy import Policy
 from ..training.ema import Averages
 from ..training.step_loop import StepLoop
-from .amax_history import check_histories, dump_histories, keeps_history, load_histories, read_histories
+from .amax_history import (
+    check_histories,
+    dump_histories,
+    dump_sizes,
+    keeps_history,
+    load_histories,
+    read_histories,
+    read_sizes,
+)
 from .averages import dump_averages, read_averages
 from .optimizer_states import check_states, dump_states, load_states, read_states
 from .schedule import dump_schedule, going_on, read_schedule
@@ -86,6 +94,7 @@ def dump_session(amp: Session, moments: bool = False) -> dict[str, Any]:
         kept["states"] = dump_states(amp.backend, amp.policy, moments)
     if keeps_history(amp.policy):
         kept["amax_history"] = dump_histories(amp.backend)
+        kept["amax_history_sizes"] = dump_sizes(amp.backend)
     if amp.backend.spec.schedule is not None and amp.step_loop.policies is not None:
         kept["schedule"] = dump_schedule(amp.step_loop.policies)
     return {
@@ -126,10 +135,11 @@ def _load(
     update = read_update(raw.get("update")) if "schema" in raw else None
     states = read_states(raw.get("states")) if "schema" in raw else None
     histories = read_histories(raw.get("amax_history")) if "schema" in raw else None
+    sizes = read_sizes(raw.get("amax_history_sizes"))
     amp.averages.check(averages)
     check_update(amp.backend, amp.policy, update)
     check_states(amp.backend, amp.policy, states)
-    check_histories(amp.backend, amp.policy, histories)
+    check_histories(amp.backend, amp.policy, histories, sizes)
     restart(state)
     load_update(amp.backend, amp.policy, update)
     load_states(amp.backend, amp.policy, states)
@@ -167,12 +177,11 @@ def _state_here(amp: Session, saved: SavedState, restart_scale: bool) -> ScaleSt
 
 
 def _within_bounds(state: ScaleState, mine: LossScale, warn: Any) -> ScaleState:
-    low, high = map(float32, mine.scale_bounds)
-    if not low <= state.scale <= high:
-        clamped = min(max(state.scale, low), high)
-        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {clamped:g}", StateWarning)
-        state = replace(state, scale=clamped)
-    return replace(state, good_steps=min(state.good_steps, mine.growth_interval - 1))
+    bounded = mine.within(state)
+    if bounded.scale != state.scale:
+        low, high = mine.scale_bounds
+        warn(f"the saved scale {state.scale:g} lies outside [{low:g}, {high:g}]; using {bounded.scale:g}", StateWarning)
+    return bounded
 
 
 def _with_hysteresis(state: ScaleState, mine: LossScale, saved: SavedState, warn: Any) -> ScaleState:

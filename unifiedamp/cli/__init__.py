@@ -15,12 +15,11 @@ from .errors import OneLineGroup, reports_errors
 from .explain import explain
 from .forecast import forecast
 from .init import init
-from .listing import list_names
+from .listing import list_names, schema
 from .migrate import migrate
 from .parity import parity
 from .record import record
 from .report import EPILOG, report
-from .schema import schema
 from .train import train
 from .tune import tune
 

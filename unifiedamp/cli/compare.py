@@ -14,7 +14,7 @@ from ..config.values import parse_setting
 from ..errors import ConfigError
 from ..loss_scale import parse_loss_scale
 from ..output.files import check_folder, remove_folders, write_whole
-from ..output.terminal import plain
+from ..visible import plain
 from ..workloads.compare.advice import advise
 from ..workloads.compare.page import drawings, html
 from ..workloads.compare.rows import BASELINE, Row, tasks

@@ -14,7 +14,7 @@ from rich.status import Status
 
 from .. import __version__, machine
 from ..config import plugins
-from ..output.terminal import plain
+from ..visible import plain
 from ..workloads import float8_width, launchers
 from ..workloads.probe import verdict
 from ..workloads.workers import Worker, WorkerError

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from ..errors import AmpError, nearest
 from ..output.files import reason
 from ..output.signals import Terminated, terminable
-from ..output.terminal import visible
+from ..visible import visible
 from .script_command import split
 from .show import complain
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json as json_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
-from ..output.terminal import plain
+from ..visible import plain
 from ..workloads.compare.run import TIMEOUT
 from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.single import Recorded, count_script
@@ -54,6 +54,7 @@ def forecast(
     forecast is of the steps until then; 2: wrong arguments, a session in float16 or float8, or no step was counted.
     """
     from ..forecast.choice import ALL_FORMATS, FORMATS
+    from ..forecast.counted import read_counts
     from ..forecast.forecast import Forecast
     from ..forecast.start import check_settings
 
@@ -72,9 +73,11 @@ def forecast(
         counted = count_script(options, named, lambda at: status.update(f"step {at} of {steps}{left(at)}"), wanted)
     if counted.interrupted is not None:
         raise counted.interrupted
-    found: dict[str, Any] = json_text.loads(counted.content or b'{"layers": [], "about": {"steps": 0}}')
-    _check(found["about"]["steps"], len(found["layers"]), counted.reason)
-    _show(Forecast.of_counted(found, max_error, wanted), counted, html, json)
+    if not counted.content:
+        _check(0, 0, counted.reason)
+    about, totals = read_counts(json_text.loads(counted.content))
+    _check(about["steps"], len(totals), counted.reason)
+    _show(Forecast.of(about, totals, max_error, wanted), counted, html, json)
     if counted.failed:
         raise typer.Exit(NOT_ALL_WELL)
 

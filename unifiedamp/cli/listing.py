@@ -1,4 +1,4 @@
-"""``unifiedamp list``: what can be named."""
+"""``unifiedamp list`` and ``unifiedamp schema``: what can be named, for people and for editors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from . import choices
 from .names import KINDS
 from .show import console, print_json, table
+from .streams import results
 
 
 def list_names(
@@ -31,3 +32,17 @@ def list_names(
     out = console()
     for kind, names in found.items():
         out.print(table(f"{kind} ({KINDS[kind][0]})", ("name", "meaning"), names.items()))
+
+
+def schema() -> None:
+    """Print the JSON schema of the configuration, with which editors complete and check amp.toml.
+
+    Example: unifiedamp schema > amp.schema.json, and "#:schema ./amp.schema.json" as the first line of amp.toml
+
+    It completes the backends that are registered here, plugins included.
+
+    Exit code 0: printed.
+    """
+    from ..config.schema import registered_plugins, schema_text
+
+    results().write(schema_text(registered_plugins()))

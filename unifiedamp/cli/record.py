@@ -9,9 +9,9 @@ import typer
 
 from ..errors import ConfigError
 from ..output.files import check_file, remove_folders, write_whole
-from ..output.terminal import plain
 from ..recording import page as pages
 from ..recording.reading import read_recording
+from ..visible import plain
 from ..workloads.compare.run import TIMEOUT
 from ..workloads.scripts.compare import ScriptOptions
 from ..workloads.scripts.schedule import STEPS

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..output.terminal import visible
+from ..visible import visible
 from . import streams
 from .tables import FoldingTable as table
 

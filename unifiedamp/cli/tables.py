@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from ..output.terminal import plain, visible
+from ..visible import plain, visible
 
 GAP = 3
 """Characters between the columns of a table, and between the fields of a record."""

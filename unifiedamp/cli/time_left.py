@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..output.terminal import plain
+from ..visible import plain
 from ..workloads.tries import Shown
 from .show import console
 

@@ -7,9 +7,9 @@ letter.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 
-from ..loss_scale import HYSTERESIS_RESETS, KINDS
+from ..loss_scale import KINDS
+from ..loss_scale.settings import Setting
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.float8 import PRODUCT_DTYPES, PRODUCTS, RECIPE_ALIASES, RECIPES
@@ -18,7 +18,6 @@ from ..policy.updates import STATE_WORDS, UPDATES
 
 NUMBER = r"[+]?(?=[0-9.]*[1-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 COUNT = r"[+]?0*[1-9][0-9]*"
-COUNTS = ("growth_interval", "hysteresis", "max_consecutive_skips")
 DTYPE_WORDS, COMPUTE_WORDS = (tuple(words) for words in (DTYPES, COMPUTE_DTYPES))
 
 
@@ -43,14 +42,12 @@ def loss_scale() -> str:
 
 
 def _settings(kind: str) -> str:
-    names = [field.name for field in fields(KINDS[kind])]
-    return _listed("|".join(rf"{name}\s*=\s*{_scale_value(name)}\s*" for name in names))
+    taken = KINDS[kind].settings()
+    return _listed("|".join(rf"{name}\s*=\s*{_scale_value(each)}\s*" for name, each in taken.items()))
 
 
-def _scale_value(name: str) -> str:
-    if name == "hysteresis_reset":
-        return f"(?:{'|'.join(HYSTERESIS_RESETS)})"
-    return COUNT if name in COUNTS else NUMBER
+def _scale_value(setting: Setting) -> str:
+    return {"word": f"(?:{'|'.join(setting.words)})", "count": COUNT, "number": NUMBER}[setting.kind]
 
 
 def policy() -> str:

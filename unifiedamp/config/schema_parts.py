@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ..backend import COMPILE_MODES, TUNING
 from ..backend.tuning import PRESETS as TUNING_PRESETS
 from ..backend.tuning import Tuning
-from ..loss_scale import FLOAT32_MAX, HYSTERESIS_RESETS, KINDS
+from ..loss_scale import FLOAT32_MAX, KINDS
+from ..loss_scale.settings import Setting
 from ..policy import OP_CHOICES, OP_VOCABULARY
 from ..policy.dtypes import COMPUTE_DTYPES, DTYPES
 from ..policy.float8 import LARGEST_HISTORY, LARGEST_MARGIN, PRODUCT_DTYPES, PRODUCTS, RECIPES
@@ -22,25 +23,6 @@ Schema = dict[str, Any]
 NULL: Schema = {"type": "null"}
 POSITIVE: Schema = {"type": "number", "exclusiveMinimum": 2.0**-150, "maximum": FLOAT32_MAX}
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
-
-SCALE_SETTINGS: dict[str, tuple[Schema, str]] = {
-    "initial_scale": (POSITIVE, "The scale of the first step; from min_scale to max_scale."),
-    "growth_factor": ({**POSITIVE, "exclusiveMinimum": 1}, "What the scale is multiplied by when it grows."),
-    "backoff_factor": (
-        {**POSITIVE, "exclusiveMaximum": 1},
-        "What the scale is multiplied by after gradients with inf or nan.",
-    ),
-    "growth_interval": (COUNT, "Finite iterations in a row before the scale grows."),
-    "min_scale": (POSITIVE, "The smallest scale."),
-    "max_scale": (POSITIVE, "The largest scale."),
-    "hysteresis": (COUNT, "Non-finite iterations before the scale is reduced."),
-    "hysteresis_reset": (
-        {"enum": [*HYSTERESIS_RESETS]},
-        "What starts the count of hysteresis again: a finite iteration, or a growth of the scale.",
-    ),
-    "max_consecutive_skips": (COUNT, "Skipped steps in a row after which training stops with LossScaleExhausted."),
-    "scale": (POSITIVE, "The fixed scale."),
-}
 
 
 def any_of(*choices: Schema) -> Schema:
@@ -113,13 +95,21 @@ def loss_scale() -> Schema:
 
 def _scale_table(kind: str) -> Schema:
     chosen = {"const": kind, "description": "The kind of loss scale; dynamic when left out."}
-    settings = {"kind": chosen, **{each.name: _scale_setting(each) for each in fields(KINDS[kind])}}
+    taken = KINDS[kind].settings()
+    settings = {"kind": chosen, **{each.name: _scale_setting(each, taken[each.name]) for each in fields(KINDS[kind])}}
     return {"title": f"{kind} loss scale", **table(settings, () if kind == "dynamic" else ("kind",))}
 
 
-def _scale_setting(setting: Any) -> Schema:
-    schema, description = SCALE_SETTINGS[setting.name]
-    return {**schema, "default": setting.default, "description": description}
+def _scale_setting(field: Field[Any], setting: Setting) -> Schema:
+    return {**_scale_value(setting), "default": field.default, "description": setting.meaning}
+
+
+def _scale_value(setting: Setting) -> Schema:
+    if setting.kind != "number":
+        return COUNT if setting.kind == "count" else {"enum": [*setting.words]}
+    least: Schema = {"exclusiveMinimum": setting.above} if setting.above else {}
+    most: Schema = {"exclusiveMaximum": setting.below} if setting.below < FLOAT32_MAX else {}
+    return {**POSITIVE, **least, **most}
 
 
 def compile_mode() -> Schema:

@@ -12,6 +12,8 @@ from ..notebook import table_html
 from ..policy import Policy
 from .tuning import tuning_rows
 
+NO_FLOAT8_ATTENTION = "no framework has a float8 product of attention with gradients"
+
 COLUMNS = ("setting", "value", "native", "effect", "note")
 
 
@@ -49,7 +51,7 @@ class Plan:
             PlanRow("policy", str(policy), "see the rows below", note=origins.get("policy", "")),
             PlanRow("loss_scale", str(loss_scale), "see the rows below", note=origins.get("loss_scale", "")),
         )
-        core_rows = (*core, *_schedule_rows(backend, step))
+        core_rows = (*core, *_schedule_rows(backend, step), *_attention_rows(policy))
         return cls(backend.name, core_rows + tuple(backend.explain()) + tuple(tuning_rows(backend, tuning)))
 
     def __iter__(self) -> Iterator[PlanRow]:
@@ -99,3 +101,8 @@ def _schedule_rows(backend: Backend, step: int) -> list[PlanRow]:
         until = f"iterations {begin} to {end - 1}" if end is not None else f"from iteration {begin}{of} on"
         rows.append(PlanRow(f"schedule.{begin}", str(policy), until, note=", ".join(notes)))
     return rows
+
+
+def _attention_rows(policy: Policy) -> Iterator[PlanRow]:
+    if policy.compute_dtype == "float8":
+        yield PlanRow("float8 attention", "bfloat16", "as in mixed_bfloat16", "unavailable", NO_FLOAT8_ATTENTION)

@@ -13,6 +13,7 @@ from ..notebook import table_html
 from ..output.files import write_whole
 from ..policy import Policy
 from .choice import ALL_FORMATS, FORMATS, PolicyForecast, best_loss_scale, cheapest, policy_for
+from .counted import read_counts
 from .layers import COLUMNS, IN_16_BITS, LayerForecast, layer_forecast
 from .scaled_formats import SCALED_FORMATS
 from .totals import LayerTotals
@@ -58,8 +59,12 @@ class Forecast:
 
     @classmethod
     def of_counted(cls, counted: Mapping[str, Any], max_error: float, formats: Sequence[str] = FORMATS) -> Forecast:
-        """Return the same from what ``ForecastRun.counted`` returned."""
-        return cls.of(counted["about"], [LayerTotals.from_json(each) for each in counted["layers"]], max_error, formats)
+        """Return the same from what ``ForecastRun.counted`` returned.
+
+        Raises:
+            ConfigError: another version wrote it, or it is damaged.
+        """
+        return cls.of(*read_counts(counted), max_error, formats)
 
     @property
     def policy(self) -> Policy:

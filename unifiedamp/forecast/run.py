@@ -8,6 +8,7 @@ from ..backend import Backend
 from ..backend.result import StepResult
 from ..config import plugins
 from ..errors import StepOrderError
+from .counted import dump_counts
 
 if TYPE_CHECKING:  # they import numpy
     from .forecast import Forecast
@@ -59,9 +60,8 @@ class ForecastRun:
             self._backend.forecaster.end()
 
     def counted(self) -> dict[str, Any]:
-        """Return what was counted as plain JSON values: "about" and "layers"."""
-        layers = [each.to_json() for each in self.totals.layers.values()]
-        return {"about": {**self._about, "steps": self.step}, "layers": layers}
+        """Return what was counted as plain JSON values, see ``dump_counts``; ``Forecast.of_counted`` reads them."""
+        return dump_counts({**self._about, "steps": self.step}, self.totals)
 
     def result(self) -> Forecast:
         """Return the forecast from the steps counted so far.

@@ -19,4 +19,13 @@ __all__ = ["AmpPrecision"]
 
 
 class AmpPrecision(TrainerPrecision, Precision):
-    """The plugin of :mod:`unifiedamp.integrations.lightning` for ``pytorch_lightning``; the arguments are the same."""
+    """The plugin of :mod:`unifiedamp.integrations.lightning` for ``pytorch_lightning``.
+
+    Args:
+        session: a ``ua.Amp`` on torch; or the policy of one that is made on the trainer's device.
+        **settings: further arguments of ``ua.Amp``, such as ``loss_scale``, unless it is given.
+
+    Raises:
+        WrongObjectError: a session of another backend.
+        ConfigError: settings beside a session, or ones that are the trainer's own.
+    """

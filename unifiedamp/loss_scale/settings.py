@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, shown
 from ..notebook import table_html
@@ -12,6 +13,29 @@ from .state import FLOAT32_MAX, ScaleState, float32
 
 HysteresisReset = Literal["good_step", "growth"]
 HYSTERESIS_RESETS: tuple[str, ...] = get_args(HysteresisReset)
+
+
+class Setting(NamedTuple):
+    """What a setting of a loss scale takes: its check, its text and its JSON schema follow from this.
+
+    Attributes:
+        meaning: one sentence.
+        kind: ``"number"``, positive, that float32 can hold; ``"count"``, a whole number from 1; or ``"word"``.
+        above: numbers are above this.
+        below: numbers are below this.
+        words: the words.
+    """
+
+    meaning: str
+    kind: str = "number"
+    above: float = 0
+    below: float = math.inf
+    words: tuple[str, ...] = ()
+
+
+def _takes(*what: Any, **more: Any) -> dict[str, Setting]:
+    """Return the metadata of a field; the arguments are those of :class:`Setting`."""
+    return {"setting": Setting(*what, **more)}
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,15 @@ class LossScale:
     hysteresis = 1
     hysteresis_reset = "good_step"
     max_consecutive_skips = 50
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """Return name → what it takes, for each field."""
+        return {each.name: each.metadata["setting"] for each in fields(cls)}
+
+    def __post_init__(self) -> None:
+        for name, setting in self.settings().items():
+            _CHECKS[setting.kind](self, name, setting)
 
     @property
     def first_scale(self) -> float:
@@ -54,6 +87,10 @@ class LossScale:
     def next_state(self, state: ScaleState, found_inf: bool) -> ScaleState:
         """Return the state after one iteration, by :mod:`.transition`: the reference for every backend."""
         return transition.next_state(self, state, found_inf)
+
+    def within(self, state: ScaleState) -> ScaleState:
+        """Return the nearest state that these settings can reach, of one that was saved under others."""
+        return transition.within(self, state)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the ``kind`` that ``parse_loss_scale`` reads back."""
@@ -80,6 +117,9 @@ class NoLossScale(LossScale):
         return state
 
 
+_SKIPS = "Skipped steps in a row after which training stops with LossScaleExhausted."
+
+
 @dataclass(frozen=True)
 class StaticLossScale(LossScale):
     """A fixed scale. Steps with non-finite gradients are skipped; the scale never changes.
@@ -89,13 +129,9 @@ class StaticLossScale(LossScale):
         max_consecutive_skips: skips in a row after which ``LossScaleExhausted`` is raised.
     """
 
-    scale: float = 2.0**15
-    max_consecutive_skips: int = 50
+    scale: float = field(default=2.0**15, metadata=_takes("The fixed scale."))
+    max_consecutive_skips: int = field(default=50, metadata=_takes(_SKIPS, "count"))
     kind: ClassVar[str] = "static"
-
-    def __post_init__(self) -> None:
-        _require_finite_positive(self, "scale")
-        _require_count(self, "max_consecutive_skips")
 
     @property
     def first_scale(self) -> float:
@@ -122,31 +158,34 @@ class DynamicLossScale(LossScale):
         ConfigError: a value is out of range; the message names it.
     """
 
-    initial_scale: float = 2.0**16
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    min_scale: float = 2.0**-14
-    max_scale: float = 2.0**24
-    hysteresis: int = 1
-    max_consecutive_skips: int = 50
-    hysteresis_reset: HysteresisReset = "good_step"
+    initial_scale: float = field(
+        default=2.0**16, metadata=_takes("The scale of the first step; from min_scale to max_scale.")
+    )
+    growth_factor: float = field(
+        default=2.0, metadata=_takes("What the scale is multiplied by when it grows.", above=1)
+    )
+    backoff_factor: float = field(
+        default=0.5, metadata=_takes("What the scale is multiplied by after gradients with inf or nan.", below=1)
+    )
+    growth_interval: int = field(
+        default=2000, metadata=_takes("Finite iterations in a row before the scale grows.", "count")
+    )
+    min_scale: float = field(default=2.0**-14, metadata=_takes("The smallest scale."))
+    max_scale: float = field(default=2.0**24, metadata=_takes("The largest scale."))
+    hysteresis: int = field(default=1, metadata=_takes("Non-finite iterations before the scale is reduced.", "count"))
+    max_consecutive_skips: int = field(default=50, metadata=_takes(_SKIPS, "count"))
+    hysteresis_reset: HysteresisReset = field(
+        default="good_step",
+        metadata=_takes(
+            "What starts the count of hysteresis again: a finite iteration, or a growth of the scale.",
+            "word",
+            words=HYSTERESIS_RESETS,
+        ),
+    )
     kind: ClassVar[str] = "dynamic"
 
     def __post_init__(self) -> None:
-        for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
-            _require_finite_positive(self, name)
-        for name in ("growth_interval", "hysteresis", "max_consecutive_skips"):
-            _require_count(self, name)
-        if self.hysteresis_reset not in HYSTERESIS_RESETS:
-            raise ConfigError(
-                "DynamicLossScale: hysteresis_reset must be 'good_step' or 'growth', got "
-                f"{shown(self.hysteresis_reset)}"
-            )
-        if self.growth_factor <= 1.0:
-            raise ConfigError(f"DynamicLossScale: growth_factor must be above 1, got {self.growth_factor!r}")
-        if self.backoff_factor >= 1.0:
-            raise ConfigError(f"DynamicLossScale: backoff_factor must be below 1, got {self.backoff_factor!r}")
+        super().__post_init__()
         if not self.min_scale <= self.initial_scale <= self.max_scale:
             raise ConfigError(
                 f"DynamicLossScale: initial_scale {self.initial_scale!r} lies outside "
@@ -164,22 +203,34 @@ class DynamicLossScale(LossScale):
         return (self.min_scale, self.max_scale)
 
 
-def _require_finite_positive(setting: LossScale, name: str) -> None:
-    value = getattr(setting, name)
+def _require_number(given: LossScale, name: str, setting: Setting) -> None:
+    value = getattr(given, name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= FLOAT32_MAX or float32(value) == 0:
-        raise ConfigError(
-            f"{type(setting).__name__}: {name} must be a positive number that float32 can hold, got {shown(value)}"
-        )
-    object.__setattr__(setting, name, float(value))
+        raise _wrong(given, name, "a positive number that float32 can hold", value)
+    object.__setattr__(given, name, float(value))
+    if not value > setting.above:
+        raise _wrong(given, name, f"above {setting.above:g}", float(value))
+    if not value < setting.below:
+        raise _wrong(given, name, f"below {setting.below:g}", float(value))
 
 
-def _require_count(setting: LossScale, name: str) -> None:
-    value = getattr(setting, name)
+def _require_count(given: LossScale, name: str, _setting: Setting) -> None:
+    value = getattr(given, name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise ConfigError(
-            f"{type(setting).__name__}: {name} must be a whole number from 1 to 2**31 - 1, got {shown(value)}"
-        )
+        raise _wrong(given, name, "a whole number from 1 to 2**31 - 1", value)
 
+
+def _require_word(given: LossScale, name: str, setting: Setting) -> None:
+    value = getattr(given, name)
+    if value not in setting.words:
+        raise _wrong(given, name, " or ".join(map(repr, setting.words)), value)
+
+
+def _wrong(given: LossScale, name: str, wanted: str, value: object) -> ConfigError:
+    return ConfigError(f"{type(given).__name__}: {name} must be {wanted}, got {shown(value)}")
+
+
+_CHECKS = {"number": _require_number, "count": _require_count, "word": _require_word}
 
 KINDS: dict[str, type[LossScale]] = {cls.kind: cls for cls in (NoLossScale, StaticLossScale, DynamicLossScale)}

@@ -10,7 +10,9 @@ from ..errors import ConfigError, nearest, shown
 from ..plain_values import plain
 from .settings import KINDS, LossScale, StaticLossScale
 
-WORDS = ("hysteresis_reset",)
+WORDS = frozenset(
+    name for loss_scale in KINDS.values() for name, each in loss_scale.settings().items() if each.kind == "word"
+)
 """Settings whose value is a word."""
 
 

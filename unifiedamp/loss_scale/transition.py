@@ -72,3 +72,11 @@ def next_state(rules: Rules, state: ScaleState, found_inf: bool) -> ScaleState:
         return replace(state, good_steps=good, bad_steps=0)
     scale = min(float32(rules.scale_bounds[1]), float32(state.scale * rules.growth_factor))
     return replace(state, scale=scale, good_steps=0, bad_steps=0, hysteresis_steps=0)
+
+
+def within(rules: Rules, state: ScaleState) -> ScaleState:
+    """Return the nearest state that these rules can reach, of one that was saved under others; pure."""
+    low, high = map(float32, rules.scale_bounds)
+    good = min(state.good_steps, rules.growth_interval - 1)
+    spent = min(state.hysteresis_steps, rules.hysteresis) if keeps_hysteresis(rules) else 0
+    return replace(state, scale=min(max(state.scale, low), high), good_steps=good, hysteresis_steps=spent)

@@ -149,7 +149,16 @@ class _Apply(cst.CSTTransformer):
         made = self._parse(f"{header}\n    pass")[0]
         leading = body[0].leading_lines
         body = [body[0].with_changes(leading_lines=()), *body[1:]]
+        body = [each.visit(_Unindented()) for each in body]
         return [made.with_changes(leading_lines=leading, body=made.body.with_changes(body=body))]
+
+
+class _Unindented(cst.CSTTransformer):
+    """Leaves blank lines empty, however deep they come to stand."""
+
+    def leave_EmptyLine(self, original_node: cst.EmptyLine, updated_node: cst.EmptyLine) -> cst.EmptyLine:
+        """See ``CSTTransformer``."""
+        return updated_node if original_node.comment is not None else updated_node.with_changes(indent=False)
 
 
 def _like(old: Any, new: list[Any]) -> list[Any]:

@@ -29,7 +29,7 @@ from .work import Names, Work
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
 CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: check_keras, mxnet.NAME: check_mxnet}
-_HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite")
+_HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_")
 
 _NESTED = 4  # flags, one under the other
 UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
@@ -74,9 +74,9 @@ def _migrate(path: str, content: bytes) -> Migration:
 
 
 def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
-    """Return the text in which no flag chooses between AMP and none, where an API knows how, and notes."""
+    """Return the text in which no flag chooses between AMP and none, and no attribute holds AMP, and notes."""
     before, found = source.module.bytes, []
-    for api, fold in ((keras, keras.without_flags), (mxnet, mxnet.without_flags)):
+    for api, fold in ((apex, apex.by_name), (keras, keras.without_flags), (mxnet, mxnet.without_flags)):
         for _ in range(_NESTED):
             folded, notes = fold(source) if api.found(source) else (source.module.bytes, [])
             found += _as_before(notes, before, source.module.bytes) if source.module.bytes != before else notes

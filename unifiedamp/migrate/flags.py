@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from .edits import Edits
-from .nodes import argument, dotted, targets, walk
+from .nodes import argument, assigned, dotted, walk
 from .report import CannotMigrate, Finding
 from .source import Source, Statement
 
@@ -144,7 +144,7 @@ class _Folding:
         simple = all(s in found for s in body) and all(_is_quiet(self._source, s) for s in rest)
         moved = found if simple else [s for s in found if s not in values]
         kept = [s for s in self._simple(body) if s not in moved and s not in values]
-        if any(targets(s) & self._names(m) for s in kept for m in moved):
+        if any(assigned(s) & self._names(m) for s in kept for m in moved):
             what = f"what is set up under if {flag} needs other lines of that branch"
             self._refuse(node, what, "make the session before the if")
             return

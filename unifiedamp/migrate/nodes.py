@@ -110,3 +110,9 @@ def targets(node: cst.CSTNode) -> set[str]:
         for goal in goals:
             found |= {dotted(part) for part in walk(goal) if isinstance(part, cst.Name | cst.Attribute)} - {""}
     return found
+
+
+def assigned(node: cst.CSTNode) -> set[str]:
+    """Return the variables and attributes that get a value in a node: of ``a.b = 1`` that, and not ``a``."""
+    names = targets(node)
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}

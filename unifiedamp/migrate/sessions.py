@@ -48,7 +48,7 @@ def models_of(source: Source, value: cst.CSTNode, scope: cst.CSTNode, depth: int
     found: list[str] = []
     for node in walk(value):
         if isinstance(node, cst.Attribute) and node.attr.value in ("parameters", "named_parameters"):
-            found.append(_owner(dotted(node.value)))
+            found += owners(source, dotted(node.value), scope)
         elif isinstance(node, cst.Name) and depth and node in source.parents and source.is_reference(node):
             for assign in source.assigns(node.value):
                 if source.scope(assign) is scope and assign.value is not value:
@@ -56,10 +56,25 @@ def models_of(source: Source, value: cst.CSTNode, scope: cst.CSTNode, depth: int
     return [name for name in dict.fromkeys(found) if name]
 
 
-def _owner(name: str) -> str:
-    """Return the model that a part of it belongs to: ``model`` of ``model.head``, ``self.net`` of ``self.net.head``."""
+def owners(source: Source, name: str, scope: cst.CSTNode, depth: int = 3) -> list[str]:
+    """Return the models that a part belongs to: ``model`` of ``model.head``, also through a loop over its parts."""
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "self" else parts[0]
+    owner = ".".join(parts[:2]) if parts[0] == "self" else parts[0]
+    loops: list[cst.For | cst.CompFor] = [*source.of(cst.For), *source.of(cst.CompFor)]
+    over = [one.iter for one in loops if dotted(one.target) == owner and source.scope(one) is scope] if depth else []
+    found = [each for one in over for part in _looped(one) for each in owners(source, part, scope, depth - 1)]
+    return found or [owner]
+
+
+def _looped(over: cst.BaseExpression) -> list[str]:
+    """Return the names that a loop goes over: of ``[a, b]`` both, of ``enumerate(model.layers)`` that."""
+    if isinstance(over, cst.List | cst.Tuple):
+        return [dotted(element.value) for element in over.elements if dotted(element.value)]
+    if isinstance(over, cst.Call):
+        inner = over.func.value if isinstance(over.func, cst.Attribute) else None
+        given = [inner] if inner is not None else [arg.value for arg in over.args[:1]]
+        return [name for each in given if each is not None for name in _looped(each)]
+    return [dotted(over)] if dotted(over) else []
 
 
 def share(work: Work, made: cst.CSTNode, users: Iterable[cst.CSTNode]) -> None:

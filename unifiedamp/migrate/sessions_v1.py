@@ -14,7 +14,7 @@ from .work import Work
 
 NAME = "tf.compat.v1 graph rewrite"
 OLD_IMPORTS: tuple[str, ...] = ()
-NEEDS = ("from unifiedamp_tensorflow.precision.session_rewrite import SessionRewrite",)
+NEEDS = ("from unifiedamp_tensorflow.training.session_rewrite import SessionRewrite",)
 _SESSION = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession)")
 
 

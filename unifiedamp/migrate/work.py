@@ -12,6 +12,9 @@ from .edits import Edits
 from .report import CannotMigrate, Finding
 from .source import Source, Statement
 
+EXCHANGED = ("DistributedOptimizer", "DistributedTrainer", "DistributedGradientTape")
+"""Wrappers of Horovod and BytePS that exchange gradients by themselves, unseen by a session."""
+
 
 @dataclass(frozen=True)
 class Names:

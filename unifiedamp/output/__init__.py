@@ -1,1 +1,1 @@
-"""Files, terminal text and pages that the commands write."""
+"""Files and pages that the commands write."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+from ..visible import visible
 from .charts.drawing import WIDTH, Drawing, number
-from .terminal import visible
 
 LABEL = 60
 """Characters of a label in a picture; more would leave no room for what is drawn."""

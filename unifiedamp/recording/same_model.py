@@ -48,13 +48,15 @@ def pairing(a: Recording, b: Recording) -> Pairing:
     matched = {layer_of(name) for pair in pairs for name in pair}
     rows, others = one["layers"], other["layers"]
     if same and (alone or len(pair_rows(rows, others, names=False)) < max(len(rows), len(others))):
-        raise ConfigError(f"the recordings are of different models: {problem}")
+        named = bool({row["layer"] for row in rows} & {row["layer"] for row in others} - {""})
+        unlike = [*_rows_without_partner(one, other), *((layer_of(name), which) for name, which in alone)]
+        raise ConfigError(
+            f"the recordings are of different models: {problem if named else _alone_text(*unlike[0], one, other)}"
+        )
     for name, which in alone:
         if layer_of(name) not in matched:
-            raise ConfigError(
-                f"the recordings are of different models: the {which} one alone has the layer "
-                f"`{layer_of(name) or 'the model'}` ({_shown(name, one if which == 'first' else other)})"
-            )
+            said = _alone_text(layer_of(name), which, one, other)
+            raise ConfigError(f"the recordings are of different models: {said}")
     return Pairing(False, "sketch" if same else "ordered", pairs, [f"`{name}`" for name, _ in alone])
 
 
@@ -135,9 +137,22 @@ def _without_partner(one: Mapping[str, Any], other: Mapping[str, Any], pairs: Pa
         yield from ((name, which) for name in weights_in_order(compared) if name not in have)
 
 
-def _shown(name: str, compared: Mapping[str, Any]) -> str:
-    own = [each for each in compared["before"] if layer_of(each) == layer_of(name)]
+def _alone_text(layer: str, which: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    return (
+        f"the {which} one alone has the layer `{layer or 'the model'}` "
+        f"({_shown(layer, one if which == 'first' else other)})"
+    )
+
+
+def _rows_without_partner(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield layers that one model alone ran, in order, and which model."""
+    pairs = pair_rows(one["layers"], other["layers"], names=False)
+    for which, compared, have in (("first", one, {i for i, _ in pairs}), ("second", other, {j for _, j in pairs})):
+        yield from ((row["layer"], which) for at, row in enumerate(compared["layers"]) if at not in have)
+
+
+def _shown(layer: str, compared: Mapping[str, Any]) -> str:
+    own = [each for each in compared["before"] if layer_of(each) == layer]
     kinds = {row["layer"]: row["kind"] for row in compared["layers"]}
     shapes = ", ".join(f"{each.rpartition('.')[2]} {tuple(compared['before'][each]['shape'])}" for each in own)
-    kind = kinds.get(layer_of(name), "")
-    return f"{kind}: {shapes}" if kind else shapes
+    return ": ".join(part for part in (str(kinds.get(layer, "")), shapes) if part)

@@ -159,6 +159,8 @@ class StepPair:
         if one["place"] == "input" and computed:
             note = note or "its input, which an operation before it made"
         kind, name, other_name = one["kind"], one["layer"], other["layer"]
+        if name and name == other_name and kind != other["kind"]:
+            note = note or f"it is a {kind} in the first run and a {other['kind']} in the second"
         if one["shape"] != other["shape"] and (part != "ordered" or size_of(one) != size_of(other)):
             note = f"shapes {tuple(one['shape'])} and {tuple(other['shape'])}"
             yield self._found(stage, name, APART, self._about.dtype, 0.0, note, kind, other_name)

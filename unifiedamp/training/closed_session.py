@@ -6,6 +6,7 @@ import functools
 from typing import Any, NoReturn, Protocol
 
 from ..errors import StepOrderError
+from .held_optimizers import release
 
 REFUSED = (
     "scope", "prepare", "compile", "load_state_dict", "observe", "record", "forecast", "to_native", "prefetch",
@@ -55,3 +56,4 @@ def close_session(session: Any, compiled: Closable, listener: Listening | None) 
     compiled.closed = True
     vars(session).update({call: functools.partial(refuse, call) for call in REFUSED})
     session.backend.close()
+    release(session.backend.spec)

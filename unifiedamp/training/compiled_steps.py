@@ -69,13 +69,14 @@ class CompiledSteps:
 
     def compile(self, fn: F, mode: str) -> F:
         """Return ``fn`` (a step or a model) compiled, and followed where its calls replay traces."""
-        measure, step = self._loop.measure, fn
+        measure = self._loop.measure
+        step: Callable[..., Any] = fn
         self._loop.compiled = True
         if measure is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
             step = measure.traced(fn)
         policies = self._loop.policies
         if policies is not None and self._backend.compiler.replays_traces and not self._backend.training.is_model(fn):
-            step = CountedStep(step, policies, self._loop.order)  # type: ignore[assignment]
+            step = CountedStep(step, policies, self._loop.order)
         compiled: Any = self._backend.compiler.compile(step, self._loop.order, mode)
         if self._backend.training.is_model(compiled):
             return cast(F, compiled)

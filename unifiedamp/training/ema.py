@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ..backend import Backend, WeightAverage
 from ..errors import CheckpointError, ConfigError, StateWarning, StepOrderError, WrongObjectError, first_names, nearest
@@ -52,6 +52,21 @@ class Ema:
 
     def __repr__(self) -> str:
         return f"Ema({type(self.model).__name__}, decay={self.decay}, warmup={self.warmup})"
+
+    def __deepcopy__(self, _memo: object) -> Ema:
+        """Return the average itself: a copy would never move."""
+        return self
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            WrongObjectError: always.
+        """
+        raise WrongObjectError(
+            "amp.ema: an average cannot be pickled or sent to another process, because its session moves it. "
+            "amp.state_dict() holds it for another session, and ema.weights() returns it as numpy arrays"
+        )
 
     @property
     def updates(self) -> int:

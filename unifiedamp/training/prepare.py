@@ -6,6 +6,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from ..backend import Backend
 from ..errors import UnsupportedError, WrongObjectError
+from .held_optimizers import hold, refuse_held
 from .step_loop import StepLoop
 
 A = TypeVar("A")
@@ -20,6 +21,7 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...], 
     Raises:
         WrongObjectError: no objects, or ones of another framework.
         UnsupportedError: more optimizers than the backend takes.
+        PrepareError: another session holds an optimizer.
     """
     if not objects:
         raise WrongObjectError("amp.prepare() needs a model, and the optimizers that train it")
@@ -29,7 +31,10 @@ def prepare_objects(backend: Backend, loop: StepLoop, objects: tuple[Any, ...], 
     limit = backend.capabilities().feature("several_optimizers")
     if len(loop.order.slots) + len(optimizers) > 1 and not limit:
         raise UnsupportedError(f"backend {backend.name!r} takes one optimizer: {limit.reason}")
+    refuse_held(optimizers, backend.spec)
+    given = optimizers
     models, optimizers = map(list, backend.training.prepare(models, optimizers))
+    hold([*given, *optimizers], backend.spec)
     for optimizer in optimizers:
         loop.order.bind(optimizer)
     if loop.measure is not None:

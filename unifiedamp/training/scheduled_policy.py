@@ -142,5 +142,5 @@ class CountedStep(WrappedStep):
             counts[entered] = order.ended - ended
             return result
 
-        call.__name__, call.__wrapped__ = self.__name__, step  # type: ignore[attr-defined]
+        call.__name__, call.__wrapped__ = self.__name__, step  # type: ignore[attr-defined]  # functions have no such field
         return call

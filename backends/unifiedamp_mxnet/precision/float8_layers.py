@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from unifiedamp.backend import PlanRow, Policy, SessionSpec, errors
 
-from .._types import Block
+from .._types import Block, Parameter
 from ..layer_paths import walk
 from ..mxnet_api import gluon
 from .low_precision_params import dtype_at, layer_dtypes
@@ -39,6 +39,11 @@ def in_use(models: Sequence[Block], policy: Policy) -> dict[str, Block]:
     }
 
 
+def weights_of(layers: Mapping[str, Block]) -> dict[str, Parameter]:
+    """Return name → the weight of each ``gluon.nn.Dense``, of shape (outputs, inputs)."""
+    return {name: layer._reg_params["weight"] for name, layer in layers.items()}
+
+
 def rejection_reason(layer: Block, kept: str | None, multiple: int) -> str:
     """Return why a dense layer does not run in float8; "" where it does, as far as its sizes are known.
 
@@ -49,7 +54,7 @@ def rejection_reason(layer: Block, kept: str | None, multiple: int) -> str:
     """
     if kept:
         return f"layer_overrides: {kept}"
-    sizes = zip(("units", "in_units"), layer._reg_params["weight"].shape, strict=True)
+    sizes = zip(("units", "in_units"), weights_of({"": layer})[""].shape, strict=True)
     odd = [f"{name}={size}" for name, size in sizes if size > 0 and size % multiple]
     return f"{', '.join(odd)}: not a multiple of {multiple}" if odd else ""
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from unifiedamp.backend import LARGEST_SCALE, AmaxHistory, Float8Recipe
 from unifiedamp.backend.amax_history import OPERANDS, operand_limits
 
-from .._types import HostArray
+from .._types import HostArray, Parameter
 from ..mxnet_api import mx
 
 _FIND: weakref.WeakValueDictionary[str, LayerScales] = weakref.WeakValueDictionary()
@@ -106,14 +106,16 @@ class DelayedScaling(AmaxHistory):
 
     def __init__(self, recipe: Float8Recipe) -> None:
         self._recipe, self._layers = recipe, dict[str, LayerScales]()
+        self._weights: dict[str, Parameter] = {}
         self._skipped = False
 
-    def add(self, names: Sequence[str]) -> dict[str, LayerScales]:
-        """Return name → scales of layers, new ones where they are not known."""
-        for name in names:
+    def add(self, weights: Mapping[str, Parameter]) -> dict[str, LayerScales]:
+        """Return name → scales of layers, new ones where they are not known; ``weights``: name → its weight."""
+        self._weights.update(weights)
+        for name in weights:
             if name not in self._layers:
                 self._layers[name] = LayerScales(self._recipe.amax_history, self._recipe.margin)
-        return {name: self._layers[name] for name in names}
+        return {name: self._layers[name] for name in weights}
 
     def note_step(self, skipped: bool, ends_iteration: bool) -> None:
         """Take in an optimizer's step of this iteration."""
@@ -145,3 +147,7 @@ class DelayedScaling(AmaxHistory):
         nothing = np.zeros((len(OPERANDS), 0), np.float32)
         for name, layer in self._layers.items():
             layer.load(np.asarray(histories.get(name, nothing), np.float32))
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        shapes = {name: weight.shape for name, weight in self._weights.items()}
+        return {name: (shape[1], shape[0]) for name, shape in shapes.items() if all(size > 0 for size in shape)}

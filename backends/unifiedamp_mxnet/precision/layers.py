@@ -32,10 +32,19 @@ class BoundaryCast:
         cls: Any = type(block)
         hybrid = isinstance(block, gluon.HybridBlock) and not NUMPY_API
         overridden = hybrid and cls.forward is not gluon.HybridBlock.forward
-        self._block = weakref.ref(block)
+        self._block, self._key = weakref.ref(block), id(block)
         self._inputs, self._outputs = inputs, outputs
         self._method = "hybrid_forward" if hybrid and not overridden else "forward"
         self._native: Callable[..., Any] = getattr(cls, self._method)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundaryCast:
+        """Return the same cast around the copy of the block, which the tables treat like the block."""
+        block = memo.get(id(self._block()))
+        if block is None:
+            return self
+        cast = BoundaryCast(block, self._inputs, self._outputs)
+        cast._key = self._key
+        return cast
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Run the block's method between its casts."""
@@ -45,13 +54,13 @@ class BoundaryCast:
         return output if self._outputs is None else cast_floats(output, self._outputs)
 
     def _run(self, args: tuple[object, ...], params: dict[str, object]) -> Any:
-        block = self._block()
+        block, key = self._block(), self._key
         table = current.table
         if table is None:
             return self._native(block, *args, **params)
-        inside = table.layers.get(id(block))
-        if id(block) in table.float8_layers:
-            current_layer.key, before = table.float8_layers[id(block)].key, current_layer.key
+        inside = table.layers.get(key)
+        if key in table.float8_layers:
+            current_layer.key, before = table.float8_layers[key].key, current_layer.key
             try:
                 output = self._native(block, *args, **params)
             finally:
@@ -66,7 +75,7 @@ class BoundaryCast:
                 current.table = table
             if table.in_float32:  # no operator after it casts: dtypes meet again here
                 output = cast_floats(output, "float32")
-        if id(block) in table.outputs:
+        if key in table.outputs:
             output = cast_floats(output, table.policy.output_dtype)
         return output
 
@@ -114,7 +123,7 @@ class BoundaryCasts:
                 self._wrap(model)
         if self._scaling is not None and policy.compute_dtype == "float8" and policy.recipe == "delayed":
             blocks_in_use = float8_layers.in_use(self.models, policy)
-            scales = self._scaling.add(list(blocks_in_use))
+            scales = self._scaling.add(float8_layers.weights_of(blocks_in_use))
             for name, block in blocks_in_use.items():
                 table.float8_layers[id(block)] = scales[name]
                 self._wrap(block)

@@ -13,18 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from unifiedamp.backend import recording
-from unifiedamp.backend.sketch import Sketch
+from unifiedamp.backend.sketch import Sketch, sketch_of
 
 from .._types import Array, Block, HostArray, Undo
 from ..device.arrays import is_array
 from ..layer_paths import is_symbol_block, walk
-from ..mxnet_api import autograd, context_of, dtype_name, gluon
+from ..mxnet_api import autograd, cast, context_of, dtype_name, gluon
 from ..patches import patched
 from ..precision import recorded_graphs
 from ..training.gradients import GradientBuffer
 from ..training.multi_tensor import by_context, dense
 from .reductions import Counted, HostBuffer, count, largest, read
-from .sketches import last_function, sketch
 
 _WITH_ACTIVATION = (gluon.nn.Dense, gluon.nn.Conv2D.__mro__[1])
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -80,7 +79,7 @@ class StepRecorder:
     def _hook(self, path: str, block: Block) -> None:
         kind = type(block).__name__
         self._blocks.add(id(block))
-        self._functions[path] = last_function(block)
+        self._functions[path] = _last_function(block)
 
         def before(_: Block, args: object) -> None:
             self._on_hook(path, kind, "input", args)
@@ -142,7 +141,7 @@ class StepRecorder:
                 self._counts += [(names[id(grad)], next(counts), next(counts)) for grad in group]
                 self._places += [str(context_of(grad)) for grad in group]
             if self._compare:
-                self._gradient_sketches |= {name: sketch(grad, scale) for name, grad in found}
+                self._gradient_sketches |= {name: _sketch(grad, scale) for name, grad in found}
         self._losses += buffer.losses
         self._scale = scale
         return list(dict.fromkeys(names.values()))
@@ -155,7 +154,7 @@ class StepRecorder:
                 if id(record.array) not in self._largest:
                     self._largest[id(record.array)] = largest(record.array, buffer)
                     if self._compare:
-                        self._sketches[id(record.array)] = sketch(record.array, batch=True)
+                        self._sketches[id(record.array)] = _sketch(record.array, batch=True)
         self._reduced = len(self._activations)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -212,3 +211,19 @@ def _arrays(value: object) -> Iterator[Array]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _arrays(item)
+
+
+def _sketch(array: Array, scale: float = 1.0, batch: bool = False) -> Sketch:
+    """Return the sketch of an array divided by ``scale``, computed by numpy, of a copy on the host.
+
+    ``batch``: also of its sum over the first dimension.
+    """
+    values = cast(array, "float32").asnumpy() / np.float32(scale)
+    found = sketch_of(values, batch)
+    return Sketch(found.shape, dtype_name(array), found.norm, found.values, found.ordered, found.batch)
+
+
+def _last_function(block: Block) -> str:
+    """Return the name of the activation function that a block applies last; empty for none."""
+    inner = block if isinstance(block, gluon.nn.Activation) else getattr(block, "act", None)
+    return str(inner._act_type) if isinstance(inner, gluon.nn.Activation) else ""

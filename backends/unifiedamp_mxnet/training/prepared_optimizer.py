@@ -94,7 +94,7 @@ class PreparedOptimizer:
 
     def _check_finite(self, contexts: Gradients) -> bool:
         buffer = self.buffer
-        buffer.found_inf = not all_finite(entry.grad for entries in contexts for entry in entries)
+        buffer.found_inf = not all_finite([entry.grad for entries in contexts for entry in entries])
         if buffer.found_inf:
             self.report = self._nonfinite_report(contexts)
         return buffer.found_inf

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import SessionSpec, StepOrderState, Switches, WrappedStep, errors
+from unifiedamp.backend import SessionSpec, StepOrderState, StepResult, Switches, WrappedStep, errors
 
 from .. import patches
 from ..distributed.distributed import TensorFlowDistributed
@@ -195,6 +195,11 @@ class CompiledStep:
         records = nullcontext() if recorder is None else recorder.tracing(self._records)
         with self._context.tracing.trace(programs), records as recorded:
             result = step(*args, **kwargs)
+        if any(isinstance(value, StepResult) for value in tf.nest.flatten(result)):
+            raise errors.StepOrderError(
+                f"amp.compile: {_name(self._fn)}() returns the result of amp.step, which a compiled step cannot: look "
+                "at amp.loss_scale, amp.applied_steps and amp.skipped_steps after the call"
+            )
         return result, recorded
 
     def _settle_xla(self) -> None:

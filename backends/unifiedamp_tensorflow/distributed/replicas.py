@@ -16,9 +16,9 @@ import tensorflow as tf
 from unifiedamp.backend import SessionSpec, errors
 
 from .. import patches
-from .._types import Gradient, Optimizer, Strategy, Tensor, Variable
+from .._types import Gradient, Optimizer, Strategy, Variable
 from .agreement import check_workers, refuse_scales, scale_row
-from .reduction import narrowed, widened
+from .reduction import sum_of
 from .replica_programs import end_program, outside_programs
 
 T = TypeVar("T")
@@ -234,30 +234,17 @@ class MirroredReplicas:
 
     def sum(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
         """All-reduce, in the dtype that was asked for."""
-        return self._sum(gradients, lambda _low: [])[0]
-
-    def _sum(
-        self, gradients: Sequence[Gradient], others: Callable[[Sequence[Gradient]], list[Tensor]]
-    ) -> tuple[list[Gradient], list[Tensor]]:
-        """Return the sums of gradients, and of other tensors that are made of what is sent, outside programs."""
-        low = [narrowed(gradient, self._reduce_dtype) for gradient in gradients]
-        end_program()
-        sent = [*low, *others(low)]
-        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
-        totals = [widened(each, gradient.dtype) for each, gradient in zip(summed, gradients, strict=False)]
-        return totals, summed[len(low) :]
+        return sum_of(gradients, self._reduce_dtype)
 
     def sum_of_scale(self, gradients: Sequence[Gradient], scale: Variable) -> tuple[Sequence[Gradient], list[Any]]:
         """Sum a number for the scale with the gradients: in a trace, TensorFlow sends them as one array."""
         if not self.over_workers():
             return self.sum(gradients), []
-
-        def row(low: Sequence[Gradient]) -> list[Tensor]:
-            dense = [each.dtype for each in low if not isinstance(each, tf.IndexedSlices) and each.dtype.is_floating]
-            return [scale_row(scale.read_value(), self.count, dense[0] if dense else tf.float32)]
-
-        summed, (numbers,) = self._sum(gradients, row)
-        return summed, refuse_scales(numbers)
+        end_program()
+        dense = [each for each in gradients if not isinstance(each, tf.IndexedSlices) and each.dtype.is_floating]
+        row = scale_row(scale.read_value(), self.count, dense[0].dtype if dense else tf.float32)
+        *summed, numbers = self.sum([*gradients, row])
+        return summed, refuse_scales(tf.convert_to_tensor(numbers))
 
     def once(self, action: Callable[[], T]) -> T:
         """Merge the calls of all replicas."""

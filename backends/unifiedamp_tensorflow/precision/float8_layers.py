@@ -40,12 +40,13 @@ def rejection_reason(layer: Layer | Dense, policy_name: str, kept: str | None, m
         return f"{kind.__name__} overrides call"
     if getattr(layer, "lora_enabled", False):
         return "it has LoRA weights"
-    sizes = _sizes(layer)
+    sizes = dict(zip(("inputs", "outputs"), sizes_of(layer), strict=True))
     odd = [f"{name}={size}" for name, size in sizes.items() if size % multiple]
     return f"{', '.join(odd)}: not a multiple of {multiple}" if odd else ""
 
 
-def _sizes(layer: Any) -> dict[str, int]:
+def sizes_of(layer: Any) -> tuple[int, int]:
+    """Return the inputs and outputs of a dense layer."""
     shape = [int(size) for size in kernel(layer).shape]
     labels: Any = range(2)
     kept: Any = (1,)
@@ -55,7 +56,7 @@ def _sizes(layer: Any) -> dict[str, int]:
     sizes = {"inputs": 1, "outputs": 1}
     for label, size in zip(labels, shape, strict=True):
         sizes["outputs" if label in kept else "inputs"] *= size
-    return sizes
+    return sizes["inputs"], sizes["outputs"]
 
 
 def rows(chosen: Mapping[str, str], recipe: Float8Recipe) -> list[PlanRow]:

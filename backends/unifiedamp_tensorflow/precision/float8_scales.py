@@ -103,11 +103,13 @@ class DelayedScaling(AmaxHistory):
 
     def __init__(self, recipe: Float8Recipe) -> None:
         self._recipe, self._layers = recipe, dict[str, LayerScales]()
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._skipped: Variable | None = None
         self._in_step = False
 
-    def add(self, name: str) -> LayerScales:
-        """Return the scales of a layer."""
+    def add(self, name: str, sizes: tuple[int, int]) -> LayerScales:
+        """Return the scales of a layer; ``sizes``: its inputs and outputs."""
+        self._sizes[name] = sizes
         if self._skipped is None:
             self._skipped = _variable(0.0, "float8_skipped")
         if name not in self._layers:
@@ -186,6 +188,9 @@ class DelayedScaling(AmaxHistory):
         nothing = np.zeros((len(OPERANDS), 0), np.float32)
         for name, layer in self._layers.items():
             layer.load(np.asarray(histories.get(name, nothing), np.float32))
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        return dict(self._sizes)
 
 
 def names(paths: Sequence[str], model: int) -> dict[str, str]:

@@ -139,7 +139,8 @@ class KerasMode:
                 pinned = plain or layer.dtype_policy.name != self._name
                 call = None
                 if self._in_float8(names[path], layer, kept.get(path)):
-                    scales = self._scaling.add(names[path]) if recipe.scaling == "delayed" else None
+                    delayed = recipe.scaling == "delayed"
+                    scales = self._scaling.add(names[path], float8_layers.sizes_of(layer)) if delayed else None
                     call = functools.partial(float8.call, recipe, scales)
                 output_dtype = None if path else self._policy.output_dtype
                 around = emulation.Emulating if self._emulates else None

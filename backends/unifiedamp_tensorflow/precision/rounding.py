@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -19,6 +20,15 @@ _SIGN, _MAGNITUDE, _FRACTION, _LEADING_BIT, _INFINITY = 2**31, 0x7FFFFFFF, 0x7FF
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 
 bits_and, shifted_left, shifted_right = tf.bitwise.bitwise_and, tf.bitwise.left_shift, tf.bitwise.right_shift
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def traced(*signature: tf.TensorSpec) -> Callable[[F], F]:
+    """Return a decorator that traces a function once per process, for arguments of this ``signature``."""
+    function: Callable[[F], F] = tf.function(input_signature=signature, autograph=False)
+    return function
 
 
 def uint32(value: int) -> Tensor:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from unifiedamp.backend import rounding
 
 from .._types import Tensor
-from ..precision.rounding import bits_and, shifted_right, uint32
+from ..precision.rounding import bits_and, shifted_right, traced, uint32
 
 _KEPT_BITS = 0xFFFF0000
 _FLOATS, _WEIGHTS = tf.TensorSpec(None, tf.float32), tf.TensorSpec(None, tf.bfloat16)
@@ -69,7 +69,7 @@ def nearest(values: Tensor) -> Tensor:
     return tf.where(tf.math.is_nan(values), values, tf.bitcast(kept, tf.float32))
 
 
-@tf.function(input_signature=[_FLOATS, _KEY, _KEY], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_FLOATS, _KEY, _KEY)
 def _stochastic(values: Tensor, param: Tensor, step: Tensor) -> Tensor:
     drawn = tf.reshape(noise(tf.size(values, tf.int64), param, step), tf.shape(values))
     kept = bits_and(tf.bitcast(values, tf.uint32) + drawn, uint32(_KEPT_BITS))
@@ -83,7 +83,7 @@ def _fmix32(mixed: Tensor) -> Tensor:
     return mixed
 
 
-@tf.function(input_signature=[_FLOATS], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_FLOATS)
 def _kahan_split(values: Tensor) -> tuple[Tensor, Tensor]:
     weight = nearest(values)
     total = weight + nearest(values - weight)
@@ -93,7 +93,7 @@ def _kahan_split(values: Tensor) -> tuple[Tensor, Tensor]:
     return tf.cast(weight, tf.bfloat16), tf.cast(rest, tf.bfloat16)
 
 
-@tf.function(input_signature=[_WEIGHTS, _WEIGHTS], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_WEIGHTS, _WEIGHTS)
 def _joined(weight: Tensor, rest: Tensor) -> Tensor:
     weight = tf.cast(weight, tf.float32)
     total = weight + tf.cast(rest, tf.float32)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from unifiedamp.backend import state_rounding
 
 from .._types import Tensor
-from ..precision.rounding import bits_and, shifted_left, shifted_right, uint32
+from ..precision.rounding import bits_and, shifted_left, shifted_right, traced, uint32
 from .bfloat16_rounding import noise
 
 BLOCK = state_rounding.BLOCK
@@ -77,17 +77,17 @@ def _codes_and_scales(values: Tensor, key: Tensor, step: Tensor, squares: bool) 
     return tf.concat([tf.cast(tf.reshape(codes, [-1])[:size], tf.uint8), tf.cast(tf.reshape(parts, [-1]), tf.uint8)], 0)
 
 
-@tf.function(input_signature=[_FLOATS, _KEY, _KEY], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_FLOATS, _KEY, _KEY)
 def _pack(values: Tensor, key: Tensor, step: Tensor) -> Tensor:
     return _codes_and_scales(values, key, step, squares=False)
 
 
-@tf.function(input_signature=[_FLOATS, _KEY, _KEY], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_FLOATS, _KEY, _KEY)
 def _pack_squares(values: Tensor, key: Tensor, step: Tensor) -> Tensor:
     return _codes_and_scales(values, key, step, squares=True)
 
 
-@tf.function(input_signature=[_BYTES, _SIZE], autograph=False)  # type: ignore[untyped-decorator]
+@traced(_BYTES, _SIZE)
 def _unpack(kept: Tensor, size: Tensor) -> Tensor:
     parts = tf.cast(tf.reshape(kept[size:], [-1, SCALE_BYTES]), tf.uint32)
     bits = uint32(0)

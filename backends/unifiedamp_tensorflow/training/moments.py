@@ -77,7 +77,7 @@ class Moments:
     """
 
     def __init__(self, optimizer: Optimizer, named: Named, policy: Policy) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._named = optimizer, named
         self._rounds = policy.state_dtype is not None
         known = NAMES.get(type(optimizer).__name__, {}) if is_known(optimizer) else {}
         self.kept: Mapping[str, list[Moment]] = {
@@ -88,6 +88,15 @@ class Moments:
             ]
             for place, (name, parameter) in enumerate(named.items())
         }
+
+    def to_float32(self) -> None:
+        """Keep the same numbers in float32 variables, as the optimizer's own updates need them."""
+        for name, moments in self.kept.items():
+            for each in moments:
+                if each.variable.dtype != tf.float32:
+                    values = each.read()
+                    patches.replace_slot(self._optimizer, each.attribute, each.place, self._named[name], values)
+        self.kept = {}
 
     @contextmanager
     def widened(self, name: str, step: Callable[[], Tensor]) -> Iterator[None]:

@@ -36,6 +36,11 @@ def is_wrapped(obj: object) -> bool:
     return isinstance(obj, NATIVE)
 
 
+def is_prepared(obj: object) -> bool:
+    """Whether ``obj`` is the prepared optimizer of a session."""
+    return hasattr(obj, "_amp_scaler")
+
+
 def release(outer: Any) -> None:
     """Mark a prepared optimizer as that of a closed session."""
     outer._amp_closed = True

@@ -1,4 +1,4 @@
-"""The loss scale on the device: the reference transition as TensorFlow operations."""
+"""The loss scale on the device, and the counters of its state."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from unifiedamp.backend import LossScale, ScaleState, float32
+from unifiedamp.backend import LossScale, ScaleState
 
 from .._types import Gradient, Tensor, Variable
 from ..device.numerics import finite_flags, finite_flags_by_sums, multiplied
 from .native_steps import NativeSteps
+from .scale_transition import Updated, after_finite, after_nonfinite
 
 PENDING_NONE, PENDING_FINITE, PENDING_NONFINITE = 0, 1, 2
 UNKNOWN = -1
@@ -98,11 +99,7 @@ class DeviceScaler:
 
     def clamp(self) -> None:
         """Bring a scale and a count that were loaded into the bounds of this session's settings."""
-        low, high = map(float32, self.settings.scale_bounds)
-        self.scale.assign(min(max(float(self.scale.numpy()), low), high))
-        self.run.assign(min(int(self.run.numpy()), self.settings.growth_interval - 1))
-        if self.spent is not None:
-            self.spent.assign(min(int(self.spent.numpy()), self.settings.hysteresis))
+        self._write_numbers(self.settings.within(self.read()))
 
     def unscale(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Return the gradients divided by the scale."""
@@ -169,41 +166,28 @@ class DeviceScaler:
         tf.switch_case(tf.cast(pending, tf.int32), branches)
 
     def _update_finite(self) -> None:
-        good = tf.maximum(self.run.read_value(), 0) + 1
-        grown = good >= self.settings.growth_interval
-        self.run.assign(tf.where(grown, tf.zeros_like(good), good))
-        if self.spent is not None:
-            spent = self.spent.read_value()
-            self.spent.assign(tf.where(grown, tf.zeros_like(spent), spent))
+        good, spent = tf.maximum(self.run.read_value(), 0), self._read_spent()
+        new = after_finite(self.settings, self.scale.read_value(), good, spent)
+        self.run.assign(new.run)
+        self._write_spent(new)
         if self.settings.growth_factor != 1.0:
-            self._grow(grown)
-            self._native_steps.after_finite(grown)
-
-    def _grow(self, grown: Tensor) -> None:
-        scale, largest = self.scale.read_value(), float32(self.settings.scale_bounds[1])
-        larger = tf.minimum(largest, _times(scale, self.settings.growth_factor))
-        self.scale.assign(tf.where(grown, larger, scale))
+            self.scale.assign(new.scale)
+            self._native_steps.after_finite(new.changes)
 
     def _update_nonfinite(self) -> None:
-        bad = 1 - tf.minimum(self.run.read_value(), 0)
-        self.run.assign(-bad)
-        scale, smallest = self.scale.read_value(), float32(self.settings.scale_bounds[0])
-        smaller = tf.maximum(smallest, _times(scale, self.settings.backoff_factor))
-        self.scale.assign(tf.where(self._counted(bad) >= self.settings.hysteresis, smaller, scale))
+        bad, spent = -tf.minimum(self.run.read_value(), 0), self._read_spent()
+        new = after_nonfinite(self.settings, self.scale.read_value(), bad, spent)
+        self.run.assign(-new.run)
+        self._write_spent(new)
+        self.scale.assign(new.scale)
         self._native_steps.after_nonfinite()
 
-    def _counted(self, bad: Tensor) -> Tensor:
-        """Return how many overflows count towards hysteresis, the present one included."""
-        if self.spent is None:
-            return bad
-        spent = tf.minimum(self.spent.read_value() + 1, self.settings.hysteresis)
-        self.spent.assign(spent)
-        return spent
+    def _read_spent(self) -> Tensor | None:
+        return None if self.spent is None else self.spent.read_value()
 
-
-def _times(scale: Tensor, factor: float) -> Tensor:
-    """Return the product rounded once, as the reference does; past float32 it is inf."""
-    return tf.cast(tf.cast(scale, tf.float64) * factor, tf.float32)
+    def _write_spent(self, new: Updated) -> None:
+        if self.spent is not None:
+            self.spent.assign(new.spent)
 
 
 def _run(state: ScaleState) -> int:

@@ -13,7 +13,7 @@ from ..internals import descendants, native
 
 
 class Trainability:
-    """Follows the ``trainable`` flags of prepared models.
+    """Follows the ``trainable`` flags of prepared models, and which layers ``Sequential`` ones have.
 
     The flags are few and cheap to read; what follows from them is recomputed only when one has changed.
 
@@ -25,8 +25,9 @@ class Trainability:
         self._owned = owned
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
+        self._sequences: list[Model] = []
         self._known: set[int] = set()
-        self._key: tuple[bool, ...] | None = None
+        self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
 
     def follow(self, models: Sequence[Model]) -> None:
@@ -34,12 +35,16 @@ class Trainability:
         new = [model for model in models if not any(model is known for known in self._models)]
         self._models += new
         self._flagged += [holder for model in new for holder in _flagged(model)]
+        self._sequences += [
+            layer for model in new for layer in (model, *descendants(model)) if isinstance(layer, tf.keras.Sequential)
+        ]
         self._known |= {id(variable) for variable in _trainable(new)}
         self._key = None
 
-    def key(self) -> tuple[bool, ...]:
-        """Return all flags as they are now: part of what picks the trace of a compiled step."""
-        return tuple([holder.trainable for holder in self._flagged])
+    def key(self) -> tuple[int, ...]:
+        """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
+        layers = [id(layer) for sequence in self._sequences for layer in sequence.layers]
+        return tuple([holder.trainable for holder in self._flagged] + layers)
 
     def training(self, named: Named) -> Named:
         """Return those of the named variables that train now.
@@ -62,8 +67,8 @@ class Trainability:
         if strange:
             raise errors.PrepareError(
                 f"{errors.first_names(strange)} became trainable after amp.prepare, and no prepared optimizer holds "
-                "them, so they would not train; call amp.prepare while every layer that is to train at some time is "
-                "trainable, and freeze layers afterwards"
+                "them, so they would not train; call amp.prepare once the model has all of its layers and every layer "
+                "that is to train at some time is trainable, and freeze layers afterwards"
             )
 
 

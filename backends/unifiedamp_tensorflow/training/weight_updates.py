@@ -64,7 +64,7 @@ class WeightUpdates:
         self._names = {optimizer._var_key(variable): name for name, variable in named.items()}
 
     def refuse_native(self) -> Callable[[], None]:
-        """Refuse updates that the session does not round; return what ends that."""
+        """Refuse updates that the session does not round; return what ends that, and makes moments float32."""
         native = getattr(self.optimizer, APPLY)
 
         @functools.wraps(native)
@@ -81,7 +81,13 @@ class WeightUpdates:
                 "loops the optimizer that amp.prepare returned"
             )
 
-        return patches.override(self.optimizer, **{APPLY: apply})
+        restore = patches.override(self.optimizer, **{APPLY: apply})
+
+        def end() -> None:
+            restore()
+            self.moments.to_float32()
+
+        return end
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
@@ -201,7 +207,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 def _rest(variable: Variable) -> Variable:
     name = f"{variable.name.partition(':')[0]}_compensation"
     zeros = tf.zeros(variable.shape, tf.bfloat16)
-    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)  # type: ignore[attr-defined]
+    return tf.Variable(zeros, trainable=False, name=name, aggregation=variable.aggregation)
 
 
 def _build(optimizer: Any, variables: Sequence[Variable], slots: str) -> None:

@@ -18,14 +18,16 @@ from ..precision.float8_state import Float8State
 from ..precision.thread_state import entered
 from ..training.thread_flags import ThreadFlags
 from .force_eager import ForceEager
+from .recorded_calls import CallRecorder
 
 _TRACED = {
     "unifiedamp": {"cli", "compat", "conformance", "custom_functions", "migrate", "output", "workloads"},
-    "unifiedamp_torch": {"conformance", "precision", "training"},
+    "unifiedamp_torch": {"conformance", "precision", "recording", "training"},
     "unifiedamp_torch.precision": {
         "autocast", "casts", "custom_functions", "float8", "float8_casts", "float8_forward",
         "float8_products", "float8_scales", "float8_weights", "layers", "recomputation",
     },
+    "unifiedamp_torch.recording": {"compiled_layers"},
     "unifiedamp_torch.training": {"bfloat16_rounding", "compiled_update", "rounded_update", "scale_transition"},
 }  # fmt: skip
 """Package → the modules that dynamo may trace: what runs inside a model's forward, and what compiled updates are.
@@ -78,6 +80,7 @@ def compile_step(
     flags: ThreadFlags | None = None,
     float8: Float8State | None = None,
     policy: Callable[[], Policy] | None = None,
+    recorder: CallRecorder | None = None,
 ) -> Callable[..., Any]:
     """Return ``torch.compile(fn)``, with the session's op overrides active while it traces.
 
@@ -91,13 +94,14 @@ def compile_step(
             a signal in what dynamo makes of a region does not leave the region.
         float8: the session's; weights that are cast once a window are cast before the step.
         policy: of a session with a schedule, returns the one in force; the step is compiled anew for each.
+        recorder: records layers in what is compiled: such calls are compiled apart from all others.
     """
     ready_dynamo()
     settings = _few_kernels() if static else {}
     dynamic = False if static else None
 
-    def compiled_under(choices: Mapping[str, str]) -> Callable[..., Any]:
-        if choices or policy is not None:  # dynamo guards on a region as an object, whatever its dtype
+    def compiled_under(choices: Mapping[str, str], recorded: bool = False) -> Callable[..., Any]:
+        if choices or recorded or policy is not None:  # dynamo guards on a region as an object, whatever its dtype
             return torch.compile(fn, backend=_OwnInductor(settings), dynamic=dynamic)
         return torch.compile(fn, dynamic=dynamic, options=settings or None)
 
@@ -112,13 +116,15 @@ def compile_step(
             with ForceEager():
                 return fn(*args, **kwargs)
         choices = overrides()
-        key = tuple(choices.items()), None if policy is None else policy()
-        compiled = made.get(key) or made.setdefault(key, sound(compiled_under(choices)))
+        recorded = recorder is not None and recorder.traces_layers()
+        key = tuple(choices.items()), None if policy is None else policy(), recorded
+        compiled = made.get(key) or made.setdefault(key, sound(compiled_under(choices, recorded)))
+        noting = recorder.tracing() if recorder is not None and recorded else NOTHING
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
         try:
             entered.overrides, entered.in_compiled_step = choices or None, True
-            with switches, NOTHING if float8 is None else float8.around_compiled():
+            with switches, noting, NOTHING if float8 is None else float8.around_compiled():
                 return compiled(*args, **kwargs)
         except BaseException:
             if found is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,12 +79,16 @@ class TorchCompiler(Compiler):
         models, self._recorder.runs_uncompiled = self.steps.prepared.models, True
         if captures and why_shared(models):
             step = CompiledModels(fn, models, self._op_choices)
-            return self.captured(step, order, must_run=self._must_run_compiled)
+            return self.captured(step, order, must_run=lambda: self.must_run() or self._looks_at_layers())
         exclude_from_compilation(self._untraced)
+        # Such a step is compiled twice, so only where the fastest step is asked for.
+        inside = mode == "max"
+        looks_at_layers = functools.partial(self._looks_at_layers, inside)
         compiled = compile_step(
             fn.step if isinstance(fn, WrappedStep) else fn,
             self._op_choices,
-            lambda: self._looks_at_layers() or self.steps.float8.runs_eager(),
+            lambda: looks_at_layers() or self.steps.float8.runs_eager(),
+            recorder=self._recorder if inside else None,
             static=captures,
             switches=self._switches,
             flags=self.steps.flags,
@@ -92,7 +97,9 @@ class TorchCompiler(Compiler):
         )
         if isinstance(fn, WrappedStep):
             compiled = fn.around(compiled)
-        return self.captured(compiled, order, Updates(), self._must_run_compiled) if captures else compiled
+        if not captures:
+            return compiled
+        return self.captured(compiled, order, Updates(), lambda: self.must_run() or looks_at_layers())
 
     def _op_choices(self) -> Mapping[str, str]:
         return op_choices(self._spec.policy)
@@ -127,12 +134,14 @@ class TorchCompiler(Compiler):
         """Return whether the next step's Python must run: a replay inspects nothing, and counts no products."""
         return self.steps.reports.collect or self._counting()
 
-    def _must_run_compiled(self) -> bool:
-        """Return the same of a step that Inductor compiles, whose layers call no hooks."""
-        return self.must_run() or self._looks_at_layers()
+    def _looks_at_layers(self, inside: bool = False) -> bool:
+        """Return whether the layers of this step must call hooks, which compiled code does not.
 
-    def _looks_at_layers(self) -> bool:
-        return self._recorder.records_layers() or self._counting()
+        Args:
+            inside: their outputs may be recorded in what is compiled.
+        """
+        records = self._recorder.records_layers() and not (inside and self._recorder.traces_layers())
+        return records or self._counting()
 
     def tracing(self) -> bool:
         return self.steps.steps.capturing  # a step that is being captured has no values yet

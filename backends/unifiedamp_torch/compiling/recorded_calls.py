@@ -14,7 +14,8 @@ class CallRecorder(Protocol):
     the capture, since graphs share memory and a later replay may write over them.
 
     Attributes:
-        runs_uncompiled: set once Inductor compiles a step, which runs uncompiled where its layers are recorded.
+        runs_uncompiled: set once Inductor compiles a step, which runs uncompiled where its layers are recorded and
+            :meth:`traces_layers` is false.
     """
 
     runs_uncompiled: bool
@@ -24,6 +25,12 @@ class CallRecorder(Protocol):
 
     def records_layers(self) -> bool:
         """Return whether the activations of this step are being recorded."""
+
+    def traces_layers(self) -> bool:
+        """Return whether the activations of this step are recorded in what Inductor compiles."""
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Around a compiled call of which :meth:`traces_layers` is true."""
 
     def capturing(self) -> AbstractContextManager[Callable[[], Any]]:
         """Note inside what a captured call computes; yields what packs it, to be called last in the capture."""

@@ -11,7 +11,10 @@ CPU_MESSAGES = ("can't allocate memory", "not enough memory")
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that torch's CUDA allocator has handed out; None elsewhere."""
+    """Return the most bytes that torch's CUDA allocator has handed out; None elsewhere.
+
+    torch counts them since the process began, or since ``torch.cuda.reset_peak_memory_stats``.
+    """
     return torch.cuda.max_memory_allocated(device) if traits(device).profiles_kernels else None
 
 

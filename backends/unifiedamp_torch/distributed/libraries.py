@@ -24,5 +24,5 @@ def libraries() -> dict[str, str]:
 def _nccl() -> str:
     if not dist.is_nccl_available():
         return ABSENT
-    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # untyped in torch
     return version if torch.cuda.is_available() else f"{version}, without a GPU"

@@ -42,6 +42,6 @@ def make_reducer(model: DistributedDataParallel) -> None:
     hooks = list(vars(model).get("_comm_hooks", ()))
     state = model.__getstate__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     vars(model).update(reducer=None, logger=None)  # frees what autograd holds for it
-    model.__setstate__({**state, "_comm_hooks": []})  # type: ignore[no-untyped-call]
+    model.__setstate__({**state, "_comm_hooks": []})  # type: ignore[no-untyped-call]  # likewise
     for hook, hook_state in hooks:
         model.register_comm_hook(hook_state, hook)

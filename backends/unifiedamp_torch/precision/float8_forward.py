@@ -80,7 +80,8 @@ def wrap(
     modules: dict[str, Any] = modules_by_path(model)
     region, undo = Region(device_type, None), []
     names = {path: prefix + (path or "(the model)") for path in paths}
-    scales = state.scaling.add(list(names.values())) if state.scaling is not None else {}
+    sizes = {name: (modules[path].in_features, modules[path].out_features) for path, name in names.items()}
+    scales = state.scaling.add(sizes) if state.scaling is not None else {}
     for path, name in names.items():
         module, known = modules[path], scales.get(name)
         cached = None if state.weights is None else state.weights.add(module, how, known)

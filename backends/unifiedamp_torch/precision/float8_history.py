@@ -33,6 +33,9 @@ class TorchAmaxHistory(AmaxHistory):
             self._state.scaling.write(histories)
             self._agreement.histories = _described(histories)
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        return {} if self._state.scaling is None else dict(self._state.scaling.sizes)
+
 
 def _described(histories: Mapping[str, Any]) -> str:
     """Return a few words that differ for other histories."""

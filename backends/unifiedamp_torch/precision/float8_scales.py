@@ -119,12 +119,14 @@ class DelayedScaling:
         ranks: those that train together.
 
     Attributes:
+        sizes: layer → its inputs and outputs.
         version: rises where a captured step would scale otherwise.
     """
 
     def __init__(self, length: int, margin: int, device: torch.device, ranks: TrainingRanks) -> None:
         self._length, self._margin, self._device, self._ranks = length, margin, device, ranks
         self._models: list[Histories] = []
+        self.sizes: dict[str, tuple[int, int]] = {}
         self._skipped: torch.Tensor | None = None
         self._stepped = self._begun = False
         self._exchanges = 0
@@ -134,11 +136,16 @@ class DelayedScaling:
         """Return whether this iteration is the first one, in which no layer has a history."""
         return bool(self._models) and not self._begun
 
-    def add(self, names: Sequence[str]) -> dict[str, LayerScales]:
-        """Return name → scales of the layers of one model."""
-        if not names:
+    def add(self, sizes: Mapping[str, tuple[int, int]]) -> dict[str, LayerScales]:
+        """Return name → scales of the layers of one model.
+
+        Args:
+            sizes: name → inputs and outputs.
+        """
+        if not sizes:
             return {}
-        self._models.append(Histories.create(names, self._length, self._margin, self._device))
+        self.sizes.update(sizes)
+        self._models.append(Histories.create(list(sizes), self._length, self._margin, self._device))
         return self._models[-1].layers
 
     # -- iterations ------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class LocalGradients:
         for name, param in module.named_parameters(recurse=False):
             if param.requires_grad and param.is_leaf and id(param) not in self._hooked:
                 full = f"{path}.{name}".lstrip(".")
-                handle: Any = param.register_hook(self._looker(full))  # type: ignore[no-untyped-call]
+                handle: Any = param.register_hook(self._looker(full))  # type: ignore[no-untyped-call]  # untyped in torch
                 self._hooked[id(param)] = handle
 
     def _looker(self, name: str) -> Callable[[torch.Tensor], None]:

@@ -15,6 +15,7 @@ from ..distributed.messages import StoreMessages, store_messages
 from ..models import epsilons
 from ..models.weights import TorchWeights
 from ..training.step_context import StepContext
+from .compiled_layers import CompiledLayers
 from .notes import PackedNotes
 from .reductions import ready
 from .states import refuse_sharded
@@ -23,7 +24,8 @@ from .step_recorder import StepRecorder
 
 class TorchRecorder(Recorder):
     """Records with forward hooks, also in captured steps: those that are recorded have a separate CUDA graph. What
-    Inductor compiles calls no hooks, and runs uncompiled on steps whose layers are recorded.
+    Inductor compiles calls no hooks: in mode "max" it is compiled once more with them; otherwise, and for sketches, a
+    step whose layers are recorded runs uncompiled.
 
     Args:
         device: the session's.
@@ -32,8 +34,8 @@ class TorchRecorder(Recorder):
     """
 
     means = (
-        "forward hooks; captured steps have a second graph, which records; what Inductor compiles runs uncompiled on "
-        "steps whose layers are recorded (activations=True)"
+        "forward hooks; captured steps have a second graph, which records; of what Inductor compiles, recorded layers "
+        "(activations=True) are compiled in with compile='max', and run uncompiled otherwise and with compare=True"
     )
 
     compares = records_states = True
@@ -46,10 +48,23 @@ class TorchRecorder(Recorder):
         self._messages: StoreMessages | None = None
         self._before: dict[str, Any] = {}
         self._states: recording.States = {}
+        self._compiled: CompiledLayers | None = None
 
     def records_layers(self) -> bool:
         """Return whether the activations of this step are being recorded."""
         return self._step is not None and self._step.activations
+
+    def traces_layers(self) -> bool:
+        return self._step is not None and self._step.can_be_traced()
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        assert self._step is not None
+        layers = self._step.layers
+        if self._compiled is None or self._compiled.layers != layers:
+            self._compiled = CompiledLayers(layers)
+        with self._step.traced(self._compiled):
+            yield
 
     # -- captured calls, see ``compiling.recorded_calls.CallRecorder`` -------------------------------------------------
 

@@ -23,6 +23,7 @@ from ..layer_paths import plain_name
 from ..precision.casts import tensors
 from ..training.gradients import is_sharded
 from ..training.prepared import PreparedObjects
+from .compiled_layers import CompiledLayers
 from .local_gradients import LocalGradients
 from .notes import LayerRecord, Notes, PackedNotes, merged
 from .reductions import count, largest
@@ -42,6 +43,7 @@ class StepRecorder:
     Attributes:
         activations: whether the forward pass is recorded.
         compare: see the argument.
+        layers: path and module of what has hooks.
         states: whether weights and optimizer states are counted.
     """
 
@@ -57,15 +59,20 @@ class StepRecorder:
         self._local = LocalGradients(self._notes, compare) if rank is not None and activations else None
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
         self._remove: list[Callable[[], None]] = []
-        if activations:
-            self._remove.append(functools.partial(ForceEager().__enter__().__exit__, None, None, None))
-        for index, model in enumerate(models if activations else ()):
-            for path, module in model.named_modules():
-                self._hook(plain_name(path) if not index else f"model{index}.{plain_name(path)}".rstrip("."), module)
+        self._compiled: CompiledLayers | None = None
+        self.layers = _layers(models) if activations else []
+        self._wrapped = any(hasattr(each, "_orig_mod") for model in models for each in model.modules())
+        self._stopped = not activations
+        self._start()
+
+    def _start(self) -> None:
+        if self._stopped:
+            return
+        self._remove.append(functools.partial(ForceEager().__enter__().__exit__, None, None, None))
+        for path, module in self.layers:
+            self._hook(path, module)
 
     def _hook(self, path: str, module: torch.nn.Module) -> None:
-        if hasattr(module, "_orig_mod"):
-            return  # torch.compile's wrapper; the module inside is hooked
         kind = type(module).__name__
 
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -88,11 +95,42 @@ class StepRecorder:
 
     def stop(self) -> None:
         """Remove the hooks."""
-        while self._remove:
-            self._remove.pop()()
+        self._stopped = True
+        self._remove_hooks()
         if self._local is not None:
             self._local.stop()
         self._seen.clear()
+
+    def _remove_hooks(self) -> None:
+        while self._remove:
+            self._remove.pop()()
+
+    # -- in compiled code --------------------------------------------------------------------------------------------
+
+    def can_be_traced(self) -> bool:
+        """Return whether :meth:`traced` records this step: a process alone, without sketches, and no model that the
+        user compiled, whose code is used as it is.
+        """
+        return self.activations and not self.compare and self._local is None and not self._wrapped
+
+    @contextlib.contextmanager
+    def traced(self, layers: CompiledLayers) -> Iterator[None]:
+        """Record by the hooks of ``layers``, of the same modules, which compiled code holds."""
+        self._remove_hooks()
+        layers.taken()
+        self._compiled = layers
+        try:
+            with layers.installed():
+                yield
+        finally:
+            self._take_compiled()
+            self._compiled = None
+            self._start()
+
+    def _take_compiled(self) -> None:
+        for row in () if self._compiled is None else self._compiled.taken():
+            dtype = str(row.dtype).removeprefix("torch.")
+            self._notes.activations.append(LayerRecord(row.layer, row.kind, row.place, dtype, row.largest, None))
 
     # -- recording --------------------------------------------------------------------------------------------------
 
@@ -155,7 +193,7 @@ class StepRecorder:
         if self._local is not None:
             self._local.notes = self._notes
         try:
-            yield self._notes.packed
+            yield self._packed_now
         finally:
             self._notes, self._seen = outside, seen
             if self._local is not None:
@@ -166,7 +204,12 @@ class StepRecorder:
         self._pack(device)
         self._packed.append(packed.copied())
 
+    def _packed_now(self, device: torch.device) -> PackedNotes | None:
+        self._take_compiled()
+        return self._notes.packed(device)
+
     def _pack(self, device: torch.device) -> None:
+        self._take_compiled()
         packed, self._notes = self._notes.packed(device), Notes(states=self._new_states())
         if packed is not None:
             self._packed.append(packed)
@@ -181,6 +224,16 @@ class StepRecorder:
         parts = [each.read() for each in self._packed]
         states = {name: each for part in parts for name, each in part.states.items()}
         return merged(parts, self._rank, self.compare), states
+
+
+def _layers(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    """Return path and module of each layer; of what torch.compile wraps, the module inside."""
+    return [
+        (plain_name(path) if not index else f"model{index}.{plain_name(path)}".rstrip("."), module)
+        for index, model in enumerate(models)
+        for path, module in model.named_modules()
+        if not hasattr(module, "_orig_mod")
+    ]
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -64,7 +65,7 @@ class TorchTraining(Training):
         self._scaler = context.scaler
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
-            context.native, self._masters, context.flags, lambda: op_choices(spec.policy), switches or None
+            context.native, self._masters, context.flags, partial(op_choices, spec.policy), switches or None
         )
 
     # -- setting up ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from unifiedamp.backend import Compiler, StepOrderState, errors
+from unifiedamp.backend import Compiler, StepOrderState, StepResult, errors
 
 from .device import JaxDevice
 from .session import JaxSession, current_trace
@@ -69,6 +69,11 @@ def compile_step(session: JaxSession, fn: Callable[..., Any], order: StepOrderSt
         try:
             with stand_in(session.bundle(), copies):
                 output = fn(*args, **kwargs)
+            if any(isinstance(leaf, StepResult) for leaf in jax.tree.leaves(output)):
+                raise errors.StepOrderError(
+                    "amp.compile: the function returns the result of amp.step, which a compiled step cannot: look at "
+                    "amp.loss_scale, amp.applied_steps and amp.skipped_steps after the call"
+                )
             return Static(order.snapshot()), output, session.carry
         finally:
             session.carry, session.trace = outer

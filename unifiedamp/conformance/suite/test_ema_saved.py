@@ -1,6 +1,8 @@
 """A saved average goes on bit for bit, under any backend; one that does not fit changes nothing."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -131,8 +133,8 @@ def test_averages_beside_other_optimizers_are_taken_over(harness):
     for index, gradient in ((0, 1.0), (1, 2.0), (1, INF), (1, -1.0)):
         first.train(index, gradient)
     state = json.loads(json.dumps(first.amp.state_dict()))
-    for model, copy in zip(first.models, second.models, strict=True):
-        second.amp.load_master_weights(copy, first.amp.master_weights(model))
+    for model, other in zip(first.models, second.models, strict=True):
+        second.amp.load_master_weights(other, first.amp.master_weights(model))
     second.amp.load_state_dict(state)
     assert [ema.updates for ema in second.emas] == [ema.updates for ema in first.emas] == [1, 2]
     second.oracles = first.oracles
@@ -237,3 +239,15 @@ def test_a_saved_average_that_no_step_has_moved(harness, form):
         second.check()
         second.feed(feed)
     second.check()
+
+
+def test_an_average_is_neither_pickled_nor_copied(harness):
+    """A copy would stand still; the deep copy of what holds an average holds it."""
+    averaged = Averaged(harness)
+    holder = copy.deepcopy({"ema": averaged.ema})
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(ua.WrongObjectError, match=r"cannot be pickled.*amp\.state_dict\(\).*ema\.weights\(\)"):
+            pickle.dumps(holder, protocol)
+    averaged.feed(1.0)
+    averaged.oracle.check(holder["ema"].weights())
+    assert holder["ema"].updates == 1

@@ -36,6 +36,21 @@ def test_the_model_answers_by_its_average_inside_and_by_its_weights_after(harnes
         averaged.check()
 
 
+@pytest.mark.needs("float32_weights")
+@pytest.mark.parametrize("read", ["swapped", "closed"])
+def test_an_average_that_no_step_has_moved_is_the_present_weights(harness, form, read):
+    """Those that were loaded after it was made; also where it is first read when it is swapped in or after closing."""
+    averaged = Averaged(harness, form)
+    loaded = {name: value + 1 for name, value in averaged.amp.master_weights(averaged.model).items()}
+    averaged.amp.load_master_weights(averaged.model, loaded)
+    if read == "swapped":
+        with averaged.ema.swapped():
+            assert [array.tolist() for array in averaged.weights().values()] == [[2.0], [-2.0]]
+        return
+    averaged.amp.close()
+    assert bits(averaged.ema.weights()) == bits(loaded)
+
+
 def test_training_goes_on_as_if_nothing_had_been_swapped(harness, form):
     straight, swapping = Averaged(harness, form), Averaged(harness, form)
     for feed in FEEDS:

@@ -232,6 +232,27 @@ def test_a_layer_that_is_called_twice_keeps_the_largest_of_both(harness, form):
     np.testing.assert_array_equal(history, [[3.5, 14.0, 14.0], [1.0] * 3, [3.5] * 3])
 
 
+@pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ((EYE, EYE), "belong to other layers: it has 'layer1', which is no float8 layer here"),
+        ((EYE[:64],), "'layer0' has 64 inputs and 128 outputs in the state, and 128 inputs and 128 outputs here"),
+    ],
+    ids=["names", "sizes"],
+)
+def test_a_history_of_other_layers_is_refused(harness, others, said):
+    """By their names, or by their sizes; the session goes on with its own."""
+    values = uneven(0)
+    run, other = Layers(harness, "delayed", EYE, policy=DELAYED), Layers(harness, "delayed", *others, policy=DELAYED)
+    run.step(values, values)
+    other.step(values[:, : len(others[0])] * 4, values)
+    kept = run.amp.backend.amax_history.read()["layer0"]
+    with pytest.raises(ua.CheckpointError, match=said):
+        run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
 @pytest.mark.needs("float8", "emulation", "accumulation")
 def test_a_window_enters_the_history_once(harness):
     """With the largest of its micro-batches; a discarded window and evaluation do not."""
@@ -257,6 +278,14 @@ def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
         run.amp.skip_if(factor == 64)
         run.amp.step(run.optimizer)
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_the_plan_says_that_attention_is_not_in_float8(harness):
+    amp = session(harness, policy="mixed_float8;emulate=true")
+    (row,) = [each for each in amp.explain().rows if each.setting == "float8 attention"]
+    assert (row.value, row.effect) == ("bfloat16", "unavailable")
+    assert "no framework has a float8 product of attention" in row.note
 
 
 def test_a_block_format_is_refused_without_emulation(harness):

@@ -12,7 +12,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.backend import converted, rounding, state_rounding
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 from unifiedamp.conformance.harness import load_harness
 
 pytestmark = pytest.mark.needs("state_dtype")
@@ -144,6 +144,27 @@ def test_moments_take_fewer_bytes(harness, dtype):
     run.feed(*VALUES)
     each = {"bfloat16": 2, "float8": 1 + 4}[dtype]  # a block of one number has a scale too
     assert run.amp.backend.optimizer_states.nbytes() == len(VALUES) * each
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_closed_session_leaves_float32_moments(harness, dtype):
+    """Another session, without ``state_dtype``, goes on from the values that were kept, and rounds none."""
+    run, gradients = run_of(harness, "eager", dtype), random_gradients(6)
+    for each in gradients[:3]:
+        run.feed(*each)
+    kept, expected = [float(value[0]) for value in moments(run).values()], np.float64(run.weights())
+    downhill = next(iter(moments(run))).endswith("velocity")
+    run.amp.close()
+    amp = session(harness, loss_scale="none")
+    model, optimizer = amp.prepare(run.model, run.optimizer)
+    for each in gradients[3:]:
+        x = amp.to_native(np.float32(each))
+        amp.backward(lambda x=x: model(x), optimizer)
+        amp.step(optimizer)
+        kept = [MOMENTUM * m + (-LR * g if downhill else g) for m, g in zip(kept, each, strict=True)]
+        expected += np.float64(kept) * (1 if downhill else -LR)
+    found = [float(value[0]) for value in harness.parameters(model).values()]
+    np.testing.assert_allclose(found, expected, rtol=2.0**-21)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

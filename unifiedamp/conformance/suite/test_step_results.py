@@ -291,3 +291,28 @@ def test_every_observer_hears(harness):
     run.feed(INF)
     names = tuple(harness.parameters(run.model))
     assert [observer.take() for observer in observers] == [[("skipped", 1, names), ("scale", 4.0, 2.0)]] * 2
+
+
+@pytest.mark.needs("compile")
+def test_a_compiled_step_that_returns_its_result(harness, form):
+    """Each call's result is its own; where a trace has none to return, the message says what to read instead."""
+    amp = session(harness, form, loss_scale=ua.DynamicLossScale(initial_scale=4.0))
+    model = harness.probe([1.0])
+    model, optimizer = amp.prepare(model, harness.sgd([model], 0.1))
+
+    def step(x):
+        amp.backward(lambda: model(x), optimizer)
+        return amp.step(optimizer)
+
+    step, results, refusal = compiled(amp, form, step), [], None
+    for gradient in (1.0, INF, 1.0):
+        try:
+            results.append(step(amp.to_native(np.float32([gradient]))))
+        except ua.StepOrderError as error:
+            refusal = str(error)
+    if refusal is None:
+        told = [(result.reason, result.scale, result.next_scale) for result in results]
+        assert told == [("applied", 4.0, 4.0), ("non_finite", 4.0, 2.0), ("applied", 2.0, 2.0)]
+    else:
+        assert "amp.skipped_steps after the call" in refusal
+        assert harness.parameters(model).popitem()[1].tolist() == [1.0]

@@ -12,6 +12,7 @@ from ..source import Source
 from ..training.aliases import Aliases
 from ..work import Work
 from .available import answer
+from .held import by_name
 from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
@@ -50,7 +51,7 @@ def plan(work: Work) -> None:
             work.edits.expression(call.func, f"{work.names.amp}.{name}")
     _drop_globals(work)
     work.decide()
-    for call in starts[:1]:
+    for call in {work.source.scope(one): one for one in reversed(starts)}.values():  # one of each function
         share(work, call, [*calls_of(work.source, *IN_LOOPS), *starts])
 
 
@@ -93,4 +94,4 @@ def _refuse_unknown(work: Work) -> None:
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "by_name", "found", "plan"]

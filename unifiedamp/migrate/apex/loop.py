@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..nodes import argument, dotted, keywords, walk
+from ..source import Source
 from ..training.aliases import Aliases
 from ..training.clips import Site
 from ..training.loops import Loops, listed
@@ -75,7 +76,12 @@ def _close_early(work: Work, loops: Loops, with_: cst.With) -> None:
             continue
         function = node.func
         step = isinstance(function, cst.Attribute) and function.attr.value == "step" and function.value
-        if (step and loops.is_optimizer(step)) or "clip_grad" in dotted(function):
+        clips = "clip_grad" in dotted(function)
+        if clips and _ends(work.source, with_, node):
+            code = " ".join(work.source.code(node).split())
+            work.note(node, f"gradients were still scaled at `{code[:80]}`",
+                      "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
+        elif clips or (step and loops.is_optimizer(step)):
             work.block(node, f"{work.source.code(node)} inside amp.scale_loss, where gradients are still scaled",
                        "move it behind the with statement")  # fmt: skip
 
@@ -103,3 +109,12 @@ def _master_params(work: Work) -> None:
         clip = source.parents.get(source.parents[call])
         if not (isinstance(clip, cst.Call) and "clip_grad" in dotted(clip.func)):
             work.edits.expression(call, f"[param {group}]")
+
+
+def _ends(source: Source, with_: cst.With, call: cst.Call) -> bool:
+    """Whether a call is a statement in a ``with``, and nothing but clipping comes behind it there."""
+    if not source.is_alone(call) or not isinstance(with_.body, cst.IndentedBlock):
+        return False
+    statement = source.statement(call)
+    rest = source.after(statement) if source.block(statement) is with_.body else []
+    return source.block(statement) is with_.body and all("clip_grad" in source.code(one) for one in rest)

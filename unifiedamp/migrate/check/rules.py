@@ -9,7 +9,7 @@ import libcst as cst
 from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
-from ..training.clips import CLIPS
+from ..training.clips import CLIPS, EMPTIES
 from .facts import Facts, scaled_for
 
 Problem = tuple[cst.CSTNode, str, str]
@@ -98,7 +98,10 @@ def prepared(facts: Facts) -> Iterator[Problem]:
     for call in facts.calls("scale_loss"):
         for one in scaled_for(call):
             code = facts.source.code(one)
-            if facts.aliases.of(one) not in groups:
+            if not _is_bound(facts, one):
+                what = f"{code}, which this loss trains, is not known in {_called(facts.source.scope(call))}"
+                yield call, what, f"{code} as a parameter there, or keep it as an attribute"
+            elif facts.aliases.of(one) not in groups:
                 yield (
                     call,
                     f"{code} is not known to be prepared",
@@ -140,7 +143,7 @@ def cleared(facts: Facts) -> Iterator[Problem]:
     for node in source.of(cst.Attribute):
         if node.attr.value != "grad" or not isinstance(source.parents[node], cst.Attribute | cst.Arg):
             continue
-        if not _of_prepared(facts, node) or _asks_for_gradient(source, node):
+        if not _of_prepared(facts, node) or (_asks_for_gradient(source, node) and not _edits(source, node)):
             continue
         calls = facts.in_scope(facts.calls("step", "scale_loss"), source.scope(node))
         before = max((one for one in calls if order[one] < order[node]), key=order.__getitem__, default=None)
@@ -171,6 +174,17 @@ def unfinished(facts: Facts) -> Iterator[Problem]:
 RULES = (leftovers, bare_backwards, bare_steps, clipping, regions, prepared, trained, in_time, cleared, unfinished)
 
 
+def _is_bound(facts: Facts, node: cst.BaseExpression) -> bool:
+    """Whether a function, one around it, or the file gives a name its value."""
+    name, scopes = dotted(node).partition(".")[0], [facts.source.scope(node), facts.source.root(node)]
+    scopes += [above for above in facts.source.above(node) if isinstance(above, cst.FunctionDef)]
+    return not name or name in facts.source.imports or any(facts.aliases.binds(scope, name) for scope in scopes)
+
+
+def _called(scope: cst.FunctionDef | cst.Module) -> str:
+    return scope.name.value if isinstance(scope, cst.FunctionDef) else "this file"
+
+
 def _of_prepared(facts: Facts, node: cst.Attribute) -> bool:
     """Whether an attribute is one of a loop's variable, over the parameters of a prepared model."""
     owner, groups = dotted(node.value), {facts.aliases.of(a.value) for c in facts.calls("prepare") for a in c.args}
@@ -186,6 +200,14 @@ def _asks_for_gradient(source: Source, node: cst.Attribute) -> bool:
     text = source.code(node)
     tests = [above.test for above in source.above(node) if isinstance(above, cst.If | cst.IfExp)]
     return any(f"{text} is" in source.code(test) or source.code(test) == text for test in tests)
+
+
+def _edits(source: Source, node: cst.Attribute) -> bool:
+    """Whether gradients are changed in place, and not emptied: ``param.grad.mul_(0.9)``."""
+    method = source.parents[node]
+    if not isinstance(method, cst.Attribute) or not isinstance(source.parents.get(method), cst.Call):
+        return False
+    return method.attr.value.endswith("_") and method.attr.value not in EMPTIES
 
 
 def _trained(source: Source, call: cst.Call) -> list[str]:

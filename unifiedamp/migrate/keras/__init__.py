@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from ..nodes import dotted
 from ..sessions import share
 from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
 from .flags import without_flags
+from .graphs import graph_step, runner
 from .loops import Loop, find_loops
 from .makers import check_models
 from .scopes import Trained, scope_layers, scope_models
@@ -34,9 +36,14 @@ def plan(work: Work) -> None:
     Raises:
         CannotMigrate: the calls must stay as they are.
     """
-    loops, trained = find_loops(work), Trained()
+    step = graph_step(work.source)
+    if step is not None:
+        what = f"{dotted(step.func)}() is a step of a TensorFlow 1 graph, which {runner(work.source)} runs"
+        write = "make the graph in a SessionRewrite, and run it with rewrite.session_config(): see docs/migrate.md"
+        raise work.stop(step, what, write)
+    start, loops, trained = Start(work), find_loops(work), Trained()
     with work.blocking():
-        _with_session(work, Start(work), trained, loops)
+        _with_session(work, start, trained, loops)
     work.decide()
 
 

@@ -34,7 +34,8 @@ class Chain:
 
     def stop(self, node: cst.CSTNode, write: str) -> CannotMigrate:
         """Return the error that names the code at ``node``."""
-        return self._work.stop(node, self._source.code(node), write)
+        lines = [line for line in self._source.code(node).splitlines() if not line.lstrip().startswith("#")]
+        return self._work.stop(node, "\n".join(lines), write)
 
     def gradient(self, node: cst.BaseExpression) -> cst.Call:
         """Follow gradients back to ``tape.gradient``."""

@@ -9,6 +9,7 @@ import libcst as cst
 from ..bound import Reason, unbound_sessions
 from ..nodes import dotted
 from ..source import Source
+from ..work import EXCHANGED
 from .flags import is_float32
 from .makers import handed_in, makers_of
 from .words import POLICY, REWRITE, WRAPPER, calls_of
@@ -19,7 +20,8 @@ _STEPS = ("apply_gradients", "minimize", "apply")
 
 def check(source: Source, path: str) -> list[Reason]:  # noqa: ARG001
     """Return (line, reason) for each thing in the migrated file that would train wrong or stop."""
-    return [*unbound_sessions(source), *_left(source), *_bare_steps(source), *_policies(source), *_twice(source)]
+    rules = (unbound_sessions, _left, _bare_steps, _exchanged, _policies, _twice)
+    return [found for rule in rules for found in rule(source)]
 
 
 def _left(source: Source) -> Iterator[Reason]:
@@ -47,6 +49,15 @@ def _bare_steps(source: Source) -> Iterator[Reason]:
             owner = dotted(call.func).rpartition(".")[0]
             if owner in prepared:
                 yield source.line(call), f"{owner}.{name}() is left bare: amp.step({owner}) must take its place"
+
+
+def _exchanged(source: Source) -> Iterator[Reason]:
+    """An optimizer of Horovod's: it exchanges gradients where the session does not see it."""
+    prepared = _prepared(source)
+    for assign in source.of(cst.Assign):
+        name = source.meaning(assign.value.func) if isinstance(assign.value, cst.Call) else ""
+        if name.rpartition(".")[2] in EXCHANGED and dotted(assign.targets[0].target) in prepared:
+            yield source.line(assign), f"{name} exchanges gradients by itself: use a tf.distribute strategy"
 
 
 def _policies(source: Source) -> Iterator[Reason]:

@@ -13,6 +13,11 @@ from .stages import Stages
 from .start import Start
 from .words import REWRITE, WRAPPER
 
+_COMPILE = {
+    "optimizer", "loss", "metrics", "loss_weights", "weighted_metrics", "run_eagerly", "steps_per_execution",
+    "jit_compile", "auto_scale_loss", "sample_weight_mode", "target_tensors", "distribute", "cloning",
+    "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards", "from_serialized",
+}  # fmt: skip
 _TRAINS = ("fit", "fit_generator", "train_on_batch")
 
 
@@ -31,11 +36,33 @@ def rewrite_fits(work: Work, start: Start, trained: Trained) -> None:
             work.block(call, what, "assign the model to a name, then model, optimizer = amp.prepare(...)")
             continue
         with work.blocking():
+            _refuse_own_compile(work, call, model)
             _prepare(work, stages, call, model)
         trained.models[model] = call
         trained.users.append(call)
         if start.rewrites and not _in_scope(work, model):
             work.block(call, f"no {model}.fit in this file", "fit it in `with amp.scope():`, where graphs convert")
+
+
+def _refuse_own_compile(work: Work, call: cst.Call, model: str) -> None:
+    """Refuse a ``compile`` of other code, with a second optimizer or words that Keras's has not: its steps are too.
+
+    Raises:
+        CannotMigrate: it is one.
+    """
+    words = sorted(keywords(call) - _COMPILE - {"*"})
+    second = [arg.value for arg in call.args if arg.keyword is None and not arg.star][1:2]
+    optimizers = [work.source.code(one) for one in second if _is_optimizer(work.source, one)]
+    if words or optimizers:
+        what = f"{model}.compile takes {' and '.join([*optimizers, *(f'{word}=' for word in words)])}"
+        raise work.stop(call, f"{what}, which is not Keras's compile: its model takes its steps by itself",
+                        "scale its losses in its train_step: see docs/migrate.md")  # fmt: skip
+
+
+def _is_optimizer(source: Source, node: cst.BaseExpression) -> bool:
+    made = [assign.value for assign in source.assigns(dotted(node))] if dotted(node) else [node]
+    meanings = [source.meaning(value.func) for value in made if isinstance(value, cst.Call)]
+    return any({"optimizers", "optimizer"} & set(meaning.split(".")) for meaning in meanings)
 
 
 def _prepare(work: Work, stages: Stages, call: cst.Call, model: str) -> None:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ..nodes import argument, dotted
 from ..source import Source, Statement
-from ..work import Work
+from ..work import EXCHANGED, Work
 from .chain import Chain
 
 WEIGHTS = ("trainable_variables", "trainable_weights", "variables", "weights")
@@ -109,4 +109,7 @@ def _check_tape(source: Source, chain: Chain, name: str, with_: cst.With, gradie
     others = [use for use in uses if not source.inside(use, gradient.func)]
     others = [use for use in others if not isinstance(source.parents[use], cst.AsName)]
     if others:
-        raise chain.stop(source.statement(others[0]), "amp.autocast() opens a separate tape for one gradient")
+        statement = source.statement(others[0])
+        exchanges = any(name in source.code(statement) for name in EXCHANGED)
+        write = "use a tf.distribute strategy, whose replicas decide together: the session does not see this exchange"
+        raise chain.stop(statement, write if exchanges else "amp.autocast() opens a separate tape for one gradient")

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, dotted, keywords, parameters, walk
+from ..nodes import argument, dotted, keywords, literal, parameters, walk
 from ..source import Source
 from ..work import Work
 
 Scope = cst.FunctionDef | cst.Module
 _SHAPES = {"input_shape", "input_dim", "batch_input_shape", "batch_shape", "shape"}
 _INPUTS = ("Input", "InputLayer")
+_TOLD = {"mixed_precision", "use_mixed_precision", "amp", "use_amp", "fp16", "use_fp16", "loss_scale", "mixed"}
 
 
 def makers_of(source: Source, model: str, scope: cst.CSTNode) -> list[cst.Assign]:
@@ -48,6 +49,7 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
     model, that nothing builds. Note a model of which this cannot be seen.
     """
     source = work.source
+    _refuse_scaling(work, model, value)
     if _built_later(source, model):
         return
     returned = _returned(source, value)
@@ -57,9 +59,23 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
         work.block(assign, what, write)
     if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in source.functions():
         name = source.meaning(value.func)
-        if "keras" not in name and not name.endswith(("Model", "load_model")):
+        if not _is_keras(name) and not name.endswith(("Model", "load_model")):
             note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"
             work.note(assign, f"{model} is made by {dotted(value.func) or 'an expression'}, outside this file", note)
+
+
+def _refuse_scaling(work: Work, model: str, value: cst.Call) -> None:
+    """Block on a model of other code that is told of mixed precision: it scales its losses by itself."""
+    told = [arg for arg in value.args if arg.keyword is not None and arg.keyword.value in _TOLD]
+    told = [arg for arg in told if literal(arg.value) is not False and dotted(arg.value) != "None"]
+    name = work.source.meaning(value.func)
+    if told and not _is_keras(name) and name.rpartition(".")[2] not in work.source.functions():
+        what = f"{model} is made with {work.source.code(told[0]).rstrip(', ')}, and may scale its losses by itself"
+        work.block(value, what, "turn that off, so that the session alone scales; then run migrate again")
+
+
+def _is_keras(meaning: str) -> bool:
+    return bool({"keras", "tf_keras"} & set(meaning.split(".")))
 
 
 def check_models(work: Work, models: Mapping[str, cst.CSTNode]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from ..nodes import dotted, targets, walk
+from ..nodes import assigned, dotted, walk
 from ..source import Source, Statement
 from ..work import Work
 from .makers import check_built, handed_in, makers_of
@@ -115,16 +115,10 @@ def _first_layer(source: Source, start: Start, body: Sequence[Statement], index:
     for place in range(index - 1, -1, -1):
         if source.inside(start.call, body[place]):
             break
-        if _assigned(body[place]) & needed:
+        if (assigned(body[place]) - {"self"}) & needed:
             needed |= _names(body[place])
             first = place if _makes_layers(source, body[place]) else first
     return first
-
-
-def _assigned(statement: Statement) -> set[str]:
-    """Return what a statement assigns; of ``self.model``, that and not its parts."""
-    names = targets(statement)
-    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)} - {"self"}
 
 
 def _makes_layers(source: Source, statement: Statement) -> bool:

@@ -38,6 +38,9 @@ def plan(work: Work) -> None:
             work.block(used[0], f"amp.init is called {len(starts)} times in this file", write)
     elif not prepared:
         work.block(starts[0], "amp.init without amp.init_trainer in this file", "call amp.prepare(net, trainer)")
+    elif not scales:
+        write = "`with amp.scale_loss(loss, trainer) as scaled_loss:` in the training loop, in the file that has it"
+        work.block(prepared[0], "amp.init_trainer without amp.scale_loss in this file", write)
     if len(starts) != 1 and not work.blockers:
         return
     _rewrite(work, starts, prepared, scales)

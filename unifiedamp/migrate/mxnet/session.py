@@ -8,7 +8,7 @@ from ..flags import WHEN
 from ..nodes import argument, dotted, literal, walk
 from ..sessions import prepare_line, session_line
 from ..source import Source
-from ..work import Work
+from ..work import EXCHANGED, Work
 
 _LISTS = ("target_precision_ops", "conditional_fp32_ops", "fp32_ops", "layout_optimization")
 _PARAMS = ("params", "parameters")
@@ -60,9 +60,13 @@ def prepare(work: Work, call: cst.Call) -> str:
         what = f"no line `{trainer or 'trainer'} = gluon.Trainer(net.collect_params(), ...)` here"
         raise work.stop(call, what, _PREPARE)
     for assign in assigns:
-        if isinstance(assign.value, cst.Call) and not source.meaning(assign.value.func).endswith("gluon.Trainer"):
+        made = source.meaning(assign.value.func) if isinstance(assign.value, cst.Call) else ""
+        if made.rpartition(".")[2] in EXCHANGED:
+            write = "gluon.Trainer with a kvstore, over which the workers of a session decide together"
+            work.block(assign, f"{trainer} is made by {made}, which exchanges gradients by itself", write)
+        elif made and not made.endswith("gluon.Trainer"):
             note = "a session prepares gluon.Trainers: see that this is one, or hand the gradients over by hand"
-            work.note(assign, f"{trainer} is made by {dotted(assign.value.func)}", note)
+            work.note(assign, f"{trainer} is made by {made}", note)
     work.edits.statement(statement, prepare_line(work.names.amp, list(dict.fromkeys(models)), [trainer]))
     return trainer
 

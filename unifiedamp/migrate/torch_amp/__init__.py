@@ -14,8 +14,9 @@ from ..training.loops import Loops
 from ..work import Work
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
+from .entered import entered
 from .prepare import model_groups, prepare
-from .regions import entered, leave, rewrite_regions, seen_regions
+from .regions import leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
 from .session import Session, common_flag
 from .uses import find_uses
@@ -41,10 +42,9 @@ def plan(work: Work) -> None:
         for call in work.source.calls(*AUTOCAST):
             leave(work, call, "autocast without a GradScaler made in this file")
         return
-    if work.source.calls("apex.amp.initialize"):
-        raise work.stop(
-            calls[0], "a GradScaler beside apex.amp.initialize", "keep one of the two, and run migrate again"
-        )
+    for name in ("apex.amp.initialize", "apex.amp.scale_loss"):
+        if work.source.calls(name):
+            raise work.stop(calls[0], f"a GradScaler beside {name}", "keep one of the two, and run migrate again")
     work.names = replace(work.names, amp=free_name(work.source, work.names.amp))
     aliases = Aliases(work.source)
     scalers = find_scalers(work, aliases, calls)

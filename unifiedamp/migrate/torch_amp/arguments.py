@@ -42,10 +42,16 @@ def device_of(source: Source, call: cst.Call) -> str | None:
 
 def enabled_of(source: Source, call: cst.Call) -> str | None:
     """Return the code of ``enabled=``, or None where it is always on."""
+    given = enabled_in(source, call)
+    return None if given is None else source.code(given)
+
+
+def enabled_in(source: Source, call: cst.Call) -> cst.BaseExpression | None:
+    """Return what ``enabled=`` is given, or None where it is always on."""
     meaning = source.meaning(call.func)
     position = {"autocast": 0 if ".cuda." in meaning else 2}.get(meaning.rpartition(".")[2])
     given = argument(call, "enabled", position)
-    return None if given is None or literal(given) is True else source.code(given)
+    return None if given is None or literal(given) is True else given
 
 
 def policy_code(policy: str) -> str:

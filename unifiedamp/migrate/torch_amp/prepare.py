@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..nodes import dotted
-from ..sessions import LONGEST, behind, models_of, prepare_line
+from ..sessions import LONGEST, behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases, Key
 from ..training.values import peeled
@@ -44,7 +44,7 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
     seen = [scope for scope, assigns in scopes.items() if scope is home or scaler.seen_from(assigns[-1]) is not None]
     at_home = {aliases.of(target.target) for assign in scopes.get(home, ()) for target in assign.targets}
     if at_home >= set(groups):
-        seen = [home]  # elsewhere they are made for it
+        seen = [home, *_remade(aliases, scaler, scopes, home)]  # elsewhere others are made for it
     if not seen and _bound(aliases, home, groups):
         _in_home(work, aliases, scaler, session, home, groups)
         return
@@ -54,6 +54,20 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
     for scope in seen:
         _in_scope(work, aliases, scaler, session, scope, scopes[scope])
+
+
+def _remade(
+    aliases: Aliases, scaler: Scaler, scopes: dict[cst.CSTNode, list[cst.Assign]], home: cst.CSTNode
+) -> list[cst.CSTNode]:
+    """Return the other functions that make an attribute's optimizer again, as a search for a learning rate does."""
+    names = {aliases.key(target.target) for assign in scopes[home] for target in assign.targets}
+    return [
+        scope
+        for scope, assigns in scopes.items()
+        if scope is not home
+        and any(aliases.key(target.target) in names for assign in assigns for target in assign.targets)
+        and scaler.seen_from(assigns[-1]) is not None
+    ]
 
 
 def _in_scope(
@@ -132,15 +146,15 @@ def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
 def _of_parts(source: Source, scope: cst.CSTNode, assign: cst.Assign) -> list[str]:
     """Return the models whose parameters were collected in lists before."""
     return [
-        dotted(node.func.value)
+        owner
         for node in source.nodes
         if isinstance(node, cst.Call)
         and isinstance(node.func, cst.Attribute)
         and node.func.attr.value in ("parameters", "named_parameters")
         and source.scope(node) is scope
         and source.order[node] < source.order[assign]
-        and dotted(node.func.value).count(".") <= dotted(node.func.value).startswith("self.")
         and dotted(node.func.value)
+        for owner in owners(source, dotted(node.func.value), scope)
     ]
 
 

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
-from ..nodes import dotted
-from ..source import Source
 from ..work import Work
 from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
+from .entered import choice, entered, maker, switch_of
 from .scaler import Scaler
 from .session import Session
-
-_NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
 
 
 def leave(work: Work, node: cst.CSTNode, what: str) -> None:
@@ -55,7 +52,7 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
         session: what replaces the scaler.
     """
     for call, own in regions.items():
-        switch = _switch(work.source, call)
+        switch = switch_of(work.source, call)
         arguments = []
         if switch is not None and not _same(work, scaler, session, call, switch):
             arguments.append(f"enabled={_answered(work, scaler, switch)}")
@@ -63,42 +60,11 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
             arguments.append(f"policy={policy_code(own)}")
         for item in entered(work.source, call):
             work.edits.expression(item.item, f"{scaler.seen_from(item)}.autocast({', '.join(arguments)})")
-        if isinstance(work.source.parents[_choice(work.source, call) or call], cst.Assign):
+        parent = work.source.parents[choice(work.source, call) or call]
+        if isinstance(parent, cst.Assign):
             work.edits.statement(work.source.statement(call))
-
-
-def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
-    """Return the items of the ``with`` statements that enter a region: itself, by choice, or kept in a variable."""
-    place = _choice(source, call) or call
-    parent = source.parents[place]
-    if isinstance(parent, cst.WithItem):
-        return [parent]
-    name = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) and len(parent.targets) == 1 else ""
-    if not name or "." in name or len(source.assigns(name)) > 1:
-        return []
-    items = [source.parents[use] for use in source.uses(name) if not isinstance(source.parents[use], cst.AssignTarget)]
-    found = [item for item in items if isinstance(item, cst.WithItem)]
-    return found if len(found) == len(items) else []
-
-
-def _choice(source: Source, call: cst.Call) -> cst.IfExp | None:
-    """Return ``autocast() if flag else nullcontext()``."""
-    parent = source.parents[call]
-    if not isinstance(parent, cst.IfExp):
-        return None
-    other = parent.orelse if parent.body is call else parent.body
-    nothing = isinstance(other, cst.Call) and dotted(other.func).rpartition(".")[2] in _NOTHING
-    return parent if nothing else None
-
-
-def _switch(source: Source, call: cst.Call) -> str | None:
-    """Return what says whether a region is on: ``enabled=``, or the condition it is chosen by."""
-    own, choice = enabled_of(source, call), _choice(source, call)
-    if choice is None:
-        return own
-    test = source.code(choice.test)
-    test = test if choice.body is call else f"not ({test})"
-    return test if own is None else f"({test}) and ({own})"
+        elif isinstance(parent, cst.Return):
+            work.edits.statement(maker(work.source, parent))
 
 
 def _same(work: Work, scaler: Scaler, session: Session, call: cst.Call, switch: object) -> bool:
@@ -108,6 +74,8 @@ def _same(work: Work, scaler: Scaler, session: Session, call: cst.Call, switch: 
         return False
     names = {work.source.code(use) for use in scaler.uses}
     if any(text in (name, f"{name} is not None", f"bool({name})", f"{name}.is_enabled()") for name in names):
+        return True
+    if session.switch == enabled_of(work.source, scaler.call) and session.is_switched_as(call):
         return True
     here = work.source.scope(scaler.first.assign) is work.source.scope(call)
     return text == session.switch and (here or "." in text or text.isupper())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,7 +102,7 @@ class Scaler:
             if not edits.covers(self._source, use):
                 edits.expression(use, self.name(use))
         keys = {key for key in self._names if isinstance(key[0], cst.FunctionDef)}
-        self._refuse_pairs(keys)
+        self._pass_once(keys)
         self._refuse_omitted(keys)
         for node in self._source.nodes:
             if isinstance(node, cst.Param) and (self._aliases.scope(node), node.name.value) in keys:
@@ -109,14 +110,17 @@ class Scaler:
             elif isinstance(node, cst.Call):
                 self._rename_keywords(node, keys)
 
-    def _refuse_pairs(self, keys: set[Key]) -> None:
-        """Refuse functions that are given two scalers: one session would be passed twice."""
-        for function in {scope for scope, _ in keys}:
-            given = [name for scope, name in sorted(keys, key=lambda key: key[1]) if scope is function]
-            given = [name for name in given if name in parameters(function)]
-            if len(given) > 1:
-                self._work.block(function, f"{' and '.join(given)} are passed to one function",
-                                 "a session has one scale for all its losses: pass one")  # fmt: skip
+    def _pass_once(self, keys: set[Key]) -> None:
+        """Give functions that were given several scalers the one session, once."""
+        for function in sorted({scope for scope, _ in keys}, key=self._source.order.__getitem__):
+            given = [name for name in parameters(function) if (function, name) in keys]
+            if len(given) < 2:
+                continue
+            self._work.edits.change(function.params, functools.partial(_once, self._work.names.amp))
+            for call in self._aliases.calls(function):
+                doubled = [arg for arg, one, its in self._aliases.arguments(call) if one is function and its in given]
+                gone = {call.args.index(arg) for arg in doubled[1:]}
+                self._work.edits.change(call, functools.partial(_without_arguments, gone))
 
     def _refuse_omitted(self, keys: set[Key]) -> None:
         """Refuse calls that leave the scaler out: the session would be None there."""
@@ -139,6 +143,23 @@ class Scaler:
         return f"{root}.{self._work.names.amp}" if root else self._work.names.amp
 
 
+def _once(name: str, params: cst.Parameters) -> cst.Parameters:
+    """Leave one of the parameters of a name."""
+    first = next(one for one in (*params.params, *params.kwonly_params) if one.name.value == name)
+    positional = [one for one in params.params if one is first or one.name.value != name]
+    kwonly = [one for one in params.kwonly_params if one is first or one.name.value != name]
+    if positional and positional[-1] is not params.params[-1] and not (kwonly or params.star_kwarg):
+        positional[-1] = positional[-1].with_changes(comma=params.params[-1].comma)
+    return params.with_changes(params=positional, kwonly_params=kwonly)
+
+
+def _without_arguments(gone: set[int], call: cst.Call) -> cst.Call:
+    args = [arg for place, arg in enumerate(call.args) if place not in gone]
+    if args:
+        args[-1] = args[-1].with_changes(comma=call.args[-1].comma)
+    return call.with_changes(args=args)
+
+
 def target_of(assign: cst.Assign | cst.AnnAssign) -> cst.BaseExpression:
     """Return what an assignment of one target assigns."""
     return assign.targets[0].target if isinstance(assign, cst.Assign) else assign.target
@@ -150,12 +171,19 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
     for call in calls:
         made = _made(work, call)
         if made is None or aliases.key(target_of(made.assign)) is None:
+            scope = work.source.scope(call)
+            if isinstance(work.source.parents[call], cst.Return) and isinstance(scope, cst.FunctionDef):
+                work.block(call, f"{scope.name.value} returns a GradScaler, and other code steps it",
+                           "return a session there, and change that code by hand")  # fmt: skip
+                continue
             work.block(call, "a GradScaler that is not simply assigned to a name",
                        "write `scaler = GradScaler(enabled=...)` and run migrate again")  # fmt: skip
             continue
         key = aliases.key(target_of(made.assign))
         assert key is not None
-        by_place.setdefault(key[0], []).append(made)
+        here = by_place.setdefault(key[0], [])
+        if not any(one.assign is made.assign for one in here):
+            here.append(made)
     found: list[Scaler] = []
     for made_here in by_place.values():
         groups = {aliases.of(target_of(one.assign)) for one in made_here}
@@ -170,22 +198,30 @@ def find_scalers(work: Work, aliases: Aliases, calls: Sequence[cst.Call]) -> lis
 
 
 def _made(work: Work, call: cst.Call) -> Made | None:
+    """Return the line that makes a scaler by a call, also by ``GradScaler() if new else GradScaler(device)``."""
     source = work.source
-    parent: cst.CSTNode = source.parents[call]
-    switch = None
-    if isinstance(parent, cst.IfExp):
-        switch = source.code(parent.test)
-        other = parent.orelse if parent.body is call else parent.body
-        if parent.body is not call:
-            switch = f"not ({switch})"
-        if dotted(other) != "None" and not (isinstance(other, cst.Call) and source.meaning(other.func) in SCALERS):
+    value: cst.CSTNode = call
+    parent, tests = source.parents[call], list[str]()
+    while isinstance(parent, cst.IfExp):
+        other = parent.orelse if parent.body is value else parent.body
+        if dotted(other) == "None":
+            test = source.code(parent.test)
+            tests.append(test if parent.body is value else f"not ({test})")
+        elif not _is_scaler(work, other):
             return None
-        parent = source.parents[parent]
+        value, parent = parent, source.parents[parent]
+    switch = tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
     if isinstance(parent, cst.Assign) and len(parent.targets) == 1 and dotted(parent.targets[0].target):
         return Made(parent, call, switch)
     if isinstance(parent, cst.AnnAssign) and dotted(parent.target):
         return Made(parent, call, switch)
     return None
+
+
+def _is_scaler(work: Work, node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.IfExp):
+        return _is_scaler(work, node.body) and _is_scaler(work, node.orelse)
+    return isinstance(node, cst.Call) and work.source.meaning(node.func) in SCALERS
 
 
 def _nones(work: Work, aliases: Aliases, groups: set[Key | None]) -> list[Made]:

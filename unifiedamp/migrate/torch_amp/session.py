@@ -12,7 +12,8 @@ from ..source import Statement
 from ..training.aliases import Aliases
 from ..training.flags import condition, empty, guards, lift, otherwise
 from ..work import Work
-from .arguments import SETTINGS, device_of, enabled_of, policy_code
+from .arguments import SETTINGS, device_of, enabled_in, enabled_of, policy_code
+from .entered import switch_of
 from .scaler import Made, Scaler, statement_in, target_of
 
 
@@ -46,7 +47,17 @@ class Session:
         self.place = self._write()
 
     def _alike(self, own: str | None) -> bool:
-        return own is not None and all(enabled_of(self._source, call) == own for call in self._regions)
+        return own is not None and all(map(self.is_switched_as, self._regions))
+
+    def is_switched_as(self, call: cst.Call) -> bool:
+        """Whether a region is on where the scaler is, by the same words or by other names of the same objects."""
+        source, scaler = self._source, enabled_in(self._source, self._scaler.call)
+        switch, own = switch_of(source, call), enabled_in(source, call)
+        if scaler is None or switch is None:
+            return False
+        if own is None or switch != source.code(own):
+            return switch == source.code(scaler)
+        return switch == source.code(scaler) or self._aliases.alike(own, scaler)
 
     def _write(self) -> Statement:
         """Write the session's lines; return where the session surely exists."""
@@ -135,7 +146,8 @@ class Session:
 
     def _loss_scale(self) -> str:
         source, call = self._source, self._scaler.call
-        first = 0 if ".cuda." in source.meaning(call.func) else 1
+        named = isinstance(literal(argument(call, "device", 0)), str)  # torch.amp's, under one of two imports
+        first = 0 if ".cuda." in source.meaning(call.func) and not named else 1
         settings: dict[str, str | None] = {}
         for position, (old, new) in enumerate(SETTINGS.items(), first):
             given = argument(call, old, position)

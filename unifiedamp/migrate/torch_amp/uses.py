@@ -46,11 +46,23 @@ def find_uses(work: Work, aliases: Aliases, scaler: Scaler) -> Uses:
     for use in scaler.uses:
         with work.blocking():
             found += _use(work, aliases, scaler, use)
-    steps = [use.call for use in found if use.method == "step" and use.call.args]
+    steps = [use.call.args[0].value for use in found if use.method == "step" and use.call.args]
+    steps = steps or list(_past_the_scaler(work, [use.call for use in found if use.method == "scale"]))
     if not steps:
         work.block(scaler.call, "a GradScaler whose step is never called",
                    "migrate the file that calls scaler.step together with this one, by hand")  # fmt: skip
-    return Uses(found, [call.args[0].value for call in steps])
+    return Uses(found, steps)
+
+
+def _past_the_scaler(work: Work, scaled: Sequence[cst.Call]) -> Iterator[cst.BaseExpression]:
+    """Yield the optimizers that step by themselves behind a scaled loss."""
+    source, order = work.source, work.source.order
+    for call in source.methods("step"):
+        assert isinstance(call.func, cst.Attribute)
+        name = dotted(call.func.value)
+        behind = any(source.scope(one) is source.scope(call) and order[one] < order[call] for one in scaled)
+        if behind and not call.args and name.rpartition(".")[2].lower().startswith("opt"):
+            yield call.func.value
 
 
 def optimizer_of(work: Work, call: cst.Call) -> str:

@@ -14,21 +14,10 @@ from .values import bindings, elements, parts, peeled
 
 Key = tuple[Any, str]
 _CONSTANTS = ("None", "True", "False")
+_SPACE = cst.BaseParenthesizableWhitespace | cst.LeftParen | cst.RightParen
 _EVERYWHERE = (
-    "step",
-    "update",
-    "get",
-    "append",
-    "add",
-    "items",
-    "keys",
-    "values",
-    "reset",
-    "save",
-    "load",
-    "to",
-    "log",
-)
+    "step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log",
+)  # fmt: skip
 
 
 class Aliases:
@@ -73,6 +62,28 @@ class Aliases:
     def of(self, node: cst.CSTNode) -> Key | None:
         """Return the group of an expression."""
         return self.group(self.key(node))
+
+    def alike(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Whether two expressions say the same of the same objects: ``amp and device.type`` of what ``self`` keeps."""
+        if dotted(one) and dotted(other):
+            return self._is_same(one, other)
+        if type(one) is not type(other):
+            return False
+        inner = [[c for c in each.children if not isinstance(c, _SPACE)] for each in (one, other)]
+        if not any(inner):
+            code = [cst.Module([]).code_for_node(each).strip() for each in (one, other)]
+            return code[0] == code[1]
+        return len(inner[0]) == len(inner[1]) and all(self.alike(*pair) for pair in zip(*inner, strict=True))
+
+    def _is_same(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        while True:
+            if dotted(one) == dotted(other) or self.of(one) == self.of(other):
+                return all(len(self._source.assigns(dotted(each))) < 2 for each in (one, other))
+            if not (isinstance(one, cst.Attribute) and isinstance(other, cst.Attribute)):
+                return False
+            if one.attr.value != other.attr.value:
+                return False
+            one, other = one.value, other.value
 
     def uses(self, groups: set[Key | None]) -> Iterator[cst.BaseExpression]:
         """Yield the expressions that stand for an object of these groups, in order."""

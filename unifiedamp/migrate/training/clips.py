@@ -17,7 +17,7 @@ from .regions import enclosing
 CLIPS = {"clip_grad_norm_": ("clip_grad_norm", "max_norm"), "clip_grad_norm": ("clip_grad_norm", "max_norm")}
 CLIPS |= {"clip_grad_value_": ("clip_grad_value", "clip_value")}
 _MOVED = "gradients are clipped once, before the step, and no longer after each micro-batch"
-_EMPTIES = ("zero_", "detach_", "requires_grad_")
+EMPTIES = ("zero_", "detach_", "requires_grad_")
 
 
 @dataclass
@@ -97,16 +97,13 @@ class Clips:
         limit = self._whole(call, optimizers, masters is not None or self._beside_masters(call))
         amp = self._loops.session_at(call)
         if limit is None:
-            if masters is not None:
-                group = f'for group in {masters}.param_groups for param in group["params"]'
-                self._work.edits.expression(call.args[0].value, f"[param {group}]")
-            self._unscale(call, optimizers)
+            self._unscale_for(call, optimizers, masters)
             return
         name = CLIPS[dotted(call.func).rpartition(".")[2]][0]
         code = f"{amp}.{name}({optimizers[0]}, {limit})"
         step = self._gated_step(call)
         if step is None:
-            self._work.edits.expression(call, code)
+            self._replace(call, code)
             return
         if not self._source.is_alone(call):
             raise self._work.stop(call, f"{self._source.code(call)} after each micro-batch",
@@ -117,12 +114,43 @@ class Clips:
             self._moved.add((step, code))
             self._work.edits.before(step, code)
 
+    def _unscale_for(self, call: cst.Call, optimizers: list[str], masters: str | None) -> None:
+        """Keep a clipping that the session has no call for, behind ``amp.unscale``."""
+        over = call.args[0].value
+        group = f'[param for group in {masters}.param_groups for param in group["params"]]'
+        if self._scaled_around(call) is not None:
+            code = self._source.code(call)
+            code = code.replace(self._source.code(over), group, 1) if masters is not None else code
+            lines = [f"{self._loops.session_at(call)}.unscale({optimizer})" for optimizer in optimizers]
+            self._replace(call, "\n".join([*lines, code]))
+            return
+        if masters is not None:
+            self._work.edits.expression(over, group)
+        self._unscale(call, optimizers)
+
+    def _replace(self, call: cst.Call, code: str) -> None:
+        """Put the session's call in a clipping's place; behind the scaled loss, where that one ended with it."""
+        place = self._scaled_around(call)
+        if place is None:
+            self._work.edits.expression(call, code)
+            return
+        self._work.edits.statement(self._source.statement(call))
+        self._work.edits.after(place, code)
+
+    def _scaled_around(self, call: cst.Call) -> Statement | None:
+        places = {site.place for site in self._loops.sites}
+        return next((one for one in self._source.above(call) if isinstance(one, Statement) and one in places), None)
+
     def _warn_scaled(self, node: cst.CSTNode) -> None:
         """Say where the old code clips or reads gradients that are scaled still, which the new code does not."""
-        source, order = self._source, self._source.order[node]
+        if self._loops.unscales:
+            return
+        source, order = self._source, self._source.order
         sites = [s for s in (*self._loops.sites, *self._loops.plain) if source.scope(s.place) is source.scope(node)]
-        before = [site for site in sites if source.order[site.call] < order]
-        if not self._loops.unscales and before and before[-1] in self._loops.sites:
+        before = sorted((s for s in sites if order[s.call] < order[node]), key=lambda site: -order[site.call])
+        near = [s for s in before[:3] if not source.exclusive(s.place, node)]  # two branches, and what is nearest
+        last = [s for s in near if s is near[0] or source.exclusive(s.place, near[0].place)]
+        if any(site in self._loops.sites for site in last):
             code = " ".join(source.code(source.statement(node)).split())
             self._work.note(node, f"gradients were still scaled at `{code[:80]}`",
                             "now they are true ones there: look whether the limit was meant for those")  # fmt: skip
@@ -280,7 +308,7 @@ class Clips:
         if isinstance(around, cst.AssignTarget):
             assign = self._source.parents[around]
             return isinstance(assign, cst.Assign) and dotted(assign.value) == "None"
-        if isinstance(around, cst.Attribute) and around.attr.value in _EMPTIES:
+        if isinstance(around, cst.Attribute) and around.attr.value in EMPTIES:
             return True
         if dotted(node) == "torch.autograd.grad" or dotted(node).endswith("autograd.grad"):
             return True
@@ -313,7 +341,7 @@ def _edits_gradients(call: cst.Call) -> bool:
 
 def _reads(node: cst.CSTNode) -> bool:
     return any(isinstance(one, cst.Attribute) and one.attr.value == "grad" for one in walk(node)) and not all(
-        name in _EMPTIES
+        name in EMPTIES
         for one in walk(node)
         if isinstance(one, cst.Call)
         for name in (dotted(one.func).rpartition(".")[2],)

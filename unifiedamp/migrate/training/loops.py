@@ -151,12 +151,22 @@ class Loops:
         if call.args or not source.is_alone(call):
             raise self.work.stop(call, source.code(call), "`amp.step(optimizer)`, which takes no closure")
         optimizer = source.code(_receiver(call))
-        scope = source.scope(call)
-        plain, scaled = ([s for s in sites if source.scope(s.place) is scope] for sites in (self.plain, self.sites))
-        if scaled and not plain and not self.unscales:
+        if not self.unscales and self._is_scaled_at(call):
             self.work.note(call, f"{source.code(call)} applied scaled gradients",
                            "the session applies true ones: look at the learning rate")  # fmt: skip
         self.work.edits.statement(source.statement(call), f"{self.session_at(call)}.step({optimizer})")
+
+    def _is_scaled_at(self, call: cst.Call) -> bool:
+        """Whether a step that passes the old API by comes behind a loss that it scales, not in the flag's branch."""
+        source, scope = self.work.source, self.work.source.scope(call)
+        plain, scaled = ([s for s in sites if source.scope(s.place) is scope] for sites in (self.plain, self.sites))
+        flags = {test for site in scaled for test in self._tests(site.place)}
+        return bool(scaled) and not (plain and flags & self._tests(call))
+
+    def _tests(self, node: cst.CSTNode) -> set[str]:
+        """Return the conditions around a node, without their ``not``."""
+        ifs = [above for above in self.work.source.above(node) if isinstance(above, cst.If)]
+        return {self.work.source.code(one.test).strip().removeprefix("not ") for one in ifs}
 
     def _beside(self, plain: Site) -> Site | None:
         """Return the scaled loss in the other branch of an ``if`` around a backward pass that is not scaled."""

@@ -17,16 +17,41 @@ def merge(module: cst.Module) -> cst.Module:
 
 
 class _Merge(cst.CSTTransformer):
+    def __init__(self) -> None:
+        super().__init__()
+        self._regions: list[str] = []
+
+    def visit_With(self, node: cst.With) -> None:
+        """See ``CSTTransformer``."""
+        self._regions.append(_header(node))
+
+    def leave_With(self, original_node: cst.With, updated_node: cst.With) -> cst.With:
+        """See ``CSTTransformer``."""
+        self._regions.pop()
+        return updated_node
+
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
         """Replace an ``if`` by its body where both branches are the same calls of a session."""
         orelse = updated_node.orelse
         if not isinstance(orelse, cst.Else) or not _pure(updated_node.test) or not _is_ours(updated_node.body):
             return updated_node
-        if _text(updated_node.body) != _text(orelse.body):
+        made = self._without_region(updated_node.body)
+        if _text(made) != _text(orelse.body):
             return updated_node
-        body: list[Any] = list(updated_node.body.body)
+        body: list[Any] = list(made.body)
         body[0] = body[0].with_changes(leading_lines=[*updated_node.leading_lines, *body[0].leading_lines])
         return cst.FlattenSentinel(body)
+
+    def _without_region(self, block: cst.BaseSuite) -> cst.BaseSuite:
+        """Return what is in a region inside the same region, which is there already."""
+        first = block.body[0] if len(block.body) == 1 else None
+        inside = isinstance(first, cst.With) and _header(first).endswith(".autocast()")
+        return first.body if isinstance(first, cst.With) and inside and _header(first) in self._regions else block
+
+
+def _header(node: cst.With) -> str:
+    """Return the code of what a ``with`` enters."""
+    return ", ".join(cst.Module([]).code_for_node(item.item) for item in node.items)
 
 
 def _is_ours(body: cst.BaseSuite) -> bool:

@@ -123,10 +123,12 @@ class Regions:
     def _forwards(self, call: cst.Call) -> bool:
         func = call.func
         last = dotted(func).rpartition(".")[2]
-        if last in WRAPPERS or last[:1].isupper() or last in ("initialize", "prepare"):
+        if last in WRAPPERS or last in ("initialize", "prepare"):
             return False
         if self._aliases.of(func) in self._models:
             return True
+        if last[:1].isupper():
+            return False
         if isinstance(func, cst.Subscript) and self._aliases.of(func.value) in self._models:
             return True
         if isinstance(func, cst.Attribute):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..terminal import visible
+from ...visible import visible
 
 WIDTH = 480.0
 """Of every chart, in its own units: a phone shows them at 0.7 pixels each, a desktop page at about 1."""

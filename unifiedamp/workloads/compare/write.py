@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...output.pages import markdown_text
-from ...output.terminal import visible
+from ...visible import visible
 from .rows import SCRIPT, Row
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ...output.terminal import plain
+from ...visible import plain
 from .curves import HIDDEN, draw
 from .run import Run
 from .saved import SHARES

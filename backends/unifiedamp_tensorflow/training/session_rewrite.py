@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from unifiedamp.backend import LossScale, Policy, ScaleState, errors, float32
+from unifiedamp.backend import LossScale, Policy, ScaleState, errors
 
-from .._types import NativeBase, Tensor
+from .._types import NativeBase
 from ..device.numerics import finite_flags
 from ..device.selection import select_device
-from .global_policy import refuse_mixed_policy
-from .rewrite_options import option_for
+from ..precision.global_policy import refuse_mixed_policy
+from ..precision.rewrite_options import option_for
+from .scale_transition import after_finite, after_nonfinite
 
 REWRITE = "auto_mixed_precision"
 
@@ -65,29 +66,20 @@ class _Transition(NativeBase):
         """Return the operation that updates the scale, and whether to apply the gradients."""
         gradients = [gradient for gradient in tf.nest.flatten(grads, expand_composites=False) if gradient is not None]
         finite = tf.reduce_all(finite_flags(gradients))
-        scale, good = self._current_loss_scale.read_value(), self._num_good_steps.read_value()
-        counters = self._counters.read_value()
-        passed = tf.cast(finite, tf.int64)
-        good, bad = passed * (good + 1), (1 - passed) * (counters[0] + 1)
-        grow = good >= self._settings.growth_interval
-        spent = [self._spent(counters[3], passed, grow)] if self._settings.keeps_hysteresis else []
-        shrink = (spent or [bad])[0] >= self._settings.hysteresis
+        scale, counters = self._current_loss_scale.read_value(), self._counters.read_value()
+        spent = counters[3] if self._settings.keeps_hysteresis else None
+        bad = after_nonfinite(self._settings, scale, counters[0], spent)
+        good = after_finite(self._settings, scale, self._num_good_steps.read_value(), spent)
+        passed, none = tf.cast(finite, tf.int64), tf.zeros_like(good.run)
+        kept = [] if spent is None else [tf.where(finite, good.spent, bad.spent)]
         updates = (
-            self._current_loss_scale.assign(self._next_scale(scale, grow, tf.logical_and(shrink, ~finite))),
-            self._num_good_steps.assign(tf.where(grow, tf.zeros_like(good), good)),
-            self._counters.assign([bad, counters[1] + passed, counters[2] + 1 - passed, *spent]),
+            self._current_loss_scale.assign(tf.where(finite, good.scale, bad.scale)),
+            self._num_good_steps.assign(tf.where(finite, good.run, none)),
+            self._counters.assign(
+                [tf.where(finite, none, bad.run), counters[1] + passed, counters[2] + 1 - passed, *kept]
+            ),
         )
         return tf.group(*updates), finite
-
-    def _spent(self, spent: Tensor, passed: Tensor, grow: Tensor) -> Tensor:
-        counted = tf.minimum(spent + 1 - passed, self._settings.hysteresis)
-        return tf.where(grow, tf.zeros_like(counted), counted)
-
-    def _next_scale(self, scale: Tensor, grow: Tensor, shrink: Tensor) -> Tensor:
-        low, high = map(float32, self._settings.scale_bounds)
-        larger = tf.minimum(high, scale * float32(self._settings.growth_factor))
-        smaller = tf.maximum(low, scale * float32(self._settings.backoff_factor))
-        return tf.where(grow, larger, tf.where(shrink, smaller, scale))
 
     def read(self, session: Session) -> ScaleState:
         """Return the state as plain numbers."""

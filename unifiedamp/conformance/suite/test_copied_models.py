@@ -1,0 +1,28 @@
+"""A deep copy of a prepared model, such as a teacher or a target network, is a model for itself under the policy."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from unifiedamp.conformance.driver import session
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_bfloat16;layers=*:float32"])
+def test_a_deep_copy_computes_with_its_weights(harness, policy):
+    """It stands still while the original trains: ``w * x + b`` goes from 1 to 0.5, and the copy's stays 1."""
+    amp = session(harness, policy=policy)
+    with amp.scope():
+        model = harness.mlp([(np.float32([[1.0]]), np.float32([0.0]))])
+        optimizer = harness.sgd([model], 0.125)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, y = amp.to_native(np.float32([[1.0]])), amp.to_native(np.float32([[0.0]]))
+
+    def output(model):
+        with amp.autocast():
+            return float(np.ravel(amp.to_numpy(model(x)))[0])
+
+    other = copy.deepcopy(model)
+    amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+    assert amp.step(optimizer).applied
+    assert (output(model), output(other)) == (0.5, 1.0)

@@ -1,0 +1,88 @@
+"""What a session cannot take over from a torch script: hand-written scaling, other exchanges of gradients, remade
+optimizers, and models for inference alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from ..nodes import dotted
+from ..training.aliases import Key
+from ..training.values import peeled
+from ..work import EXCHANGED
+from .facts import Facts
+
+Problem = tuple[cst.CSTNode, str, str]
+_SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
+_TORCH = "torch."
+
+
+def scaled_by_hand(facts: Facts) -> Iterator[Problem]:
+    """No loss is multiplied by a scale of the script's beside the session's."""
+    for node in facts.source.nodes:
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+            sides: tuple[cst.BaseExpression, ...] = (node.left, node.right)
+        elif isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.MultiplyAssign):
+            sides = (node.target, node.value)
+        else:
+            continue
+        scales = [side for side in sides if _SCALE.search(dotted(side).rpartition(".")[2])]
+        losses = [side for side in sides if side not in scales and "loss" in dotted(side)]
+        if scales and losses:
+            code = facts.source.code(node).strip()
+            yield node, f"{code} scales the loss by hand", "the session's `loss_scale=`, and drop this scaling"
+
+
+def exchanged(facts: Facts) -> Iterator[Problem]:
+    """The session sees when gradients are exchanged: Horovod's wrappers do it in the optimizer's own step."""
+    for node in facts.source.of(cst.Assign):
+        for value in peeled(node.value):
+            name = facts.source.meaning(value.func) if isinstance(value, cst.Call) else ""
+            if name.rpartition(".")[2] not in EXCHANGED or name.startswith(_TORCH):
+                continue
+            if any(facts.aliases.of(target.target) in facts.optimizers for target in node.targets):
+                what = f"{name} exchanges gradients by itself, and the session would judge them before that"
+                yield node, what, "DistributedDataParallel, which the session knows"
+
+
+def remade(facts: Facts) -> Iterator[Problem]:
+    """An optimizer that is prepared is not made anew elsewhere without being prepared there."""
+    source = facts.source
+    prepared: dict[Key | None, set[cst.CSTNode]] = {}
+    for call in facts.calls("prepare"):
+        for arg in call.args:
+            prepared.setdefault(facts.aliases.key(arg.value), set()).add(source.scope(call))
+    for node in source.of(cst.Assign):
+        made = any(isinstance(value, cst.Call) for value in peeled(node.value))
+        for target in node.targets if made else ():
+            scopes = prepared.get(facts.aliases.key(target.target), set())
+            own = source.scope(node)
+            if facts.aliases.of(target.target) not in facts.optimizers or not scopes or own in scopes:
+                continue
+            others = [one for one in source.assigns(dotted(target.target)) if source.scope(one) in scopes]
+            if any(_makes(facts, one) for one in others):
+                code = source.code(target.target).strip()
+                write = f"`{facts.source.code(facts.made[0])}.prepare(model, {code})` behind it"
+                yield node, f"{code} is made again here, and not prepared", write
+
+
+def for_inference(facts: Facts) -> Iterator[Problem]:
+    """A model that is prepared computes in a region somewhere: Apex patched functions for good."""
+    if facts.calls("autocast", "inference", "scale_loss"):
+        return
+    for call in facts.calls("prepare"):
+        if len(call.args) == 1:
+            code = facts.source.code(call.args[0].value)
+            yield call, f"nothing here computes with {code} in a region", "`with amp.inference():` around its calls"
+
+
+def _makes(facts: Facts, assign: cst.Assign) -> bool:
+    """Whether an assignment makes an object, and does not prepare one."""
+    calls = [one for one in peeled(assign.value) if isinstance(one, cst.Call)]
+    return any(one not in facts.calls("prepare") for one in calls)
+
+
+RULES = (scaled_by_hand, exchanged, remade, for_inference)
