@@ -78,6 +78,32 @@ def test_cases_after_one_that_died_are_run():
         running.close()
 
 
+def fails_to_join(_index, _count, _folder):
+    raise ZeroDivisionError("on purpose")
+
+
+def test_the_only_case_fails_where_processes_cannot_join():
+    running = RankProcesses(2, METHOD, fails_to_join)
+    try:
+        answers = answers_of(running, dying, [RankCase("only", ((),), SCALE)])
+        assert "ZeroDivisionError: on purpose" in answers["only"].why
+    finally:
+        running.close()
+
+
+def test_a_process_that_has_not_begun_is_said_to_be_starting():
+    running = RankProcesses(1, METHOD, joins_late, seconds=-3.0)
+    try:
+        with pytest.raises(RanksFailedError, match="it had not begun: it was being started"):
+            running.run(raising, None)
+    finally:
+        running.close()
+
+
+def joins_late(_index, _count, _folder):
+    time.sleep(600)
+
+
 def set_up(_index, _count, _folder):
     """Importing this file registers the toy."""
 

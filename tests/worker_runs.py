@@ -1,9 +1,14 @@
 """Runs of a workload on the workers of ``TF_CONFIG`` or ``launch.py``, for ``test_workers_train.py``."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
+from unifiedamp.conformance.ranks import SIZES, RankCase
+from unifiedamp.conformance.ranks.program import play
+from unifiedamp.loss_scale import DynamicLossScale
 from unifiedamp.workloads.configuration import read_settings, read_source
 from unifiedamp.workloads.training.loop import train
 from unifiedamp.workloads.training.report import Report
@@ -58,6 +63,32 @@ def on_worker(_index, _count, backend, folder):
     """Run every case on one worker."""
     for case in cases_of(backend):
         yield run_case(backend, Path(folder, case), case)
+
+
+def on_loading_worker(index, _count, backend):
+    """Load the first worker's scale on it alone; return what each worker says, in both forms of the step."""
+    side = worker_side(backend, index)
+    for form in ("eager", "compiled"):
+        ones = tuple((tuple(np.ones(size, np.float32) for size in SIZES),) * 2 for _ in range(2))
+        case = RankCase(form, ones, DynamicLossScale(initial_scale=8.0))
+        first = play(side, case, form)[0].state
+        state = {**first, "state": {**first["state"], "scale": 64.0}}
+        try:
+            play(side, replace(case, state=None if index else state), form)
+            yield "trained"
+        except Exception as error:
+            yield f"{type(error).__name__}: {error}"
+
+
+def worker_side(backend, index):
+    """What trains the kit's cases on one worker."""
+    if backend == "mxnet":
+        from unifiedamp_mxnet.conformance.ranks import Worker
+
+        return Worker(index, {})
+    from unifiedamp_tensorflow.conformance.ranks import Replicas, of_cluster
+
+    return Replicas(of_cluster(), {})
 
 
 DIFFERENT = {

@@ -61,6 +61,10 @@ class CheckpointError(AmpError, ValueError):
     """A checkpoint or state dictionary is truncated, foreign, from a newer version, or does not fit this session."""
 
 
+class ProcessLostError(AmpError, RuntimeError):
+    """Of several processes that train together, another one has ended; this one cannot go on without it."""
+
+
 class LossScaleExhausted(AmpError, ArithmeticError):
     """Too many steps in a row were skipped: no loss scale can fix this.
 

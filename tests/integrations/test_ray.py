@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from unifiedamp.errors import AmpError
+from unifiedamp.workloads.configuration import read_settings, read_source
+from unifiedamp.workloads.training.job import Job
+from unifiedamp.workloads.training.on_ray import train_on_ray
+
+ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
 
 FOLDER = Path(__file__).parents[1] / "workloads"
@@ -59,3 +65,30 @@ def test_a_killed_worker_is_started_anew_and_all_train_as_one(backend, tmp_path)
     assert alone.returncode == 0, alone.stderr
     losses, expected = (json.loads((folder / "log.json").read_text())["losses"] for folder in (out, other))
     assert losses == pytest.approx(expected, rel=2e-5)
+
+
+def test_a_worker_that_is_killed_before_the_first_checkpoint_is_started_anew(tmp_path):
+    pytest.importorskip("torch")
+    options = ("--launcher", "ray", "--workers", "2", "--max-restarts", "1", "--json")
+    done, out = train(tmp_path, "torch", "killed in make_model", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "mark").exists(), "nothing was killed"
+    run = json.loads(done.stdout)
+    assert run["resumed_at"] is None
+    assert run["finished"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint.npz", "curves.png", "log.json"]
+
+
+def test_a_ray_that_cannot_be_joined_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+
+    def lost(**_):
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(ray, "init", lost)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    chosen = read_settings(read_source(str(FILES["torch"]) + ":Regression"), tmp_path, amp={"backend": "torch"})
+    with pytest.raises(
+        AmpError, match=r"^train: Ray could not be joined at RAY_ADDRESS=10\.0\.0\.9:6379: Conn.*no answer"
+    ):
+        train_on_ray(Job(chosen), 2, 0)

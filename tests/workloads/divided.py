@@ -25,6 +25,8 @@ class Regression:
         self.x, self.w = rng.standard_normal((rows, 8), np.float32), np.arange(8, dtype=np.float32)
 
     def make_model(self):
+        if self.fault == "killed in make_model" and os.environ.get("RANK") == "1" and self.first_start():
+            os.kill(os.getpid(), signal.SIGKILL)
         own = 0 if self.fault == "sharded" else int(os.environ.get("RANK", 0))
         torch.manual_seed(own)  # DistributedDataParallel copies the weights of rank 0; fully_shard copies none
         model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -46,6 +48,8 @@ class Regression:
             here = epoch >= self.epoch and number == self.at and rank == "1"
             if self.fault == "killed" and here and self.first_start():
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "raised" and here:
+                raise ValueError("a fault of the data")
             if self.fault == "stopped" and here:
                 os.kill(os.getpid(), signal.SIGTERM)
             if self.pace and not os.path.exists(self.mark):
@@ -72,6 +76,14 @@ class Regression:
         with amp.inference(model):
             found = amp.to_numpy(model(amp.to_native(self.x)))
         return -float(np.square(found - self.x @ self.w[:, None]).mean())
+
+
+class Listed(Regression):
+    """Its batches have a length."""
+
+    def batches(self, epoch):
+        found = list(super().batches(epoch))
+        return found[:-1] if self.fault == "fewer" and os.environ.get("RANK") == "1" else found
 
 
 class OwnPart(Regression):

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from worker_runs import DIFFERENT, cases_of, on_differing_worker, on_worker, run, run_case
+from worker_runs import DIFFERENT, cases_of, on_differing_worker, on_loading_worker, on_worker, run, run_case
 
 from unifiedamp.config import plugins
 from unifiedamp.output.signals import Terminated
@@ -76,3 +76,13 @@ def test_settings_that_differ_are_refused_on_each_worker(of, tmp_path):
             assert each.get("error", "trained").startswith("PrepareError: amp."), name
             assert f"the same settings, and {name} differs between worker 0 and worker 1" in each["error"]
         assert "losses" in alike, alike
+
+
+@pytest.mark.parametrize("of", WORKERS)
+def test_a_state_that_one_worker_alone_loads_is_refused_on_each(of):
+    if not plugins.is_installed(of):
+        pytest.skip(f"{of} is not installed")
+    for answers in importlib.import_module(WORKERS[of]).workers(2).run(on_loading_worker, of):
+        for said in answers:
+            assert "amp.step: workers that train together need the same" in said
+            assert "loss scale" in said

@@ -86,6 +86,13 @@ class Ranks:
         """Return the first rank whose ``value`` is not that of rank 0; None where all are equal."""
         return None
 
+    def lost(self, error: Exception) -> str | None:
+        """Return which other process an error says was lost ("worker 1 of TF_CONFIG"); None for any other error.
+
+        Unlike the other methods, one process alone calls it.
+        """
+        return None
+
     def leave(self) -> None:
         """Wait for the others, and part from them."""
 

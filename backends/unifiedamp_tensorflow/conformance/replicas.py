@@ -17,6 +17,8 @@ from unifiedamp.conformance.ranks import RankProcesses
 
 from ..distributed.launched import strategy_here
 
+STARTING = 120.0
+"""Seconds that the start of workers may take, each of which imports TensorFlow."""
 Answer = list[tuple[list[float], int]]
 """For each replica, its parameters and the session's count of skipped steps."""
 
@@ -59,7 +61,7 @@ def workers(count: int) -> RankProcesses:
         for place in places:
             place.bind(("localhost", 0))
         addresses = [f"localhost:{place.getsockname()[1]}" for place in places]
-    return RankProcesses(count, setup=functools.partial(join_cluster, addresses))
+    return RankProcesses(count, setup=functools.partial(join_cluster, addresses), starting=STARTING)
 
 
 def join_cluster(addresses: Sequence[str], index: int, _count: int, _folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ LARGEST = 64
 """Above the number of each signal that is asked for."""
 ASKED_EVERY = 8
 """Steps after which workers tell each other of signals: each time, all wait for the slowest."""
+TASK = re.compile(r"/job:worker/replica:0/task:(\d+)")
 
 
 class LaunchedRanks(Ranks):
@@ -64,6 +66,13 @@ class LaunchedRanks(Ranks):
         found = self._sum(own)
         return next((rank for rank, each in enumerate(found) if each != found[0]), None)
 
+    def lost(self, error: Exception) -> str | None:
+        """Collectives of TensorFlow name the worker that they cannot reach."""
+        if not isinstance(error, tf.errors.OpError):
+            return None
+        named = {int(task) for task in TASK.findall(str(error))} - {self.rank}
+        return f"worker {min(named)} of TF_CONFIG" if named else None
+
     def leave(self) -> None:
         self._sum(np.zeros(1))
 
@@ -102,7 +111,7 @@ def join(launch: Launch, wanted: str | None) -> tuple[LaunchedRanks, str]:
         )
     try:
         strategy = strategy_here()
-    except RuntimeError as error:
+    except (RuntimeError, tf.errors.OpError) as error:
         raise errors.ConfigError(
             f"train: TensorFlow cannot join the workers of TF_CONFIG: {error} (the workload's file must run no "
             "operation of TensorFlow when it is imported)"

@@ -165,10 +165,13 @@ class GradientBuffer:
         if self._complete or not present:
             return
         self._complete = True
-        values = self._replicas.sum(list(present.values()))
-        if self._scaler is not None:
+        if self._scaler is None:
+            values = self._replicas.sum(list(present.values()))
+        else:
+            values, checks = self._replicas.sum_of_scale(list(present.values()), self._scaler.scale)
             known = flags is not None and flags.shape == (len(values),)
-            self.flags = flags if known else self._scaler.finite_flags(values)
+            with tf.control_dependencies(checks):
+                self.flags = flags if known else self._scaler.finite_flags(values)
             values = self._scaler.unscale(values) if scaled else values
         present.update(zip(present, values, strict=True))
 

@@ -15,6 +15,9 @@ from unifiedamp.backend import Launch, Ranks, errors
 from ..device.selection import pick_device
 from .wrapped import is_shared
 
+LOST = ("gloo/transport", "ncclRemoteError")
+"""What errors of connections hold, which have no class."""
+
 
 class LaunchedRanks(Ranks):
     """The default process group; plain numbers go through a group of CPUs, beside the device's work.
@@ -48,6 +51,12 @@ class LaunchedRanks(Ranks):
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, self._group)
         return next((rank for rank, each in enumerate(found) if each != found[0]), None)
+
+    def lost(self, error: Exception) -> str | None:
+        """Neither gloo nor NCCL says which process it was."""
+        known = isinstance(error, (dist.DistNetworkError, dist.DistStoreError))
+        known = known or (isinstance(error, RuntimeError) and any(each in str(error) for each in LOST))
+        return f"another of the {self.size} processes (rank {self.rank} lost its connection to it)" if known else None
 
     def leave(self) -> None:
         if self._asked:

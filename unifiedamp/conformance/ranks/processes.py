@@ -47,6 +47,7 @@ class RankProcesses:
         setup: called first in each with its index, their number and a folder that they share; must be picklable.
         seconds: how long they may work on one answer.
         beside: what runs in a further process each, and serves those until they end; must be picklable.
+        starting: seconds that their start may take besides, where each of them imports a framework.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class RankProcesses:
         setup: Callable[[int, int, str], None] | None = None,
         seconds: float = SECONDS,
         beside: Sequence[Callable[[], object]] = (),
+        starting: float = 0.0,
     ) -> None:
-        self.count, self.seconds = count, seconds
+        self.count, self.seconds, self._starting = count, seconds, starting
         self._context: Any = multiprocessing.get_context(method)
         self._setup, self._beside = setup, tuple(beside)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -71,13 +73,14 @@ class RankProcesses:
         Raises:
             RanksFailedError: one raised, died or hung; all are ended.
         """
-        if not self._processes:
+        begins = not self._processes
+        if begins:
             self._start()
         for pipe in self._pipes:
             pipe.send((program, args, self.seconds))
         answers: list[list[Any]] = [[] for _ in self._pipes]
         try:
-            why = self._collect(answers)
+            why = self._collect(answers, self._starting if begins else 0.0)
         except BaseException:
             self.close()
             raise
@@ -106,18 +109,18 @@ class RankProcesses:
             self._servers[-1].start()
         for index in range(self.count):
             ours, theirs = self._context.Pipe()
-            args = (theirs, index, self.count, self._folder.name, self._setup, laid_over())
+            args = (theirs, index, self.count, self._folder.name, self._setup, laid_over(), SECONDS + self._starting)
             process = self._context.Process(target=_serve, args=args, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def _collect(self, answers: list[list[Any]]) -> str:
+    def _collect(self, answers: list[list[Any]], starting: float) -> str:
         """Fill in answers until all are done; return why not."""
         working = dict(enumerate(self._pipes))
         errors: list[str] = []
-        end = time.monotonic() + self.seconds + GRACE
+        end = time.monotonic() + self.seconds + GRACE + starting
         while working and (left := end - time.monotonic()) > 0:
             for pipe in wait(list(working.values()), left):
                 index = self._pipes.index(pipe)  # type: ignore[arg-type]  # one of these
@@ -146,16 +149,23 @@ class RankProcesses:
         said = [f"processes {list(hanging)} of {self.count} gave no answer within {self.seconds:g} seconds"]
         for index in range(self.count):
             file = Path(str(self._folder and self._folder.name), f"stacks{index}")
-            stacks = file.read_text() if file.exists() and index in hanging else "it had ended its work"
-            said.append(f"-- stacks of process {index}\n{stacks}")
+            stacks = file.read_text() if file.exists() else ""
+            state = "it had not begun: it was being started" if index in hanging else "it had ended its work"
+            said.append(f"-- stacks of process {index}\n{stacks if index in hanging and stacks else state}")
         return "\n".join(said)
 
 
 def _serve(
-    pipe: Connection, index: int, count: int, folder: str, setup: Callable[[int, int, str], None] | None, faults: Any
+    pipe: Connection,
+    index: int,
+    count: int,
+    folder: str,
+    setup: Callable[[int, int, str], None] | None,
+    faults: Any,
+    seconds: float,
 ) -> None:
     with open(Path(folder, f"stacks{index}"), "w", encoding="utf-8") as stacks, contextlib.suppress(EOFError, OSError):
-        faulthandler.dump_traceback_later(SECONDS, file=stacks)
+        faulthandler.dump_traceback_later(seconds, file=stacks)
         try:
             lay_over_all(faults)
             if setup is not None:

@@ -116,6 +116,8 @@ def answers_of(processes: RankProcesses, program: Program, cases: Sequence[RankC
             return answers
         answers[left[done].name] = RankFailure(why)
         left = left[done + 1 :]
+        if not left:
+            return answers
     return {**answers, **{case.name: RankFailure("not run: two cases before it failed") for case in left}}
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from ...backend import Launch, Ranks, read_launch
@@ -22,6 +23,8 @@ from .batches import native, samples, window_count
 from .display import Display, Silent, Watcher
 from .evaluation import evaluate
 from .interrupt import ERRORS, Interrupt
+from .lost_process import named_losses
+from .restarts import is_of_this_run, mark_earlier_run
 from .run import CHECKPOINT, Run, check_resumable
 from .shard import check_same_data, shard
 
@@ -52,27 +55,37 @@ def train(
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM (as its subclass ``Terminated``); the checkpoint is written.
+        ProcessLostError: of several processes, another one has ended.
         AmpError: the configuration, workload or checkpoint is invalid, or the loss scale is exhausted.
     """
     launch = launch or read_launch(os.environ)
-    if launch and launch.restarts:  # it repeats the command line that the run began with
-        resume = resume or (settings.out / CHECKPOINT).exists()
-    if resume:
+    if launch and not resume:
+        resume = _goes_on(launch, settings.out / CHECKPOINT)
+    if resume and launch is None:  # several processes tell each other first
         check_resumable(settings)
     run = make_run(settings, launch)
     run.saved, step = saved, make_step(run)
-    run.begin(resume, restart_scale)
-    first = not run.ranks.rank
-    recorder = run.amp.record(*record, every=record_every) if record else nullcontext()  # the first rank writes
-    shown = display if first else Silent()
-    shown.begin(run)
-    try:
-        with recorder:
-            fit(run, step, shown)
-    finally:
-        shown.end(run)
-    run.ranks.leave()
+    with named_losses(run.ranks):
+        run.begin(resume, restart_scale)
+        recorder = run.amp.record(*record, every=record_every) if record else nullcontext()  # the first rank writes
+        shown = Silent() if run.ranks.rank else display
+        shown.begin(run)
+        try:
+            with recorder:
+                fit(run, step, shown)
+        finally:
+            shown.end(run)
+        run.ranks.leave()
     return run
+
+
+def _goes_on(launch: Launch, checkpoint: Path) -> bool:
+    """Return whether this process was started anew to go on, by the command line that the run began with."""
+    if launch.restarts:
+        return is_of_this_run(checkpoint)
+    if not launch.rank:
+        mark_earlier_run(checkpoint)
+    return False
 
 
 def make_run(settings: Settings, launch: Launch | None = None) -> Run:
@@ -91,14 +104,15 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
         arguments = _with_total(arguments, settings, definition)
     amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
-    with ranks.scope(), amp.scope():
+    with named_losses(ranks), ranks.scope(), amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
         wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
     for optimizer in optimizers:
         ranks.connect(optimizer)
     inside = model if wrapped is not model else None
-    wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
+    with named_losses(ranks):
+        wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
     return Run(settings, workload, amp, wrapped if inside is None else inside, optimizers, wrapped, ranks)
 
 
@@ -212,9 +226,10 @@ def fit(run: Run, step: Step, watcher: Watcher) -> None:
     with Interrupt(launched=run.ranks.size > 1) as interrupt:
         while not run.finished:
             begun, before, seen = time.perf_counter(), timed.timed, 0
-            for window in watcher.follow(run.windows(), run, run.window_count()):
+            count = run.window_count()
+            for window in watcher.follow(run.windows(), run, count):
                 if not seen:
-                    check_same_data(run.workload, run.amp, run.epoch, window[0], run.ranks)
+                    check_same_data(run.workload, run.amp, run.epoch, window[0], run.ranks, count)
                 for batch in window:
                     part, factor = shard(run.workload, batch, run.ranks)
                     run.count(timed(native(run.amp, part), factor))

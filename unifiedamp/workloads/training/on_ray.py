@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from rich.console import Console
 from ...backend import Launch, read_launch
 from ...config import plugins
 from ...config.arguments import Arguments
-from ...errors import AmpError, ConfigError, UnsupportedError
+from ...errors import AmpError, ConfigError, ProcessLostError, UnsupportedError
+from ...output.files import write_whole
 from .job import Job
 from .report import Report
 from .result import Result, run_result
@@ -26,6 +28,10 @@ from .run import CHECKPOINT, Run
 
 NOISE = "Failed to query Ray Train Controller|Reporting training result|Checkpoint successfully created"
 """What Ray logs once a second, and at each checkpoint."""
+COPY = ".ray_copy_"
+"""What names of folders begin with that hold a copy of a checkpoint for a moment."""
+RUN = ".ray_run"
+"""In a run's folder: the name of the Ray run that wrote the checkpoint there."""
 STORE = 128 * 2**20
 """Bytes of a local Ray's object store, in which a run puts nothing large."""
 
@@ -57,7 +63,7 @@ def train_on_ray(job: Job, workers: int, max_restarts: int, quiet: bool = False)
         job, use_gpu = _placed(_absolute(job), gpus, workers)
         fitted = trainer(
             _work,
-            train_loop_config={"job": job, "folder": Path.cwd(), "quiet": quiet},
+            train_loop_config={"job": job, "folder": Path.cwd(), "quiet": quiet, "name": name},
             scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu),
             run_config=ray.train.RunConfig(
                 name=name, storage_path=str(storage),
@@ -70,11 +76,18 @@ def train_on_ray(job: Job, workers: int, max_restarts: int, quiet: bool = False)
         except ray.train.TrainingFailedError as error:
             raise _reason(error, workers) from None
         finally:
-            shutil.rmtree(storage / name, ignore_errors=True)  # copies of what is in the run's folder
-            if storage.is_dir() and not any(storage.iterdir()):
-                storage.rmdir()
+            _clean_up(job.settings.out, storage / name)
     found: Result = done.return_value
     return found
+
+
+def _clean_up(out: Path, copies: Path) -> None:
+    """Remove copies of what is in the run's folder, those included that processes were making when they were killed."""
+    for left in (copies, *out.glob(f"{COPY}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    (out / RUN).unlink(missing_ok=True)
+    if copies.parent.is_dir() and not any(copies.parent.iterdir()):
+        copies.parent.rmdir()
 
 
 def _imported(backend: str | None) -> tuple[Any, Any]:
@@ -100,16 +113,23 @@ def _imported(backend: str | None) -> tuple[Any, Any]:
 def _cluster(ray: Any, workers: int) -> Iterator[int]:
     """Join the cluster of ``RAY_ADDRESS``, or start Ray on this host; yield how many GPUs there are."""
     own = not ray.is_initialized()
-    if own and os.environ.get("RAY_ADDRESS"):
-        ray.init(logging_level="WARNING")
-    elif own:
-        count = max(workers, os.cpu_count() or 1)
-        ray.init(num_cpus=count, object_store_memory=STORE, include_dashboard=False, logging_level="WARNING")
+    if own:
+        _start(ray, workers)
     try:
         yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         if own:
             ray.shutdown()
+
+
+def _start(ray: Any, workers: int) -> None:
+    count, address = max(workers, os.cpu_count() or 1), os.environ.get("RAY_ADDRESS")
+    options = {} if address else {"num_cpus": count, "object_store_memory": STORE, "include_dashboard": False}
+    try:
+        ray.init(logging_level="WARNING", **options)
+    except Exception as error:
+        where = f"joined at RAY_ADDRESS={address}" if address else "started on this host"
+        raise AmpError(f"train: Ray could not be {where}: {_first_line(error)}") from error
 
 
 def _placed(job: Job, gpus: int, workers: int) -> tuple[Job, bool]:
@@ -139,27 +159,40 @@ def _work(config: dict[str, Any]) -> Result:
     from ray import train as ray_train
 
     job: Job = config["job"]
+    out, name = job.settings.out, config["name"]
     if config["folder"].is_dir():
         os.chdir(config["folder"])
     context, last = ray_train.get_context(), ray_train.get_checkpoint()
     size = context.get_world_size()
     launch = Launch("Ray Train", context.get_world_rank(), size, context.get_local_rank()) if size > 1 else None
     if last is not None:
-        _restore(last, job.settings.out)
+        _restore(last, out)
+    resume = last is not None or _is_of(name, out)  # processes may have died before Ray read their first report
     display = Report(Console(highlight=False, emoji=False, width=190, quiet=config["quiet"]))
-    run = job.train(display, resume=last is not None, launch=launch, saved=_report)
+    run = job.train(display, resume=resume, launch=launch, saved=partial(_report, name))
     return run_result(run, display.undrawn)
 
 
 def _restore(last: Any, out: Path) -> None:
     """Write Ray's last checkpoint to the run's folder, whole or not at all: every process of the host does."""
     out.mkdir(parents=True, exist_ok=True)
-    with last.as_directory() as folder, tempfile.TemporaryDirectory(dir=out, prefix=".ray_") as own:
+    with last.as_directory() as folder, tempfile.TemporaryDirectory(dir=out, prefix=COPY) as own:
         os.replace(shutil.copy(Path(folder, CHECKPOINT), own), out / CHECKPOINT)
 
 
-def _report(run: Run) -> None:
-    """Report a checkpoint and the last epoch's numbers to Ray; every process does."""
+def _is_of(name: str, out: Path) -> bool:
+    """Return whether the checkpoint in a folder was written by the Ray run of that name."""
+    mark = out / RUN
+    return mark.exists() and mark.read_text() == name and (out / CHECKPOINT).exists()
+
+
+def _report(name: str, run: Run) -> None:
+    """Report a checkpoint and the last epoch's numbers to Ray; every process does.
+
+    Args:
+        name: of the Ray run.
+        run: what trains.
+    """
     from ray import train as ray_train
 
     row = run.history.epochs[-1] if run.history.epochs else {}
@@ -168,7 +201,8 @@ def _report(run: Run) -> None:
     if run.ranks.rank:
         ray_train.report(numbers)
         return
-    with tempfile.TemporaryDirectory(dir=run.settings.out, prefix=".ray_") as folder:
+    write_whole(run.settings.out / RUN, name)
+    with tempfile.TemporaryDirectory(dir=run.settings.out, prefix=COPY) as folder:
         shutil.copy(run.checkpoint_path, folder)
         ray_train.report(numbers, checkpoint=ray_train.Checkpoint.from_directory(folder))
 
@@ -177,11 +211,14 @@ def _reason(error: Any, workers: int) -> AmpError:
     """Return why Ray gave up: an error of a workload or session as it was raised, else which processes failed."""
     failures = {rank: getattr(found, "_base_exc", found) for rank, found in _failures(error).items()}
     for _, found in sorted(failures.items()):
-        if isinstance(found, AmpError):
+        if isinstance(found, AmpError) and not isinstance(found, ProcessLostError):
             return found
-    # A process that died made the others fail, which say so of a connection.
+    # A process that died made the others fail, which say that they lost it.
     dead = {rank: found for rank, found in failures.items() if "Actor" in type(found).__name__}
-    said = "; ".join(f"rank {rank}: {_first_line(found)}" for rank, found in sorted((dead or failures).items()))
+    raised = {rank: found for rank, found in failures.items() if not isinstance(found, ProcessLostError)}
+    said = "; ".join(
+        f"rank {rank}: {_first_line(found)}" for rank, found in sorted((dead or raised or failures).items())
+    )
     return AmpError(f"train: Ray Train gave up, of {workers} processes failed {said or _first_line(error)}")
 
 

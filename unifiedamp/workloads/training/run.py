@@ -18,13 +18,14 @@ import numpy as np
 
 from ...backend import Ranks
 from ...checkpoint.sealed_file import load_checkpoint, save_checkpoint
-from ...errors import CheckpointError, ConfigError, StateWarning
+from ...errors import AmpError, CheckpointError, ConfigError, StateWarning
 from ...output.files import remove_neighbours
 from ...session import Amp
 from ..configuration import Settings
 from ..definition.loading import Loaded
 from .batches import window_count, windows
 from .history import History
+from .restarts import remove_mark
 from .saved import FORMAT, Meta, Saved, read_saved
 from .state import State
 
@@ -162,6 +163,7 @@ class Run:
         meta |= {"finished": self.finished, "window": self.window, "settings": self.workload.settings}
         meta |= {"held": held, "epochs": self.history.epochs}
         save_checkpoint(self.checkpoint_path, meta, arrays | self.history.to_arrays(), self.amp)
+        remove_mark(self.checkpoint_path)
         about = {"workload": self.workload.name, "settings": self.workload.settings}
         about |= {"train": self.settings.train.model_dump(), "backend": self.amp.backend.name}
         self.history.write(self.settings.out / "log.json", {**about, "policy": str(self.amp.policy)})
@@ -184,14 +186,38 @@ class Run:
         if not self.ranks.rank:
             remove_neighbours(self.checkpoint_path)
         self._check_exports()
-        if resume:
-            check_resumable(self.settings)
-            self._restore(read_saved(load_checkpoint(self.checkpoint_path), self.checkpoint_path), restart_scale)
-            self._check_same_place()
-            return
-        self._check_overwrites()
-        if self.ranks.size > 1 or self.saved is not None:
+        saved = self._read(resume)
+        if saved is not None:
+            self._restore(saved, restart_scale)
+        elif self.ranks.size > 1 or self.saved is not None:
             self.save()  # processes that are started anew go on from this run, not from the one before in its folder
+
+    def _read(self, resume: bool) -> Saved | None:
+        """Return the checkpoint to go on from; None begins a new run.
+
+        All processes have read it before one goes on: the first one writes the next over it.
+        """
+        found: Saved | None = None
+        error: AmpError | None = None
+        try:
+            if resume:
+                check_resumable(self.settings)
+                found = read_saved(load_checkpoint(self.checkpoint_path), self.checkpoint_path)
+            else:
+                self._check_overwrites()
+        except AmpError as raised:
+            error = raised  # after the others have been told
+        here = f"it resumes epoch {found.meta.epoch}, batch {found.meta.batch}" if found else "it begins a new run"
+        here = here if error is None else "it cannot begin"
+        rank = self.ranks.differing(here)
+        if error is not None:
+            raise error
+        if rank is not None:
+            raise CheckpointError(
+                f"{self.checkpoint_path} is not the same file on rank {rank} and on rank 0, or only one of them is to "
+                f"resume (here {here}); all processes must see one folder: name it with --out"
+            )
+        return found
 
     def _check_overwrites(self) -> None:
         if not self.checkpoint_path.exists():
@@ -228,17 +254,6 @@ class Run:
         self.history, self.epoch, self.batch = saved.history, saved.meta.epoch, saved.meta.batch
         self.resumed_at = self.epoch, self.batch
         self._windows = rest
-
-    def _check_same_place(self) -> None:
-        """Wait until all processes have read the checkpoint, before the first one writes the next over it."""
-        if self.ranks.size == 1:
-            return
-        rank = self.ranks.differing(f"epoch {self.epoch}, batch {self.batch}")
-        if rank is not None:
-            raise CheckpointError(
-                f"{self.checkpoint_path} is of another epoch or batch on rank {rank} than on rank 0 (here: epoch "
-                f"{self.epoch}, batch {self.batch}); all processes must see the same file"
-            )
 
     def _check_same(self, meta: Meta) -> None:
         now = self.workload.settings

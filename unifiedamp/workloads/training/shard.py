@@ -82,19 +82,25 @@ def _rows(batch: Any, start: int, end: int) -> Any:
     return part(batch) if is_array(batch) else convert_batch(batch, part)
 
 
-def check_same_data(workload: Loaded, amp: Amp, epoch: int, batch: Any, ranks: Ranks) -> None:
-    """Check that all processes got the same first batch of an epoch.
+def check_same_data(workload: Loaded, amp: Amp, epoch: int, batch: Any, ranks: Ranks, count: int | None = None) -> None:
+    """Check that all processes got the same first batch of an epoch, and as many batches.
+
+    Args:
+        workload, amp, epoch, ranks: of the run.
+        batch: the first one.
+        count: the number of windows; None where it is not known.
 
     Raises:
-        ConfigError: on every process: the order of the data depends on more than the epoch.
+        ConfigError: on every process: the data depend on more than the epoch.
     """
     if ranks.size == 1:
         return
-    rank = ranks.differing(str(_checksum(amp, batch)))
+    rank = ranks.differing(f"{count} {_checksum(amp, batch)}")
     if rank is not None:
         raise ConfigError(
-            f"{workload.name}: batches({epoch}) yields other samples on rank {rank} than on rank 0; each process takes "
-            "its part of the same batches, so derive their order from the epoch and a fixed seed"
+            f"{workload.name}: batches({epoch}) yields other samples on rank {rank} than on rank 0, or another number "
+            "of batches; each process takes its part of the same batches, so derive their order from the epoch and a "
+            "fixed seed"
         )
 
 
