@@ -7,7 +7,7 @@ AutoGraph's rules              :func:`exempt_from_autograph`, at import    never
 a layer's class                :func:`set_class`                           :func:`set_class` to ``original_class``
 a layer's dtype policy         :func:`set_dtype_policy`                    :class:`PolicyChanges`
 attributes of one object       :func:`attributes`                          leaving the context
-variables of an optimizer      :func:`track`, :func:`replace_slot`         never: they are part of its state
+variables of an optimizer      :func:`track`                               never: they are part of its state
 the mark of a wrapper          :func:`forget_wrapper`                      never: wrapping the optimizer sets it again
 gradient sums of Keras 3       :func:`gradients_summed_already`            leaving the context
 methods of one object          :func:`override`                            the function that it returns
@@ -39,7 +39,7 @@ from tensorflow.python.autograph.core import config
 from unifiedamp.backend import Switch
 
 from ._types import Layer, Model, Optimizer, Variable
-from .internals import kept_variables, set_dtype_policy, slot_name
+from .internals import set_dtype_policy
 
 try:
     from keras.src.backend.common import global_state
@@ -105,21 +105,6 @@ def attributes(obj: object, **values: Any) -> Iterator[None]:
 def track(optimizer: Optimizer, name: str, variables: Sequence[Variable]) -> None:
     """Keep variables as an attribute of an optimizer, where Keras's checkpoints find them; stays."""
     setattr(optimizer, name, list(variables))
-
-
-def replace_slot(optimizer: Any, attribute: str, place: int, variable: Variable, values: Any) -> None:
-    """Put ``values`` in the place of a slot of ``variable``, one of the optimizer's list ``attribute``; stays."""
-    slots, kept = list(getattr(optimizer, attribute)), kept_variables(optimizer)
-    old, name = slots[place], slot_name(slots[place])
-    at = next(index for index, each in enumerate(kept) if each is old)
-    if hasattr(old, "path"):  # Keras 3
-        slots[place] = optimizer.add_variable(
-            values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name
-        )
-    else:
-        slots[place] = optimizer.add_variable_from_reference(variable, name, initial_value=values)
-    kept[at] = kept.pop()
-    setattr(optimizer, attribute, slots)
 
 
 def forget_wrapper(optimizer: Optimizer) -> None:

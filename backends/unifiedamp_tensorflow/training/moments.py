@@ -16,7 +16,7 @@ from unifiedamp.backend import Policy, errors, state_rounding
 
 from .. import patches
 from .._types import Named, Optimizer, Tensor, Variable
-from ..internals import native
+from ..internals import kept_variables, native, slot_name
 from . import bfloat16_rounding, moment_rounding
 from .float32_value import Float32Value
 
@@ -95,7 +95,7 @@ class Moments:
             for each in moments:
                 if each.variable.dtype != tf.float32:
                     values = each.read()
-                    patches.replace_slot(self._optimizer, each.attribute, each.place, self._named[name], values)
+                    _replace_slot(self._optimizer, each.attribute, each.place, self._named[name], values)
         self.kept = {}
 
     @contextmanager
@@ -142,3 +142,18 @@ def check_optimizer(optimizer: Optimizer, policy: Policy) -> None:
             f"state_dtype={policy.state_dtype!r}: the moments of this {kind.__name__} are not known; use one of "
             f"tf.keras.optimizers' {', '.join(NAMES)}, or leave state_dtype out"
         )
+
+
+def _replace_slot(optimizer: Any, attribute: str, place: int, variable: Variable, values: Any) -> None:
+    """Put ``values`` in the place of a slot of ``variable``, one of the optimizer's list ``attribute``; stays."""
+    slots, kept = list(getattr(optimizer, attribute)), kept_variables(optimizer)
+    old, name = slots[place], slot_name(slots[place])
+    at = next(index for index, each in enumerate(kept) if each is old)
+    if hasattr(old, "path"):  # Keras 3
+        slots[place] = optimizer.add_variable(
+            values.shape, initializer=lambda *_args, **_options: values, dtype=values.dtype.name, name=name
+        )
+    else:
+        slots[place] = optimizer.add_variable_from_reference(variable, name, initial_value=values)
+    kept[at] = kept.pop()
+    setattr(optimizer, attribute, slots)
