@@ -80,8 +80,8 @@ def _trainer_rows() -> list[PlanRow]:
     )
     native = "Trainer.step, .update, .allreduce_grads; backward"
     return [
-        PlanRow("update", "on each device", "Trainer(update_on_kvstore=False)", "native", update),
-        PlanRow("native_calls", "refused", native, "emulated", calls),
+        PlanRow("update_on_kvstore", "false", "Trainer(update_on_kvstore=False)", "native", update),
+        PlanRow("native calls", "refused", native, "emulated", calls),
     ]
 
 
@@ -98,7 +98,7 @@ def _param_rows(spec: SessionSpec) -> list[PlanRow]:
     if spec.policy.update is not None:
         native = "Updater.__call__ over float32 values, rounded in numpy"
         note = "gradients add up, are unscaled and clipped in float32; states are float32"
-        rows.append(PlanRow("weight_updates", spec.policy.update, native, "emulated", note))
+        rows.append(PlanRow("update", spec.policy.update, native, "emulated", note))
     if spec.master_weights:
         native = "Optimizer.multi_precision = True; create_state_multi_precision"
         note = "gradients add up, are unscaled and clipped in float32"

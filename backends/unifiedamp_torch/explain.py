@@ -48,6 +48,7 @@ def rows(
         *_update_rows(policy),
         PlanRow("output_dtype", policy.output_dtype, f"forward hook: output.to(torch.{policy.output_dtype})"),
         *_scale_rows(spec, device),
+        *_accumulation_rows(spec),
         *_override_rows(policy, device),
         *_rnn_rows(policy, device),
     ]  # fmt: skip
@@ -154,6 +155,14 @@ def _scale_rows(spec: SessionSpec, device: torch.device) -> list[PlanRow]:
         "GradScaler has no bounds and no hysteresis",
     )  # fmt: skip
     return [PlanRow("loss_scale", str(scale), native), bounds]
+
+
+def _accumulation_rows(spec: SessionSpec) -> list[PlanRow]:
+    if spec.accumulate_steps == 1:
+        return []
+    native = f"(loss / {spec.accumulate_steps}).backward()"
+    note = "gradients add up in the parameters' own; the last backward pass of a window ends it"
+    return [PlanRow("accumulate_steps", str(spec.accumulate_steps), native, note=note)]
 
 
 def _override_rows(policy: Policy, device: torch.device) -> list[PlanRow]:

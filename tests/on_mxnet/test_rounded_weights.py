@@ -31,7 +31,7 @@ def test_bits_of_the_reference(update, compiled):
             values = rounding.stochastic(wide, rounding.param_key("w"), rounding.step_key(0, step))
         np.testing.assert_array_equal(amp.master_weights(model)["w"], values + rest)
         np.testing.assert_array_equal(amp.to_numpy(model.w.data()), values)
-    assert amp.explain().row("weight_updates").value == update
+    assert amp.explain().row("update").value == update
 
 
 @one_only

@@ -81,7 +81,10 @@ class ToyBackend(Backend):
         return Capabilities("cpu", policies, features)
 
     def explain(self):
-        return [PlanRow("autocast", self.spec.policy.compute_dtype, "toy.autograd.state.autocast", "emulated")]
+        rows = [PlanRow("autocast", self.spec.policy.compute_dtype, "toy.autograd.state.autocast", "emulated")]
+        if self.spec.accumulate_steps > 1:
+            rows.append(PlanRow("accumulate_steps", str(self.spec.accumulate_steps), "Parameter.grad += ...", "emulated"))
+        return rows
 
     def close(self):
         self.training.pending.clear()

@@ -200,6 +200,35 @@ def test_explain_names_native_calls(harness, policy):
     assert policy in str(plan)
 
 
+LISTED = {
+    "accumulate_steps": ("accumulation", {"accumulate_steps": 2}, "2"),
+    "emulate": ("emulation", {"policy": "mixed_bfloat16;emulate=true"}, "true"),
+    "update": ("weight_updates", {"policy": "bfloat16;update=kahan"}, "kahan"),
+    "state_dtype": ("state_dtype", {"policy": "mixed_bfloat16;state_dtype=bfloat16"}, "bfloat16"),
+    "master_weights": ("master_weights", {"policy": "bfloat16", "master_weights": True}, "float32"),
+}
+"""Setting → the feature that it needs, what a session is made with, and the value of its row."""
+
+
+@pytest.mark.parametrize("setting", LISTED)
+def test_explain_lists_what_was_set(harness, setting):
+    """With what the backend calls for it, and no row for a setting that was left out."""
+    feature, options, value = LISTED[setting]
+    if not harness.capabilities().feature(feature):
+        pytest.skip(f"the backend declares no {feature}")
+    try:
+        amp = session(harness, **options)
+    except ua.PolicyNotSupportedError as refusal:
+        pytest.skip(f"declared: {refusal}")
+    row = amp.explain().row(setting)
+    assert row.value == value
+    assert row.native
+    assert row.effect in ("native", "emulated")
+    amp.close()
+    with pytest.raises(KeyError):
+        session(harness).explain().row(setting)
+
+
 def test_round_trip_of_arrays(harness):
     amp = session(harness)
     for array in (np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4), np.float32([[1.5]])):

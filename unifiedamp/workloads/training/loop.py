@@ -23,7 +23,7 @@ from .batches import native, samples, window_count
 from .display import Display, Silent, Watcher
 from .evaluation import evaluate
 from .interrupt import ERRORS, Interrupt
-from .lost_process import named_losses
+from .lost_process import report_lost_processes
 from .restarts import is_of_this_run, mark_earlier_run
 from .run import CHECKPOINT, Run, check_resumable
 from .shard import check_same_data, shard
@@ -65,7 +65,7 @@ def train(
         check_resumable(settings)
     run = make_run(settings, launch)
     run.saved, step = saved, make_step(run)
-    with named_losses(run.ranks):
+    with report_lost_processes(run.ranks):
         run.begin(resume, restart_scale)
         recorder = run.amp.record(*record, every=record_every) if record else nullcontext()  # the first rank writes
         shown = Silent() if run.ranks.rank else display
@@ -104,14 +104,14 @@ def make_run(settings: Settings, launch: Launch | None = None) -> Run:
         arguments = _with_total(arguments, settings, definition)
     amp = Amp.from_config(arguments)
     workload = make(definition, settings.given, amp.backend.name)
-    with named_losses(ranks), ranks.scope(), amp.scope():
+    with report_lost_processes(ranks), ranks.scope(), amp.scope():
         model = _checked(workload.call("make_model"), amp, workload)
         wrapped = ranks.wrap(model)
         optimizers = _listed(workload.call("make_optimizer", model), workload)
     for optimizer in optimizers:
         ranks.connect(optimizer)
     inside = model if wrapped is not model else None
-    with named_losses(ranks):
+    with report_lost_processes(ranks):
         wrapped, *optimizers = amp.prepare(wrapped, *optimizers)
     return Run(settings, workload, amp, wrapped if inside is None else inside, optimizers, wrapped, ranks)
 

@@ -10,7 +10,7 @@ from ...errors import AmpError, ProcessLostError
 
 
 @contextmanager
-def named_losses(ranks: Ranks) -> Iterator[None]:
+def report_lost_processes(ranks: Ranks) -> Iterator[None]:
     """Raise ``ProcessLostError`` in place of what a framework raises where another process has ended.
 
     Args:
