@@ -83,7 +83,9 @@ class ToyBackend(Backend):
     def explain(self):
         rows = [PlanRow("autocast", self.spec.policy.compute_dtype, "toy.autograd.state.autocast", "emulated")]
         if self.spec.accumulate_steps > 1:
-            rows.append(PlanRow("accumulate_steps", str(self.spec.accumulate_steps), "Parameter.grad += ...", "emulated"))
+            rows.append(
+                PlanRow("accumulate_steps", str(self.spec.accumulate_steps), "Parameter.grad += ...", "emulated")
+            )
         return rows
 
     def close(self):
