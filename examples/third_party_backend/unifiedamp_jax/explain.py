@@ -24,7 +24,9 @@ def explain(spec: SessionSpec) -> list[PlanRow]:
     ]
     rows += [PlanRow(f"layer_overrides.{glob}", to, f"dtype={to}") for glob, to in policy.layer_overrides.items()]
     if spec.accumulate_steps > 1:
-        rows.append(PlanRow("accumulate_steps", str(spec.accumulate_steps), "sums of gradients in the session", "emulated"))
+        rows.append(
+            PlanRow("accumulate_steps", str(spec.accumulate_steps), "sums of gradients in the session", "emulated")
+        )
     if scale.enabled:
         rows.append(PlanRow("skip", "on the device", "flax.nnx.cond around optimizer.update"))
         rows.append(PlanRow("scale", str(scale), "jnp.where over scalars", "emulated", "optax has no loss scale"))
