@@ -139,7 +139,7 @@ class FakeJob:
         """What a forecast counts: gradients near 1, and near 2**-77 in layers b, c and d."""
         about = {"backend": "toy", "device": "none", "policy": self.name, "steps": steps, "asked": steps}
         places = {name: (1016, 1.1) if name == "a" else (400, 2.0**-77) for name in "abcd"}
-        return {"about": about, "layers": [
+        return {"format": "unifiedamp-forecast-counts", "version": 1, "about": about, "layers": [
             {"layer": name, "kind": "Linear", "float8": "", "work": 1, "holds_layers": False, "tensors": {"gradient": {
                 "counts": {str(place): 100}, "largest": largest, "non_finite": 0, "float8": {}, "scaled": {}}}}
             for name, (place, largest) in places.items()

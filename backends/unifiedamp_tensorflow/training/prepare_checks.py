@@ -71,8 +71,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """
     if optimizers.is_wrapped(optimizer):
         raise errors.PrepareError(
-            "amp.prepare: another session trains with this optimizer: call close() on that session first, or make a "
-            "new optimizer"
+            f"amp.prepare: this {type(optimizer).__name__} scales the loss already, since another session trains "
+            "with this optimizer: call close() on that session first, or make a new optimizer"
             if optimizers.is_prepared(optimizer)
             else f"amp.prepare: this {type(optimizer).__name__} scales the loss already; pass the optimizer inside it "
             "(optimizer.inner_optimizer), the session does the scaling"

@@ -8,6 +8,7 @@ import pytest
 from unifiedamp.conformance.driver import session
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, numpy 2
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_bfloat16;layers=*:float32"])
 def test_a_deep_copy_computes_with_its_weights(harness, policy):
     """It stands still while the original trains: ``w * x + b`` goes from 1 to 0.5, and the copy's stays 1."""

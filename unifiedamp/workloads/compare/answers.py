@@ -75,6 +75,8 @@ class Probe(Answer):
 class Counted(Answer):
     """To ``count``: see ``ForecastRun.counted``."""
 
+    format: str
+    version: int
     about: dict[str, Any]
     layers: list[dict[str, Any]]
 
