@@ -1,4 +1,4 @@
-"""Makes ``loops`` importable from the tests beside it; how averages move."""
+"""Makes ``loops`` importable from the tests beside it; how averages move; a fresh dynamo."""
 
 import sys
 from dataclasses import replace
@@ -21,3 +21,15 @@ def mover(request, monkeypatch):
         fused = request.param == "kernel"
         monkeypatch.setitem(kinds.TRAITS, "cpu", replace(kinds.TRAITS["cpu"], fused_sgd=fused))
     return request.param
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing compiled and nothing counted before the test, nor left after it."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -24,14 +24,6 @@ class DoublesAlways(nn.Module):
         return x * 2
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 def run_of(form, middle, every=None, window=1, whole=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), middle(), nn.Linear(8, 4))

@@ -96,14 +96,6 @@ def test_the_device_is_waited_for_on_recorded_steps_alone(monkeypatch, compiled)
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_recorded_steps_cost_no_graph(recwarn):
     amp = session("mixed_bfloat16", loss_scale="dynamic")
