@@ -84,9 +84,11 @@ class FoldingTable:
     def _table(self) -> Table:
         made = Table(title=plain(self._title), title_justify="left", title_style="bold", box=SIMPLE_HEAD,
                      pad_edge=False)  # fmt: skip
-        for name in self._columns:
+        for place, name in enumerate(self._columns):
             right = name in self._right
-            made.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+            # rich narrows the widest columns first, also below their longest word
+            made.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right,
+                            min_width=self._needed(place))  # fmt: skip
         for row in self._rows:
             made.add_row(*(self._cell(name, cell) for name, cell in zip(self._columns, row, strict=True)))
         return made
