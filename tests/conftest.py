@@ -16,8 +16,23 @@ from unifiedamp.conformance.plugin import peers, refused_here
 collect_ignore = [f"on_{name}" for name in FRAMEWORKS if not plugins.is_installed(name)]
 
 
-def pytest_configure():
+class OldObjects:
+    """What outlives a file of tests is not looked through at each later collection.
+
+    Frameworks keep graphs, traces and compiled code: late in a process of all three, one collection takes seconds, and
+    Keras and many tests ask for one.
+    """
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        if nextitem is not None and nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+
+
+def pytest_configure(config):
     """Refuse an environment that lacks a framework: its tests would be left out in silence."""
+    config.pluginmanager.register(OldObjects())  # a hook of this file would serve the tests of this folder alone
     environment = os.environ.get("UNIFIEDAMP_TEST_ENVIRONMENT", "")
     missing = [name for name in ENVIRONMENTS.get(environment, ()) if not plugins.is_installed(name)]
     if missing:

@@ -30,12 +30,12 @@ class SessionScaler:
         self._heads: dict[object, tuple[float, Array]] = {}
 
     def count(self, found_inf: bool, key: object = None) -> None:
-        """Count one optimizer's step, under its key."""
+        """Count one optimizer's step, under its key; it has one in an iteration."""
         if found_inf:
             self._skipped += 1
         else:
             self._applied += 1
-        self._found[key] = found_inf or self._found.get(key, False)
+        self._found[key] = found_inf
 
     def forget(self, key: object) -> None:
         """Forget what an optimizer's steps found in this iteration."""

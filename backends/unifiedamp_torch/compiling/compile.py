@@ -8,6 +8,7 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,28 +98,16 @@ def compile_step(
         recorder: records layers in what is compiled: such calls are compiled apart from all others.
     """
     ready_dynamo()
-    settings = _few_kernels() if static else {}
-    dynamic = False if static else None
-
-    def compiled_under(choices: Mapping[str, str], recorded: bool = False) -> Callable[..., Any]:
-        if choices or recorded or policy is not None:  # dynamo guards on a region as an object, whatever its dtype
-            return torch.compile(fn, backend=_OwnInductor(settings), dynamic=dynamic)
-        return torch.compile(fn, dynamic=dynamic, options=settings or None)
-
+    compiler = _StepCompiler(fn, static, separate=policy is not None)
     if isinstance(fn, torch.nn.Module):
-        return _sound_model(compiled_under(overrides()))
+        return _sound_model(compiler(overrides()))
     made: dict[Any, Callable[..., Any]] = {}
 
-    @functools.wraps(fn)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        found = None if flags is None else flags.save_with_regions()
-        if runs_eager():
-            with ForceEager():
-                return fn(*args, **kwargs)
+    def run_compiled(*args: Any, **kwargs: Any) -> Any:
         choices = overrides()
         recorded = recorder is not None and recorder.traces_layers()
         key = tuple(choices.items()), None if policy is None else policy(), recorded
-        compiled = made.get(key) or made.setdefault(key, sound(compiled_under(choices, recorded)))
+        compiled = made.get(key) or made.setdefault(key, sound(compiler(choices, recorded)))
         noting = recorder.tracing() if recorder is not None and recorded else NOTHING
         # While tracing, dynamo enters regions itself and not through Region.
         before = entered.overrides, entered.in_compiled_step
@@ -126,14 +115,46 @@ def compile_step(
             entered.overrides, entered.in_compiled_step = choices or None, True
             with switches, noting, NOTHING if float8 is None else float8.around_compiled():
                 return compiled(*args, **kwargs)
+        finally:
+            entered.overrides, entered.in_compiled_step = before
+
+    @functools.wraps(fn)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found = None if flags is None else flags.save_with_regions()
+        if runs_eager():
+            with ForceEager():
+                return fn(*args, **kwargs)
+        try:
+            return run_compiled(*args, **kwargs)
         except BaseException:
             if found is not None:
                 found.restore()
             raise
-        finally:
-            entered.overrides, entered.in_compiled_step = before
 
     return step
+
+
+@dataclass(frozen=True)
+class _StepCompiler:
+    """Calls ``torch.compile`` on a step or a module.
+
+    Attributes:
+        fn: what is compiled.
+        static: for each shape anew, and for few kernels.
+        separate: share no code with other sessions' steps.
+    """
+
+    fn: Callable[..., Any]
+    static: bool
+    separate: bool
+
+    def __call__(self, choices: Mapping[str, str], recorded: bool = False) -> Callable[..., Any]:
+        """Compile it under op overrides ``choices``; ``recorded``: its layers are."""
+        settings = _few_kernels() if self.static else {}
+        dynamic = False if self.static else None
+        if choices or recorded or self.separate:  # dynamo guards on a region as an object, whatever its dtype
+            return torch.compile(self.fn, backend=_OwnInductor(settings), dynamic=dynamic)
+        return torch.compile(self.fn, dynamic=dynamic, options=settings or None)
 
 
 def compile_call(module: torch.nn.Module, overrides: Mapping[str, str]) -> Callable[..., Any]:

@@ -69,11 +69,12 @@ def test_a_norm_of_which_one_gradient_overflows(harness, place, largest):
 
 @pytest.mark.parametrize("scale", [1024.0, "none"])
 @pytest.mark.parametrize("size", [2.0**-10, 2.0**-4, 1.0, 2.0**10])
-def test_a_norm_is_brought_to_the_limit_whatever_their_sizes(harness, scale, size):
-    """Both may be below 1. Frameworks add up to 1e-6 to the norm that they divide by."""
-    norm, weights = clipped_once(harness, (3.0 * size, -4.0 * size), 1.25 * size, loss_scale=scale)
+@pytest.mark.parametrize("times", [1.0625, 4.0])
+def test_a_norm_is_brought_to_the_limit_whatever_their_sizes(harness, scale, size, times):
+    """A norm of ``times`` the limit; both may be below 1. Frameworks add up to 1e-6 to the norm that they divide by."""
+    norm, weights = clipped_once(harness, (3.0 * size, -4.0 * size), 5.0 * size / times, loss_scale=scale)
     assert norm == pytest.approx(5.0 * size, rel=1e-5)
-    assert weights == pytest.approx([-0.75 * size, 1.0 * size], rel=1e-3)
+    assert weights == pytest.approx([-3.0 * size / times, 4.0 * size / times], rel=1e-3)
 
 
 def test_a_sum_that_overflows_is_no_overflow(harness, form):
@@ -179,3 +180,12 @@ def test_devices_clip_what_they_apply(harness, gradients):
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [0.05, 0.05], rtol=1e-4)
     if gradients[0] == gradients[1]:
         np.testing.assert_allclose(moved, [[0.03, 0.04]] * 2, rtol=1e-4)
+
+
+@pytest.mark.needs("several_devices")
+def test_what_a_limit_lets_through_is_the_true_gradient_on_each_device(harness):
+    """Its own, or the sum over both devices."""
+    moved = 1.0 - np.array(harness.clipped_device_run(((3.0, 4.0), (3.0, 4.0)), 100.0, dynamic()))
+    times = moved / [0.3, 0.4]
+    assert times[0, 0] == pytest.approx(1.0, rel=1e-5) or times[0, 0] == pytest.approx(2.0, rel=1e-5)
+    np.testing.assert_allclose(times, times[0, 0], rtol=1e-5)
