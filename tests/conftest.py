@@ -20,14 +20,21 @@ class OldObjects:
     """What outlives a file of tests is not looked through at each later collection.
 
     Frameworks keep graphs, traces and compiled code: late in a process of all three, one collection takes seconds, and
-    Keras and many tests ask for one.
+    Keras and many tests ask for one. What has died since is collected after every tenth file.
     """
+
+    def __init__(self):
+        self._files = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item, nextitem):
-        if nextitem is not None and nextitem.path != item.path:
-            gc.collect()
-            gc.freeze()
+        if nextitem is None or nextitem.path == item.path:
+            return
+        self._files += 1
+        if self._files % 10 == 0:
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_configure(config):

@@ -80,8 +80,10 @@ def test_native_calls_drive_it():
     assert scaler.get_scale() == 2.0
     saved = scaler.state_dict()
     assert (saved["scale"], saved["_growth_tracker"]) == (2.0, 1)
-    scaler.load_state_dict({**saved, "scale": 8.0})
-    assert (scaler.get_scale(), scaler.state.read().scale) == (8.0, 8.0)
+    scaler.load_state_dict({"scale": 8.0, "_growth_tracker": 5})
+    assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (8.0, 5)
+    read = scaler.state.read()
+    assert (read.scale, read.good_steps) == (8.0, 5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])

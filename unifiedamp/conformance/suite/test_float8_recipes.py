@@ -281,6 +281,37 @@ def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
 
 
 @pytest.mark.needs("float8", "emulation")
+def test_an_interrupted_window_does_not_enter_the_history(harness):
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED)
+    run.step(values, values)
+    x, y = run.batch(values * 4, values)
+
+    def interrupted():
+        harness.mean_square(run.model(x), y)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.amp.backward(interrupted, run.optimizer)
+    run.step(values / 2, values)
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][0], [1.75, 3.5])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_a_state_without_a_history_starts_scales_anew(harness):
+    values = uneven(0)
+    run, other = (Layers(harness, "delayed", EYE, policy=DELAYED) for _ in range(2))
+    run.step(values * 4, values)
+    run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    for each in (run, other):
+        np.testing.assert_array_equal(each.call(values * 16), other.call(values * 16))
+        each.step(values, values)
+    np.testing.assert_array_equal(run.call(values * 16), other.call(values * 16))
+    histories = [each.amp.backend.amax_history.read()["layer0"] for each in (run, other)]
+    np.testing.assert_array_equal(*histories)
+
+
+@pytest.mark.needs("float8", "emulation")
 def test_the_plan_says_that_attention_is_not_in_float8(harness):
     amp = session(harness, policy="mixed_float8;emulate=true")
     (row,) = [each for each in amp.explain().rows if each.setting == "float8 attention"]

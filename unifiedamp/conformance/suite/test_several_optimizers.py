@@ -48,12 +48,12 @@ def test_each_skips_by_itself_and_the_scale_is_updated_once(harness, form):
 
     step = compiled(pair.amp, form, step)
     seen = []
-    for x, y in ((1.0, 1.0), (INF, 1.0), (INF, INF), (1.0, 1.0), (1.0, 1.0)):
+    for x, y in ((1.0, 1.0), (INF, 1.0), (1.0, INF), (1.0, INF), (INF, INF), (1.0, 1.0), (1.0, 1.0)):
         step(pair.native(x), pair.native(y))
         seen.append(pair.amp.loss_scale)
-    assert seen == [4.0, 2.0, 1.0, 1.0, 2.0]
-    assert pair.weights() == pytest.approx([0.7, 0.6], abs=1e-6)
-    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (7, 3)
+    assert seen == [4.0, 2.0, 1.0, 0.5, 0.25, 0.25, 0.5]
+    assert pair.weights() == pytest.approx([0.5, 0.6], abs=1e-6)
+    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (9, 5)
 
 
 def test_one_loss_for_two_optimizers(harness, form):

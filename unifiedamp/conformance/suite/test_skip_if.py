@@ -3,6 +3,7 @@
 The oracle is the reference transition, fed with the steps that no condition dropped, and a step of SGD in Python.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -166,6 +167,16 @@ def test_conditions_are_joined_by_or(harness, form, order):
     assert loop.numbers() == (1.0, 4.0, 0, 0)
     step(loop.native([1.0]), loop.native(0.0), loop.native(0.0))
     assert loop.numbers() == (0.75, 4.0, 1, 0)
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product(("bool", "number"), repeat=2)], ids="-".join)
+def test_bools_and_numbers_are_joined_by_or(harness, kinds):
+    loop = Loop(harness, "eager", loss_scale=SCALE)
+    for holds in itertools.product((True, False), repeat=2):
+        loop.amp.backward(lambda: loop.model(loop.native([1.0])), loop.optimizer)
+        for kind, each in zip(kinds, holds, strict=True):
+            loop.amp.skip_if(each if kind == "bool" else loop.native(float(each)))
+        assert loop.amp.step(loop.optimizer).applied == (not any(holds)), holds
 
 
 @pytest.mark.needs("accumulation")

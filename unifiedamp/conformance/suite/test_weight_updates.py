@@ -146,6 +146,29 @@ def test_an_average_follows_the_true_weights(harness, form):
     assert float(average[0]) == pytest.approx(expected, rel=2.0**-22)
 
 
+def test_a_weight_that_is_set_has_no_compensation(harness):
+    """What rounding left out of the last weight is no part of a much smaller one."""
+    run = run_of(harness, "eager", "kahan", lr=1.0)
+    run.feed(TINY / 4)
+    assert true_weights(run) != run.weights()
+    values = {name: np.full_like(value, 2.0**-12) for name, value in harness.parameters(run.model).items()}
+    harness.set_parameters(run.model, values)
+    assert true_weights(run) == run.weights() == [2.0**-12]
+    run.feed(-(2.0**-14))
+    assert run.weights() == [2.0**-12 + 2.0**-14]
+
+
+@pytest.mark.parametrize("update", KINDS)
+def test_weights_that_are_loaded_are_rounded_to_the_nearest(harness, update):
+    """Ties to even; stochastic rounding is for updates."""
+    given = [1.0 + 0.75 * 2.0**-7, 1.0 + 2.0**-8, 1.0 + 3.0 * 2.0**-8]
+    run = run_of(harness, "eager", update, values=(2.0,) * len(given))
+    names = list(run.amp.master_weights(run.model))
+    run.amp.load_master_weights(run.model, {name: np.float32([v]) for name, v in zip(names, given, strict=True)})
+    assert run.weights() == list(map(bfloat16, given))
+    assert true_weights(run) == (given if update == "kahan" else run.weights())
+
+
 def test_compensations_of_other_models_are_refused(harness):
     one, two = run_of(harness, "eager", "kahan"), run_of(harness, "eager", "kahan", values=(1.0, 1.0))
     for run in (one, two):
