@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import sys
 import types
@@ -30,6 +31,21 @@ def weights(text: str, flag: bool) -> list[float]:
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(text, "listing", "exec"), space)
         return list(space["train"](flag))
+
+
+def folder_weights(folder: Path, flag: bool) -> list[float]:
+    """Import the folder's ``train.py`` and run it; forget its modules."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return list(importlib.import_module("train").train(flag))
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
 
 
 @contextlib.contextmanager

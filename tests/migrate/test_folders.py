@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import io
 import shutil
 import sys
 from pathlib import Path
@@ -12,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from old_torch import OLD, apex_by_facade, apex_without_amp, sessions_on_cpu, torch_on_cpu
+from old_torch import OLD, apex_by_facade, apex_without_amp, folder_weights, sessions_on_cpu, torch_on_cpu
 from typer.testing import CliRunner
 
 from unifiedamp.cli import app
@@ -23,21 +20,6 @@ MIGRATED = ["apex_engine", "apex_flag", "torch_reference", "torch_trainer"]
 # A prepared model returns float32, where torch's autocast leaves float16 to what comes behind it.
 HALF = {"rel": 2e-3, "abs": 3e-4}
 SAME = {"rel": 1e-5, "abs": 1e-6}
-
-
-def weights(folder: Path, flag: bool) -> list[float]:
-    """Import the folder's ``train.py`` and run it; forget its modules."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return list(importlib.import_module("train").train(flag))
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
 
 
 def copied(tmp_path: Path, name: str, *changes: tuple[str, str, str]) -> Path:
@@ -61,11 +43,11 @@ def test_the_weights_are_those_of_the_old_code(name, flag, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folder = copied(tmp_path, name)
     with (apex_by_facade if name.startswith("apex") else torch_on_cpu)(monkeypatch):
-        old = weights(folder, flag)
+        old = folder_weights(folder, flag)
     said = written(folder)
     assert "by hand" not in said.replace("0 by hand", "")
     with apex_without_amp(monkeypatch), sessions_on_cpu(monkeypatch):
-        new = weights(folder, flag)
+        new = folder_weights(folder, flag)
     assert new == pytest.approx(old, **(HALF if flag and name.startswith("torch") else SAME))
     assert all(one.status == "nothing to migrate" for one in Batch(folder).done)
 

@@ -31,18 +31,19 @@ class Batch:
         self.errors: list[str] = []
         self._written: set[str] = set()
         paths = files.in_folder(path) if self._folder else [path]
-        shared = self._shared(paths) if self._folder and to == "amp" else {}
+        contents = dict(files.readable(paths)) if self._folder and to == "amp" else {}
+        shared, imported = self._shared(contents), together.imported(contents)
         for each in paths:
             try:
-                self.done.append(shared.get(str(each)) or files.migrate_file(each, to))
+                one = shared.get(str(each)) or files.migrate_file(each, to, halves=str(each) not in imported)
+                self.done.append(one)
             except AmpError as error:
                 self._failed(error)
         if self._folder:
             self.done = together.hold_back(self.done)
 
-    def _shared(self, paths: Sequence[Path]) -> dict[str, Migration]:
+    def _shared(self, contents: Mapping[str, bytes]) -> dict[str, Migration]:
         """Return path -> migration of the files that share a session with others."""
-        contents = dict(files.readable(paths))
         done = [one for group in together.sharing(contents) for one in self._group(contents, group)]
         return {one.path: one for one in done}
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
@@ -17,14 +15,15 @@ from .bounds import too_big
 from .check import check as check_torch
 from .checked import Check, old_lines, refusals
 from .edits import Edits
+from .halves import migrate_half
 from .imports import tidy
 from .keras.check import check as check_keras
 from .mxnet.check import check as check_mxnet
+from .planning import UNREADABLE, check_result, package_name, parse, plan
 from .report import CannotMigrate, Finding, Migration
 from .source import Source
 from .training.merge import merge
 from .unresolved import unresolved
-from .work import Names, Work
 
 APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
@@ -32,16 +31,17 @@ CHECKS: dict[str, Check] = dict.fromkeys(TORCH, check_torch) | {keras.NAME: chec
 _HINT = re.compile(rb"\bamp\b|autocast|GradScaler|mixed_precision|LossScale|graph_rewrite|get_(un)?scaled_")
 
 _NESTED = 4  # flags, one under the other
-UNREADABLE = (cst.ParserSyntaxError, UnicodeError, LookupError, ValueError, SyntaxError)
 
 
-def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
+def migrate(path: str, content: bytes, to: str = "amp", halves: bool = True) -> Migration:
     """Migrate one file's text; nothing is written.
 
     Args:
         path: what messages call the file.
         content: its bytes; encoding, line ends and everything outside the rewritten lines are kept.
         to: "amp" for the session's calls, "compat" for the old calls over ``unifiedamp.compat``.
+        halves: functions that are given a scaler, or use Apex, without anything in the file that makes one, are
+            migrated too, to take a session; False where files that call them are not migrated with it.
 
     Raises:
         ConfigError: it is not Python, or longer or nested deeper than migrate reads.
@@ -55,22 +55,22 @@ def migrate(path: str, content: bytes, to: str = "amp") -> Migration:
             _check(path, content)
         return Migration(path, content, content)
     try:
-        return _to_compat(path, content) if to == "compat" else _migrate(path, content)
+        return _to_compat(path, content) if to == "compat" else _migrate(path, content, halves)
     except RecursionError:
         raise ConfigError(f"{path}: expressions in it nest too deep for migrate; shorten them") from None
 
 
-def _migrate(path: str, content: bytes) -> Migration:
+def _migrate(path: str, content: bytes, halves: bool) -> Migration:
     source = _read(path, content)
     try:
         folded, notes = _without_flags(source)
     except CannotMigrate as error:
         return Migration(path, content, content, (), error.findings)
     if folded != source.module.bytes:
-        done = _migrate_as_read(path, folded, _read(path, folded))
+        done = _migrate_as_read(path, folded, _read(path, folded), halves)
         found = [*_as_before(done.findings, source.module.bytes, folded), *(notes if done.changed else ())]
         return Migration(path, content, done.after if done.changed else content, done.apis, tuple(sorted(set(found))))
-    return _migrate_as_read(path, content, source)
+    return _migrate_as_read(path, content, source, halves)
 
 
 def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
@@ -92,7 +92,12 @@ def _as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list
     return [replace(each, line=lines.get(each.line, 1)) for each in findings]
 
 
-def _migrate_as_read(path: str, content: bytes, source: Source) -> Migration:
+def _migrate_as_read(path: str, content: bytes, source: Source, halves: bool) -> Migration:
+    half = migrate_half(path, content, source) if halves else None
+    return _migrate_whole(path, content, source) if half is None else half
+
+
+def _migrate_whole(path: str, content: bytes, source: Source) -> Migration:
     edits, findings, apis, old = Edits(), [], [], []
     needs: list[str] = []
     for api in APIS:
@@ -149,7 +154,7 @@ def _check(path: str, content: bytes) -> None:
 def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
     """Return the error in Python's own words, where it has some."""
     try:
-        _parse(content)
+        parse(content)
     except SyntaxError as own:
         if own.lineno:
             return ConfigError(f"{path}:{own.lineno}: not valid Python: {own.msg}")
@@ -158,52 +163,3 @@ def _no_python(path: str, content: bytes, error: Exception) -> ConfigError:
         return ConfigError(f"{path}: cannot be read as Python: {own}")
     said = error.message if isinstance(error, cst.ParserSyntaxError) else str(error)
     return ConfigError(f"{path}: cannot be read: {' '.join(said.split())}")
-
-
-def plan(api: ModuleType, source: Source) -> tuple[Edits, list[Finding]]:
-    """Return an API's changes; ``amp`` is taken as the session's name where nothing else keeps it."""
-    ua = package_name(source)
-    try:
-        work = _worked_out(api, source, Names("amp", ua))
-        kept = [use for use in source.uses("amp") if not work.edits.covers(source, use)]
-        if kept and "amp" in source.imports:
-            work = _worked_out(api, source, Names("amp_session", ua))
-    except CannotMigrate as error:
-        return Edits(), list(error.findings)
-    return work.edits, work.findings
-
-
-def _worked_out(api: ModuleType, source: Source, names: Names) -> Work:
-    work = Work(source, names)
-    with work.blocking():
-        api.plan(work)
-    work.decide()
-    return work
-
-
-def package_name(source: Source) -> str:
-    """Return what migrated code calls this package."""
-    for name, meaning in source.imports.items():
-        if meaning == "unifiedamp":
-            return name
-    return "unifiedamp" if "ua" in source.names() else "ua"
-
-
-def _parse(content: bytes) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ast.parse(content)
-
-
-def _parses(content: bytes) -> bool:
-    try:
-        _parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def check_result(path: str, before: bytes, after: bytes) -> None:
-    """Refuse a result that does not parse where the file did."""
-    if _parses(before) and not _parses(after):
-        raise ConfigError(f"{path}: the migrated text would not be Python (a fault of migrate's); nothing was changed")

@@ -40,12 +40,13 @@ def readable(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
                 continue  # migrate_file says why
 
 
-def migrate_file(path: Path, to: str = "amp") -> Migration:
+def migrate_file(path: Path, to: str = "amp", halves: bool = True) -> Migration:
     """Return what would become of a file, or of a notebook.
 
     Args:
         path: the file.
         to: "amp" or "compat"; see ``migrate``.
+        halves: functions that other files hand a scaler are migrated too; see ``migrate``.
 
     Raises:
         ConfigError: it cannot be read, or is not Python.
@@ -54,7 +55,9 @@ def migrate_file(path: Path, to: str = "amp") -> Migration:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    return (migrate_notebook if path.suffix == ".ipynb" else migrate)(str(path), content, to)
+    if path.suffix == ".ipynb":
+        return migrate_notebook(str(path), content, to)
+    return migrate(str(path), content, to, halves)
 
 
 def write(migration: Migration) -> None:

@@ -14,8 +14,8 @@ from .bounds import too_big
 from .check import problems
 from .checked import WRITE, old_lines
 from .edits import Edits
-from .engine import UNREADABLE, check_result, package_name, plan
 from .imports import tidy
+from .planning import UNREADABLE, check_result, package_name, plan
 from .program import connected, links
 from .report import NOTHING, CannotMigrate, Finding, Migration
 from .source import Source
@@ -48,11 +48,16 @@ def sharing(contents: Mapping[str, bytes]) -> list[list[str]]:
     return found
 
 
+def imported(contents: Mapping[str, bytes]) -> set[str]:
+    """Return the files that others of these import, which may call their functions."""
+    return {file for file, _ in links(dict(_readable(contents, _ANY))).values()}
+
+
 def migrate_together(contents: Mapping[str, bytes]) -> list[Migration]:
     """Migrate files that share a session; where one is refused, all are."""
-    source = _joined({path: Source(content) for path, content in contents.items()})
+    source = joined({path: Source(content) for path, content in contents.items()})
     try:
-        after, findings, names = _result(source)
+        after, findings, names = rewritten(source)
     except CannotMigrate as error:
         return _refused(contents, source, error.findings)
     if any(found.blocks for found in findings):
@@ -91,13 +96,14 @@ def _readable(contents: Mapping[str, bytes], concerns: re.Pattern[bytes] = _CONC
                 continue  # said of the file itself
 
 
-def _joined(sources: Mapping[str, Source]) -> Source:
+def joined(sources: Mapping[str, Source]) -> Source:
+    """Return files as one program."""
     return Source.joined(sources, links(sources))
 
 
 def _sessions(sources: Mapping[str, Source]) -> list[list[str]]:
     """Return the groups among connected files: those with a scaler's uses, and those with Apex's calls."""
-    source = _joined(sources)
+    source = joined(sources)
     groups: list[set[str]] = []
     aliases = Aliases(source)
     for scaler in find_scalers(Work(source, Names()), aliases, source.calls(*torch_amp.SCALERS)):
@@ -115,8 +121,8 @@ def _sessions(sources: Mapping[str, Source]) -> list[list[str]]:
     return [sorted(group) for group in merged if len(group) > 1]
 
 
-def _result(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[str, ...]]:
-    """Return path → migrated text, what is left to the user, and the APIs.
+def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[str, ...]]:
+    """Return, for files read as one program, path → migrated text, what is left to the user, and the APIs.
 
     Raises:
         CannotMigrate: something stands in the way.
@@ -150,7 +156,7 @@ def _with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> d
 
 def _handed(source: Source, after: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the texts in which the session is handed to the functions of other files."""
-    result = _joined({path: Source(text) for path, text in after.items()})
+    result = joined({path: Source(text) for path, text in after.items()})
     made = [one for one in result.of(cst.Assign) if _makes_session(result, one)]
     handover = Handover(result, made[0])
     if handover.problems:
@@ -163,7 +169,7 @@ def _makes_session(result: Source, assign: cst.Assign) -> bool:
 
 
 def _check(source: Source, after: Mapping[str, bytes]) -> None:
-    result = _joined({path: Source(text) for path, text in after.items()})
+    result = joined({path: Source(text) for path, text in after.items()})
     found = problems(result)
     if found:
         raise CannotMigrate(*_by_old_line(source, after, result, found))
