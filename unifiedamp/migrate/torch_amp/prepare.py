@@ -41,7 +41,12 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
         scopes.setdefault(work.source.scope(assign), []).append(assign)
     home = work.source.scope(scaler.first.assign)
     codes = [work.source.code(one) for one in groups.values()]
-    seen = [scope for scope, assigns in scopes.items() if scope is home or scaler.seen_from(assigns[-1]) is not None]
+    seen = [
+        scope
+        for scope, assigns in scopes.items()
+        if scope is home
+        or (scaler.seen_from(assigns[-1]) is not None and not _comes_first(work, aliases, scaler, assigns[-1]))
+    ]
     at_home = {aliases.of(target.target) for assign in scopes.get(home, ()) for target in assign.targets}
     if at_home >= set(groups):
         seen = [home, *_remade(aliases, scaler, scopes, home)]  # elsewhere others are made for it
@@ -54,6 +59,24 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
     for scope in seen:
         _in_scope(work, aliases, scaler, session, scope, scopes[scope])
+
+
+def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign) -> bool:
+    """Whether a class makes an optimizer in one method before it makes its scaler in another."""
+    source = work.source
+    home, method = source.scope(scaler.first.assign), source.scope(made)
+    if not isinstance(home, cst.FunctionDef) or not isinstance(method, cst.FunctionDef):
+        return False
+    if aliases.class_of(home) is None or aliases.class_of(method) is not aliases.class_of(home):
+        return False
+    scalers = [(source.scope(call), source.order[call]) for call in aliases.calls(home)]
+    scalers.append((home, source.order[scaler.first.assign]))
+    optimizers = [(source.scope(call), source.order[call]) for call in aliases.calls(method)]
+    optimizers.append((method, source.order[made]))
+    together = [(one, other) for place, one in optimizers for beside, other in scalers if place is beside]
+    if not together and method.name.value == "__init__":
+        return True
+    return any(one < other for one, other in together)
 
 
 def _remade(
