@@ -51,6 +51,12 @@ def before_the_loss(many: int) -> str:
     return START + "out = model(x)\ntotal = 0\n" + parts + STEP.replace("out.sum()", "total.sum()")
 
 
+def in_halves(many: int) -> str:
+    step = "with autocast():\n    loss = model(x)\nscaler.scale(loss).backward()\nscaler.step(optimizer)\n"
+    steps = [f"def train_{i}(model, optimizer, scaler, x):\n{indented(step)}" for i in range(many)]
+    return "from torch.cuda.amp import autocast\n" + "".join(steps)
+
+
 class Counted(list):  # type: ignore[type-arg]
     """A list that counts what is taken from it."""
 
@@ -65,6 +71,7 @@ class Counted(list):  # type: ignore[type-arg]
 def visited(monkeypatch):
     """Counts visits: nodes whose children or parents are asked for, and walks over all nodes of a file."""
     children, above, make = cst.CSTNode.children.fget, Source.above, Source.__init__
+    join = Source.joined.__func__
 
     def counted_children(self):
         Counted.taken += 1
@@ -79,6 +86,12 @@ def visited(monkeypatch):
         make(self, *args)
         self.nodes = Counted(self.nodes)
 
+    def counted_together(cls, *args):
+        source = join(cls, *args)
+        source.nodes = Counted(source.nodes)
+        return source
+
+    monkeypatch.setattr(Source, "joined", classmethod(counted_together))
     monkeypatch.setattr(cst.CSTNode, "children", property(counted_children))
     monkeypatch.setattr(Source, "above", counted_above)
     monkeypatch.setattr(Source, "__init__", counted_nodes)
@@ -91,7 +104,7 @@ def visited(monkeypatch):
     return visits
 
 
-@pytest.mark.parametrize("shape", [in_a_row, in_functions, in_branches, before_the_loss])
+@pytest.mark.parametrize("shape", [in_a_row, in_functions, in_branches, before_the_loss, in_halves])
 def test_visits_grow_with_the_length(shape, visited):
     short, long = visited(shape(15)), visited(shape(60))
     assert long < 4.4 * short

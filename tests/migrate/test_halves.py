@@ -33,7 +33,8 @@ def placed(folder: Path, engine: str, caller: str) -> Path:
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_the_weights_are_those_of_the_old_code(name, flag, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    engine, before, after = (HALVES.joinpath(name, f"{one}.py").read_text("utf-8") for one in ("engine", "before", "after"))
+    files = ("engine", "before", "after")
+    engine, before, after = (HALVES.joinpath(name, f"{one}.py").read_text("utf-8") for one in files)
     with (apex_by_facade if name.startswith("apex") else torch_on_cpu)(monkeypatch):
         old = folder_weights(placed(tmp_path / "old", engine, before), flag)
     done = migrated(engine)
@@ -53,6 +54,11 @@ def test_what_callers_must_do_is_said_at_the_function(name):
     assert lines[notes[0].line - 1].lstrip().startswith("def ")
     assert not notes[0].blocks
     assert '= ua.Amp("torch"' in notes[0].write
+
+
+def test_a_parameter_behind_others_on_lines_gets_a_line():
+    done = migrated((HALVES / "apex_flag" / "engine.py").read_text("utf-8")).after.decode()
+    assert "    dataloader,\n    apex_activated: bool,\n    amp,\n):" in done
 
 
 ENGINE = (HALVES / "epoch" / "engine.py").read_text("utf-8")
@@ -86,7 +92,9 @@ def test_what_parameters_do_not_bring_stays(old, new):
 
 def test_in_a_folder_a_half_is_left_where_its_caller_is(tmp_path):
     """The caller's scaler comes from a package: nothing here could hand a session over."""
-    caller = "from engine import train_epoch\nfrom lib import make\n\n\ndef main(m, d, o, c):\n    train_epoch(m, d, o, make(), c)\n"
+    caller = (
+        "from engine import train_epoch\nfrom lib import make\n\n\ndef main(*given):\n    train_epoch(*given, make())\n"
+    )
     folder = placed(tmp_path / "folder", ENGINE, caller)
     said = CliRunner().invoke(app, ["migrate", "--write", str(folder)], prog_name="unifiedamp").stdout
     assert (folder / "engine.py").read_text("utf-8") == ENGINE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -117,12 +117,19 @@ def _with_parameter(params: cst.Parameters, name: str) -> cst.Parameters:
     positional = [*params.posonly_params, *params.params]
     plain = not isinstance(params.star_arg, cst.Param | cst.ParamStar) and not params.star_kwarg
     if plain and all(one.default is None for one in positional):
-        last = [one.with_changes(comma=cst.MaybeSentinel.DEFAULT) for one in params.params[-1:]]
-        return params.with_changes(params=[*params.params[:-1], *last, made])
+        return params.with_changes(params=_appended(params.params, made))
     star = params.star_arg if isinstance(params.star_arg, cst.Param | cst.ParamStar) else cst.ParamStar()
     kwonly = [one.with_changes(comma=cst.MaybeSentinel.DEFAULT) for one in params.kwonly_params]
     last = [one.with_changes(comma=cst.MaybeSentinel.DEFAULT) for one in params.params[-1:]]
     return params.with_changes(params=[*params.params[:-1], *last], star_arg=star, kwonly_params=[*kwonly, made])
+
+
+def _appended(params: Sequence[cst.Param], made: cst.Param) -> list[cst.Param]:
+    """Add a parameter behind the others, on a separate line where they have one each."""
+    if not params or isinstance(params[-1].comma, cst.MaybeSentinel):
+        return [*params, made]
+    between = params[-2].comma if len(params) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    return [*params[:-1], params[-1].with_changes(comma=between), made.with_changes(comma=params[-1].comma)]
 
 
 def _with_argument(call: cst.Call, name: str) -> cst.Call:

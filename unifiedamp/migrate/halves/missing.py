@@ -1,0 +1,130 @@
+"""What a file with half of a program lacks: model, optimizer and scaler that parameters of its functions bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from ..apex.settings import IN_LOOPS, calls_of
+from ..nodes import argument, dotted
+from ..source import Source
+from ..torch_amp import SCALERS
+from ..torch_amp.prepare import model_groups
+from ..training.aliases import Aliases, Key
+
+_MODELS = ("model", "net", "network", "module")
+
+
+@dataclass(frozen=True)
+class Half:
+    """What other files must hand over.
+
+    Attributes:
+        entries: the functions that other files call.
+        scalers: the groups of scalers; none for Apex, whose module the functions import.
+        optimizers: the groups of optimizers that losses are scaled for.
+        models: the groups of models.
+    """
+
+    entries: Sequence[cst.FunctionDef]
+    scalers: set[Key | None]
+    optimizers: set[Key | None]
+    models: set[Key | None]
+
+
+def with_scaler(source: Source, aliases: Aliases) -> Half | None:
+    """Return what a file lacks whose functions have a parameter for a ``GradScaler``."""
+    scalers = {aliases.of(_receiver(call)) for call in source.methods("scale") if _goes_backward(source, call)}
+    if not scalers or None in scalers or source.calls(*SCALERS):
+        return None
+    steps = [call for call in source.methods("step") if aliases.of(_receiver(call)) in scalers]
+    optimizers = {aliases.of(call.args[0].value) for call in steps if len(call.args) == 1}
+    entries = [f for f in _outermost(source) if given(aliases, f, scalers) and not aliases.calls(f)]
+    return _half(source, aliases, entries, scalers, optimizers)
+
+
+def with_apex(source: Source, aliases: Aliases) -> Half | None:
+    """Return what a file lacks that scales losses with Apex, which another file initializes."""
+    uses = calls_of(source, *IN_LOOPS)
+    if not uses or calls_of(source, "initialize") or not calls_of(source, "scale_loss"):
+        return None
+    entries: dict[cst.FunctionDef, None] = {}
+    seen: set[cst.CSTNode] = set()
+    waiting: list[cst.CSTNode] = [*uses]
+    while waiting:
+        function = _around(source, waiting.pop())
+        if function is None or _overrides(aliases, function):
+            return None
+        if function in seen:
+            continue
+        seen.add(function)
+        callers = aliases.calls(function)
+        waiting += callers
+        if not callers:
+            entries[function] = None
+    named = [argument(call, "optimizers", 1) for call in calls_of(source, "scale_loss")]
+    optimizers = {aliases.of(one) for node in named if node is not None for one in _listed(node)}
+    half = _half(source, aliases, sorted(entries, key=source.order.__getitem__), set(), optimizers)
+    return half if half is not None and half.models else None
+
+
+def _half(
+    source: Source,
+    aliases: Aliases,
+    entries: Sequence[cst.FunctionDef],
+    scalers: set[Key | None],
+    optimizers: set[Key | None],
+) -> Half | None:
+    """Return what is missing if parameters of ``entries`` bring it all."""
+    if not entries or not optimizers or None in optimizers:
+        return None
+    brought = {aliases.group((entry, name)) for entry in entries for name in _names(entry)}
+    if not scalers <= brought or not optimizers <= brought:
+        return None
+    models = {group for group in model_groups(source, aliases) if group in brought}
+    named = {(entry, name) for entry in entries for name in _names(entry) if name.rpartition("_")[2] in _MODELS}
+    models |= {aliases.group(key) for key in named}
+    return Half(entries, scalers, optimizers, models - scalers - optimizers)
+
+
+def _outermost(source: Source) -> Iterator[cst.FunctionDef]:
+    """Yield the functions that other files can call: those of the file and of its classes."""
+    for function in source.of(cst.FunctionDef):
+        if not any(isinstance(above, cst.FunctionDef) for above in source.above(function)):
+            yield function
+
+
+def _around(source: Source, node: cst.CSTNode) -> cst.FunctionDef | None:
+    found = [above for above in source.above(node) if isinstance(above, cst.FunctionDef)]
+    return found[-1] if found else None
+
+
+def _overrides(aliases: Aliases, function: cst.FunctionDef) -> bool:
+    """Whether a method may be called by a base class, which passes no new argument."""
+    owner = aliases.class_of(function)
+    return owner is not None and any(dotted(base.value) != "object" for base in owner.bases)
+
+
+def given(aliases: Aliases, function: cst.FunctionDef, groups: set[Key | None]) -> list[str]:
+    """Return the parameters of a function that stand for objects of these groups."""
+    return [name for name in _names(function) if aliases.group((function, name)) in groups]
+
+
+def _names(function: cst.FunctionDef) -> list[str]:
+    return [one.name.value for one in (*function.params.params, *function.params.kwonly_params)]
+
+
+def _goes_backward(source: Source, call: cst.Call) -> bool:
+    around = source.parents[call]
+    return isinstance(around, cst.Attribute) and around.attr.value == "backward"
+
+
+def _receiver(call: cst.Call) -> cst.BaseExpression:
+    assert isinstance(call.func, cst.Attribute)
+    return call.func.value
+
+
+def _listed(node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    return [one.value for one in node.elements] if isinstance(node, cst.List | cst.Tuple) else [node]
