@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,11 @@ NAMES = sorted(path.name for path in HALVES.iterdir() if path.is_dir())
 # A prepared model returns float32, where torch's autocast leaves float16 to what comes behind it.
 HALF = {"rel": 2e-3, "abs": 3e-4}
 SAME = {"rel": 1e-5, "abs": 1e-6}
+
+
+@functools.cache
+def migrated_engine(name: str) -> Any:
+    return migrated((HALVES / name / "engine.py").read_text("utf-8"))
 
 
 def placed(folder: Path, engine: str, caller: str) -> Path:
@@ -37,7 +44,7 @@ def test_the_weights_are_those_of_the_old_code(name, flag, tmp_path, monkeypatch
     engine, before, after = (HALVES.joinpath(name, f"{one}.py").read_text("utf-8") for one in files)
     with (apex_by_facade if name.startswith("apex") else torch_on_cpu)(monkeypatch):
         old = folder_weights(placed(tmp_path / "old", engine, before), flag)
-    done = migrated(engine)
+    done = migrated_engine(name)
     assert done.changed, done.findings
     with apex_without_amp(monkeypatch), sessions_on_cpu(monkeypatch):
         new = folder_weights(placed(tmp_path / "new", done.after.decode(), after), flag)
@@ -48,7 +55,7 @@ def test_the_weights_are_those_of_the_old_code(name, flag, tmp_path, monkeypatch
 @pytest.mark.parametrize("name", NAMES)
 def test_what_callers_must_do_is_said_at_the_function(name):
     text = (HALVES / name / "engine.py").read_text("utf-8")
-    notes = [one for one in migrated(text).findings if "takes a session" in one.what]
+    notes = [one for one in migrated_engine(name).findings if "takes a session" in one.what]
     assert len(notes) == 1
     lines = text.splitlines()
     assert lines[notes[0].line - 1].lstrip().startswith("def ")
@@ -57,7 +64,7 @@ def test_what_callers_must_do_is_said_at_the_function(name):
 
 
 def test_a_parameter_behind_others_on_lines_gets_a_line():
-    done = migrated((HALVES / "apex_flag" / "engine.py").read_text("utf-8")).after.decode()
+    done = migrated_engine("apex_flag").after.decode()
     assert "    dataloader,\n    apex_activated: bool,\n    amp,\n):" in done
 
 

@@ -19,6 +19,7 @@ WANTED = {
     "scaled_by_hand": {15: "loss * opt.loss_scale scales the loss by hand"},
     "sharpness_aware": {29: "unscaled before, and does not step in between"},
     "simclr": {26: "which models self.optimizer trains"},
+    "stepped_elsewhere": {26: "steps self.optimizer in code that is not here"},
     "swin": {33: "after each micro-batch", 35: "after each micro-batch", 39: "after each micro-batch",
              41: "after each micro-batch"},
     "timm_script": {14: "no line that makes optimizer", 17: "create_graph=create_graph", 33: "loss.backward(), where",

@@ -1,5 +1,5 @@
 """What a session cannot take over from a torch script: hand-written scaling, other exchanges of gradients, remade
-optimizers, and models for inference alone.
+optimizers, steps in other files, and models for inference alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .facts import Facts
 
 Problem = tuple[cst.CSTNode, str, str]
 _SCALE = re.compile(r"(loss|grad)_?scale(r)?\b", re.IGNORECASE)
+_STEP = re.compile(r"optim\w*_step$|^step_optim", re.IGNORECASE)
 _TORCH = "torch."
 
 
@@ -79,10 +80,22 @@ def for_inference(facts: Facts) -> Iterator[Problem]:
             yield call, f"nothing here computes with {code} in a region", "`with amp.inference():` around its calls"
 
 
+def stepped_elsewhere(facts: Facts) -> Iterator[Problem]:
+    """No function of another file steps a prepared optimizer, as ``xm.optimizer_step(optimizer)`` of torch_xla does."""
+    for call in facts.source.of(cst.Call):
+        name = dotted(call.func).rpartition(".")[2]
+        if not _STEP.search(name) or facts.aliases.functions(call):
+            continue
+        for arg in call.args:
+            if facts.aliases.of(arg.value) in facts.optimizers:
+                what = f"{facts.source.code(call)} steps {facts.source.code(arg.value)} in code that is not here"
+                yield call, what, f"`{facts.source.code(facts.made[0])}.step({facts.source.code(arg.value)})`"
+
+
 def _makes(facts: Facts, assign: cst.Assign) -> bool:
     """Whether an assignment makes an object, and does not prepare one."""
     calls = [one for one in peeled(assign.value) if isinstance(one, cst.Call)]
     return any(one not in facts.calls("prepare") for one in calls)
 
 
-RULES = (scaled_by_hand, exchanged, remade, for_inference)
+RULES = (scaled_by_hand, exchanged, remade, for_inference, stepped_elsewhere)
