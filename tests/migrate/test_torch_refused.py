@@ -63,6 +63,13 @@ scaler.step(optimizer)
 scaler.update()
 """
 REGION_APART = TORCH_STEP.replace("with autocast():", "regions = [autocast()]\nwith regions[0]:")
+REGION_GIVEN = """\
+def region(dtype):
+    return autocast(dtype=dtype)
+
+
+dtype = torch.bfloat16
+""" + TORCH_STEP.replace("autocast()", "region(torch.float16)")
 LATE = """\
 for epoch in range(2):
     loss = torch.ones(1)
@@ -108,6 +115,7 @@ def tune(x):
                                  (10, "no call of the model was found")]),
         (APEX + INSIDE, [(10, "clip_grad_norm_(amp.master_params(optimizer), 1.0) inside amp.scale_loss"),
                          (11, "optimizer.step() inside amp.scale_loss")]),
+        (TORCH + REGION_GIVEN + "scaler.step(optimizer)\n", [(8, "autocast(dtype=dtype)` outside a with statement")]),
         (APEX + MICRO, [(11, "after each micro-batch")]),
         (APEX + APEX_STEP + "optimizer.step(lambda: 0)\n", [(10, "optimizer.step(lambda: 0)")]),
         (APEX + APEX_STEP, [(8, "no step of optimizer was found")]),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..nodes import argument, dotted
+from ..nodes import argument, dotted, parameters, walk
 from ..source import Source
-from .arguments import AUTOCAST, enabled_of
+from .arguments import AUTOCAST, enabled_in, enabled_of
+from .substituted import given_values, substituted
 
 _NOTHING = ("nullcontext", "suppress", "ExitStack", "dummy_context", "null_context", "nullcontext_")
 
@@ -18,7 +19,8 @@ def entered(source: Source, call: cst.Call) -> list[cst.WithItem]:
     if isinstance(parent, cst.WithItem):
         return [parent]
     if isinstance(parent, cst.Return):
-        return _entered_by(source, maker(source, parent)) if _only_region(source, parent) else []
+        known = _only_region(source, parent) and not _given_settings(source, call, maker(source, parent))
+        return _entered_by(source, maker(source, parent)) if known else []
     name = dotted(parent.targets[0].target) if isinstance(parent, cst.Assign) and len(parent.targets) == 1 else ""
     if not name or "." in name or not all(_alike(source, call, one) for one in _others(source, parent)):
         return []
@@ -45,12 +47,20 @@ def _only_region(source: Source, given: cst.Return) -> bool:
     return all(map(_is_nothing, returned)) and all(isinstance(one.body[0], cst.Expr) for one in says)
 
 
+def _given_settings(source: Source, call: cst.Call, function: cst.FunctionDef) -> bool:
+    """Whether a region's dtype or device is a parameter of the function that returns it, with a value for each call."""
+    enabled, names = enabled_in(source, call), set(parameters(function)) - {"self"}
+    settings = [arg.value for arg in call.args if arg.value is not enabled]
+    return any(isinstance(one, cst.Name) and one.value in names for value in settings for one in walk(value))
+
+
 def _entered_by(source: Source, function: cst.FunctionDef) -> list[cst.WithItem]:
-    """Return the items that enter what a function without arguments returns, where all its uses are such."""
+    """Return the items that enter what a function returns, where all its uses are such."""
     name = function.name.value
     uses = [one for one in (*source.of(cst.Attribute), *source.uses(name)) if dotted(one).rpartition(".")[2] == name]
     calls = [source.parents[one] for one in uses]
-    items = [source.parents.get(call) for call in calls if isinstance(call, cst.Call) and not call.args]
+    seen = [one for one in calls if isinstance(one, cst.Call) and given_values(function, one) is not None]
+    items = [source.parents.get(call) for call in seen]
     found = [item for item in items if isinstance(item, cst.WithItem)]
     return found if len(found) == len(uses) else []
 
@@ -100,6 +110,15 @@ def switch_of(source: Source, call: cst.Call) -> str | None:
         tests += [_branch(source, one, parent) for one in around]
     tests += [] if own is None else [own]
     return tests[0] if len(tests) == 1 else " and ".join(f"({test})" for test in tests) or None
+
+
+def switch_at(source: Source, call: cst.Call, item: cst.WithItem) -> str | None:
+    """Return what says whether a region is on where it is entered: of a function's result, with the call's arguments."""
+    switch, parent = switch_of(source, call), source.parents[choice(source, call) or call]
+    if switch is None or not isinstance(parent, cst.Return) or not isinstance(item.item, cst.Call):
+        return switch
+    values = given_values(maker(source, parent), item.item)
+    return substituted(switch, values) if values else switch
 
 
 def _ifs(source: Source, node: cst.CSTNode) -> list[cst.If]:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ..work import Work
 from .arguments import AUTOCAST, enabled_of, policy_code, policy_of
-from .entered import choice, entered, maker, switch_of
+from .entered import choice, entered, maker, switch_at
 from .scaler import Scaler
 from .session import Session
 
@@ -52,13 +52,13 @@ def rewrite_regions(work: Work, scaler: Scaler, regions: Mapping[cst.Call, str],
         session: what replaces the scaler.
     """
     for call, own in regions.items():
-        switch = switch_of(work.source, call)
-        arguments = []
-        if switch is not None and not _same(work, scaler, session, call, switch):
-            arguments.append(f"enabled={_answered(work, scaler, switch)}")
-        if own != session.policy:
-            arguments.append(f"policy={policy_code(own)}")
         for item in entered(work.source, call):
+            switch = switch_at(work.source, call, item)
+            arguments = []
+            if switch is not None and not _same(work, scaler, session, call, switch):
+                arguments.append(f"enabled={_answered(work, scaler, switch)}")
+            if own != session.policy:
+                arguments.append(f"policy={policy_code(own)}")
             work.edits.expression(item.item, f"{scaler.seen_from(item)}.autocast({', '.join(arguments)})")
         parent = work.source.parents[choice(work.source, call) or call]
         if isinstance(parent, cst.Assign):
