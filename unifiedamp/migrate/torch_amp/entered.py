@@ -113,7 +113,7 @@ def switch_of(source: Source, call: cst.Call) -> str | None:
 
 
 def switch_at(source: Source, call: cst.Call, item: cst.WithItem) -> str | None:
-    """Return what says whether a region is on where it is entered: of a function's result, with the call's arguments."""
+    """Return what says whether a region is on where it is entered, with the arguments of the call that returns it."""
     switch, parent = switch_of(source, call), source.parents[choice(source, call) or call]
     if switch is None or not isinstance(parent, cst.Return) or not isinstance(item.item, cst.Call):
         return switch
