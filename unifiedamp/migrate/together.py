@@ -29,6 +29,8 @@ APIS: tuple[ModuleType, ...] = (apex, torch_amp)
 GLOBAL: tuple[ModuleType, ...] = (keras, mxnet)
 """APIs that turn mixed precision on for the whole process: files that import each other depend on one call."""
 _MAKES = re.compile(rb"GradScaler|initialize")
+_IMPORT = re.compile(rb"^\s*(?:from|import)\b[^\n(]*(?:\([^)]*\))?", re.MULTILINE)
+_WORD = re.compile(rb"\w+")
 _ANY = re.compile(rb"\A")
 _CONCERNS = re.compile(rb"GradScaler|\bamp\b|scaler|\.backward\(")
 
@@ -49,8 +51,19 @@ def sharing(contents: Mapping[str, bytes]) -> list[list[str]]:
 
 
 def imported(contents: Mapping[str, bytes]) -> set[str]:
-    """Return the files that others of these import, which may call their functions."""
-    return {file for file, _ in links(dict(_readable(contents, _ANY))).values()}
+    """Return the files that others of these may import, by the names in the others' imports alone."""
+    words: dict[bytes, set[str]] = {}
+    for path, content in contents.items():
+        for line in _IMPORT.findall(content):
+            for word in _WORD.findall(line):
+                words.setdefault(word, set()).add(path)
+    return {path for path in contents if words.get(_module(path), set()) - {path}}
+
+
+def _module(path: str) -> bytes:
+    """Return the last part of the name that a file is imported by."""
+    file = PurePath(path)
+    return (file.parent.name if file.stem == "__init__" else file.stem).encode()
 
 
 def migrate_together(contents: Mapping[str, bytes]) -> list[Migration]:
