@@ -97,15 +97,14 @@ def test_what_parameters_do_not_bring_stays(old, new):
     assert not migrated(ENGINE.replace(old, new)).changed
 
 
-def test_in_a_folder_a_half_is_left_where_its_caller_is(tmp_path):
+@pytest.mark.parametrize("line", ["from engine import train_epoch", "from lib import (\n    engine,\n)"])
+def test_in_a_folder_a_half_is_left_where_its_caller_is(line, tmp_path):
     """The caller's scaler comes from a package: nothing here could hand a session over."""
-    caller = (
-        "from engine import train_epoch\nfrom lib import make\n\n\ndef main(*given):\n    train_epoch(*given, make())\n"
-    )
+    caller = f"{line}\nfrom lib import make\n\n\ndef main(*given):\n    train_epoch(*given, make())\n"
     folder = placed(tmp_path / "folder", ENGINE, caller)
     said = CliRunner().invoke(app, ["migrate", "--write", str(folder)], prog_name="unifiedamp").stdout
     assert (folder / "engine.py").read_text("utf-8") == ENGINE
-    assert "0 written" in said.replace("0 migrated", "0 written")
+    assert "0 migrated" in said
 
 
 def test_in_a_folder_a_half_that_no_file_calls_is_migrated(tmp_path):
