@@ -312,6 +312,17 @@ def test_a_state_without_a_history_starts_scales_anew(harness):
 
 
 @pytest.mark.needs("float8", "emulation")
+def test_of_a_longer_history_the_newest_part_is_kept(harness):
+    values = uneven(0)
+    run, shorter = (Layers(harness, "delayed", EYE, policy=DELAYED | {"amax_history": length}) for length in (3, 2))
+    for factor in (1, 4, 2):
+        run.step(values * factor, values)
+    with pytest.warns(ua.StateWarning, match="amax_history=3"):
+        shorter.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
+    np.testing.assert_array_equal(shorter.amp.backend.amax_history.read()["layer0"][0], [7.0, 14.0])
+
+
+@pytest.mark.needs("float8", "emulation")
 def test_the_plan_says_that_attention_is_not_in_float8(harness):
     amp = session(harness, policy="mixed_float8;emulate=true")
     (row,) = [each for each in amp.explain().rows if each.setting == "float8 attention"]

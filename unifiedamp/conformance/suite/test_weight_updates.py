@@ -146,6 +146,31 @@ def test_an_average_follows_the_true_weights(harness, form):
     assert float(average[0]) == pytest.approx(expected, rel=2.0**-22)
 
 
+def test_an_average_begins_with_the_true_weights(harness):
+    run = run_of(harness, "eager", "kahan")
+    run.feed(1.0)
+    ema = run.amp.ema(run.model, 0.5)
+    assert true_weights(run) == [1.0 - TINY] != run.weights()
+    for expected in (1.0 - TINY, 1.0 - 1.5 * TINY):
+        (average,) = ema.weights().values()
+        assert float(average[0]) == expected
+        run.feed(1.0)
+
+
+@pytest.mark.parametrize("update", KINDS)
+def test_weight_decay_is_part_of_the_update(harness, form, update):
+    """Of numbers that bfloat16 holds."""
+
+    def make(model):
+        with harness.left_to_prepare():
+            return harness.decaying_sgd(model, 0.5, 1.0)
+
+    run = run_of(harness, form, update, make=make)
+    for expected in (0.375, 0.0625):
+        run.feed(0.25)
+        assert run.weights() == [expected]
+
+
 def test_a_weight_that_is_set_has_no_compensation(harness):
     """What rounding left out of the last weight is no part of a much smaller one."""
     run = run_of(harness, "eager", "kahan", lr=1.0)
