@@ -133,3 +133,22 @@ def test_a_setting_of_one_run_alone_is_listed():
     one = recording(record(1, {}, 1.0), settings=[["tf32", "on", "set"], ["threads", "2", "found"]])
     other = recording(record(1, {}, 1.0), settings=[["threads", "2", "found"], ["seed", "1", "set"]])
     assert difference(one, other).settings == [("tf32", "on: set", "-"), ("seed", "-", "1: set")]
+
+
+def wrapped(step):
+    """Return a record of the same step as DistributedDataParallel around the model records it."""
+    compare = step["compare"]
+    inner = [{**row, "layer": f"module.{row['layer']}".rstrip(".")} for row in compare["layers"]]
+    outer = [{**row, "layer": "", "kind": "DistributedDataParallel"} for row in (inner[0], inner[-1])]
+    named = {part: {f"module.{name}": one for name, one in compare[part].items()}
+             for part in ("gradients", "before", "update")}  # fmt: skip
+    return {**step, "compare": {**named, "layers": [outer[0], *inner[1:], outer[1]]}}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_model_that_is_wrapped_is_compared_by_the_names_inside(both):
+    away = record(1, {"output head": LARGE}, 1.0)
+    for other, expected in ((record(1, {}, 1.0), None), (away, ("forward", "head"))):
+        one = record(1, {}, 1.0)
+        found = difference(recording(wrapped(one) if both else one), recording(wrapped(other))).first
+        assert (found and (found.part, found.name)) == expected

@@ -326,6 +326,7 @@ def test_explain_lists_the_switches(harness):
     assert run.amp.explain().row(f"schedule.{AT}").native == f"from iteration {AT} of {STEPS} on"
     assert "written '50%'" in run.amp.explain().row(f"schedule.{AT}").note
     assert run.amp.explain().row("policy").value == str(second)
+    assert str(run.amp.schedule) in repr(run.amp)
 
 
 @pytest.mark.needs("policy_schedule", "layer_overrides")
