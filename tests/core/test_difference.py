@@ -18,7 +18,7 @@ WEIGHTS = ["hidden.weight", "head.weight"]
 
 
 def vector(name, away=0.0):
-    """Return ``WIDTH`` numbers that are all in the sketch, at a relative distance, at a right angle, from those of 0."""
+    """Return ``WIDTH`` numbers, each in its own bucket, at a relative distance from those of 0 and a right angle."""
     one, other = np.random.default_rng(list(name.encode())).normal(size=(2, WIDTH))
     other -= one * (one @ other) / (one @ one)
     return one + away * other * np.linalg.norm(one) / np.linalg.norm(other)

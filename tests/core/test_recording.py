@@ -29,7 +29,8 @@ def counted(*values):
 
 @pytest.mark.parametrize(
     ("value", "exponent"),
-    [(1.0, 0), (1.99, 0), (2.0, 1), (0.5, -1), (2.0**-126, -126), (3.4e38, 127), (65504.0, 15), (65505.0, 15), (65535.0, 15), (65536.0, 16)],
+    [(1.0, 0), (1.99, 0), (2.0, 1), (0.5, -1), (2.0**-126, -126), (3.4e38, 127), (65504.0, 15), (65505.0, 15),
+     (65535.0, 15), (65536.0, 16)],
 )  # fmt: skip
 def test_exponents(value, exponent):
     assert counted(value, -value).exponents == {exponent: 2}
