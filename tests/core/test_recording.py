@@ -133,13 +133,14 @@ def test_what_is_said_of_skipped_steps_depends_on_their_number(count, said):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
-    [([], ""), ([1], " It was first on rank 1 of 3 ranks."), ([0, 2], " It was first on ranks 0, 2 of 3 ranks."),
-     ([0, 1, 2], " It was first on all 3 ranks alike.")],
+    ("size", "ranks", "said"),
+    [(3, [], ""), (3, [1], " It was first on rank 1 of 3 ranks."), (3, [0, 2], " It was first on ranks 0, 2 of 3 ranks."),
+     (3, [0, 1, 2], " It was first on all 3 ranks alike."), (2, [1], " It was first on rank 1 of 2 ranks."),
+     (1, [0], "")],
 )  # fmt: skip
-def test_ranks_are_named_where_they_are_known(ranks, said):
+def test_ranks_are_named_where_they_are_known(size, ranks, said):
     first = {"during": "backward", "ranks": ranks, "name": "head.weight"} if ranks else None
-    merged = {"kind": "ranks", "step": 1, "count": 3, "missing": [], "first": first, "bad": []}
+    merged = {"kind": "ranks", "step": 1, "count": size, "missing": [], "first": first, "bad": []}
     (found,) = advice(step(1, non_finite=bad(gradient="head.weight")), merged)
     assert found.text.partition("finds its height.")[2] == said
 
