@@ -134,7 +134,8 @@ def test_what_is_said_of_skipped_steps_depends_on_their_number(count, said):
 
 @pytest.mark.parametrize(
     ("size", "ranks", "said"),
-    [(3, [], ""), (3, [1], " It was first on rank 1 of 3 ranks."), (3, [0, 2], " It was first on ranks 0, 2 of 3 ranks."),
+    [(3, [], ""), (3, [1], " It was first on rank 1 of 3 ranks."),
+     (3, [0, 2], " It was first on ranks 0, 2 of 3 ranks."),
      (3, [0, 1, 2], " It was first on all 3 ranks alike."), (2, [1], " It was first on rank 1 of 2 ranks."),
      (1, [0], "")],
 )  # fmt: skip
