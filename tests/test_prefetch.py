@@ -55,6 +55,26 @@ def test_batches_are_native_and_what_is_no_array_is_left(harness, amp):
     assert harness.dtype_of(made["b"].x) == "float32"
 
 
+class Column:
+    """A column of a table: an array to numpy, without DLPack."""
+
+    def __init__(self, values):
+        self.values, self.dtype = values, values.dtype
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+    def __len__(self):
+        return len(self.values)
+
+
+def test_a_column_of_a_table_is_an_array(harness, amp):
+    native = type(amp.to_native(np.ones(2, np.float32)))
+    (made,) = amp.prefetch([Column(np.float32([1, 2]))])
+    assert isinstance(made, native)
+    assert amp.to_numpy(made).tolist() == [1.0, 2.0]
+
+
 def test_batches_of_another_framework(harness, peer, amp):
     theirs, x = ua.Amp(peer, "float32"), np.arange(6, dtype=np.float32).reshape(2, 3)
     given = theirs.to_native(x)

@@ -93,6 +93,12 @@ def test_a_file_says_the_same(tmp_path):
     assert ua.Amp.from_config(path).tuning == ua.Tuning.of("fast").replace(checkpoint_layers=("a.*",))
 
 
+def test_its_text_names_what_is_asked_for():
+    assert str(ua.Tuning(best_effort=True)) == str(ua.Tuning()) == "off"
+    assert str(ua.Tuning(tf32=True, checkpoint_layers=["a.*", "b"])) == "tf32, checkpoint_layers=a.*, b"
+    assert str(ua.Tuning(tf32=True, best_effort=True)) == "tf32, best_effort"
+
+
 def test_nothing_is_changed_unless_asked():
     amp = ua.Amp("toy", "float32")
     assert amp.tuning == ua.Tuning()

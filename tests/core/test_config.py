@@ -194,6 +194,13 @@ def test_a_session_says_where_it_has_its_settings_from(monkeypatch):
     assert again == plan
 
 
+@pytest.mark.parametrize(
+    ("policy", "origin"), [("mixed_float16", "default of the policy"), ("mixed_float16;loss_scale=16", "policy")]
+)
+def test_a_session_says_whether_its_policy_names_the_loss_scale(policy, origin):
+    assert Amp("toy", policy).explain().row("loss_scale").note == origin
+
+
 def test_a_backend_may_know_variables_of_its_own(stand_in, monkeypatch):
     stand_in.defaults = EnvironmentDefaults("mixed_float16", "environment variable X", {"mode": "x"}, "half of it")
     resolved = resolve("torch", None, None, None, {"torch": {"mode": "y", "z": 1}})

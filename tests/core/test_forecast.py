@@ -187,6 +187,20 @@ def test_the_loss_scale_that_float16_needs(center):
     assert not found.policy.layer_overrides
 
 
+@pytest.mark.parametrize(("largest", "limit"), [(None, 2.0**24), (1.0, 2.0**15), (60000.0, 1.0), (1e5, 0.0)])
+def test_the_largest_loss_scale_that_a_layer_takes(largest, limit):
+    """Any, where it has no gradients; none, where they overflow float16 by themselves."""
+    gradients = {} if largest is None else {"gradient": np.float32([1e-3, largest])}
+    (one,) = forecast(layer("a", **WELL, **gradients), formats=["float16"]).layers
+    assert one.scale_limit == limit
+
+
+def test_exponents_are_shares_of_what_is_not_zero():
+    values = np.float32([0, 0, 1, 1.5, -1.99, 4, 2.0**-126, 2.0**-127, -(2.0**-129)])
+    (one,) = forecast(layer("a", input=values), formats=["float16"]).layers
+    assert one.exponents["input"] == pytest.approx({0: 3 / 7, 2: 1 / 7, -126: 1 / 7, -127: 2 / 7})
+
+
 def test_what_was_counted_is_json():
     totals = Totals()
     totals.add([layer("a", gradient=spread(1e-15, 1), **WELL)])

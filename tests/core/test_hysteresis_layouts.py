@@ -192,6 +192,12 @@ def test_settings_that_differ_are_told():
     ]
 
 
+@pytest.mark.parametrize("raw", [deepspeed(min_scale=0), {k: v for k, v in deepspeed().items() if k != "min_scale"}])
+def test_a_run_without_a_smallest_scale(raw):
+    session = StandIn(ua.DynamicLossScale(growth_interval=1000, hysteresis=2, hysteresis_reset="growth"))
+    assert session.load(raw).state == ScaleState(512.0, 5, 0, 0, 0, 1)
+
+
 def test_a_session_that_waits_less_than_megatron_says_so():
     with pytest.warns(ua.StateWarning, match="had 4 overflows left .* backs off after 2: give DynamicLossScale"):
         StandIn(settings_like(9, 2, "growth"), strict=False).load(megatron(hysteresis_tracker=4))

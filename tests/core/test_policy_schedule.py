@@ -6,6 +6,7 @@ import random
 import pytest
 
 import unifiedamp as ua
+from unifiedamp.backend import SessionSpec
 from unifiedamp.config.arguments import read_arguments
 from unifiedamp.config.resolve import resolve
 from unifiedamp.policy import PolicySchedule
@@ -141,3 +142,25 @@ def test_one_policy_named_elsewhere_takes_the_place_of_all(monkeypatch):
     assert (read["policy"], read["schedule"]) == ("mixed_float16", None)
     named = read_arguments(CONFIG, {"schedule": {0: LOW}})
     assert resolve("toy", named["policy"], None, None, None, schedule=named["schedule"]).policy == LOW
+
+
+@pytest.mark.parametrize(
+    ("policies", "kept"),
+    [
+        (["float32", "mixed_float16"], None),
+        (["mixed_float8;emulate=true", "mixed_bfloat16"], None),
+        (["mixed_float8;recipe=delayed", "mixed_float8"], "delayed"),
+        (["mixed_float8;recipe=delayed", "float32", "mixed_float8;recipe=delayed;emulate=true"], "delayed"),
+    ],
+)
+def test_one_kind_of_amax_history_is_kept(policies, kept):
+    schedule = PolicySchedule.of(dict(enumerate(policies)))
+    found = SessionSpec(schedule.at(0), ua.NoLossScale(), schedule=schedule).delayed_recipe
+    assert (found and found.scaling) == kept
+
+
+def test_two_kinds_of_amax_history_are_refused():
+    policies = {0: "mixed_float8;recipe=delayed", 5: "mixed_float8;recipe=delayed;margin=2"}
+    schedule = PolicySchedule.of(policies)
+    with pytest.raises(ua.UnsupportedError, match="one kind of amax history, .* give them the same amax_history and m"):
+        _ = SessionSpec(schedule.at(0), ua.NoLossScale(), schedule=schedule).delayed_recipe

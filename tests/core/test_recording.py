@@ -29,7 +29,8 @@ def counted(*values):
 
 @pytest.mark.parametrize(
     ("value", "exponent"),
-    [(1.0, 0), (1.99, 0), (2.0, 1), (0.5, -1), (2.0**-126, -126), (3.4e38, 127), (65504.0, 15), (65536.0, 16)],
+    [(1.0, 0), (1.99, 0), (2.0, 1), (0.5, -1), (2.0**-126, -126), (3.4e38, 127), (65504.0, 15), (65505.0, 15),
+     (65535.0, 15), (65536.0, 16)],
 )  # fmt: skip
 def test_exponents(value, exponent):
     assert counted(value, -value).exponents == {exponent: 2}
@@ -122,6 +123,27 @@ def test_a_layer_that_overflows_most_often_comes_first():
     assert "`decoder.norm` overflowed in 4 of 6 skipped steps" in first.text
     assert 'layer_overrides = {"decoder.norm" = "float32"}' in first.text
     assert second.name == "head"
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "One now and then is how"), (2, "A loss scale that starts lower")])
+def test_what_is_said_of_skipped_steps_depends_on_their_number(count, said):
+    (found,) = advice(*(step(n, non_finite=bad(gradient="head.weight")) for n in range(count)))
+    assert f"in {count} of {count} skipped step" in found.text
+    assert said in found.text
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "said"),
+    [(3, [], ""), (3, [1], " It was first on rank 1 of 3 ranks."),
+     (3, [0, 2], " It was first on ranks 0, 2 of 3 ranks."),
+     (3, [0, 1, 2], " It was first on all 3 ranks alike."), (2, [1], " It was first on rank 1 of 2 ranks."),
+     (1, [0], "")],
+)  # fmt: skip
+def test_ranks_are_named_where_they_are_known(size, ranks, said):
+    first = {"during": "backward", "ranks": ranks, "name": "head.weight"} if ranks else None
+    merged = {"kind": "ranks", "step": 1, "count": size, "missing": [], "first": first, "bad": []}
+    (found,) = advice(step(1, non_finite=bad(gradient="head.weight")), merged)
+    assert found.text.partition("finds its height.")[2] == said
 
 
 def test_a_mask_that_is_infinite_on_good_steps_is_not_to_blame():

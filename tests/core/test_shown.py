@@ -93,6 +93,7 @@ def test_a_session_shows_its_settings(session):
     cells = check_harmless(amp._repr_html_()).cells
     assert cells[:3] == ["Amp", "backend", "toy"]
     assert "static(scale=128.0)" in cells
+    assert "schedule" not in text
     assert "\n" not in text
 
 

@@ -119,3 +119,19 @@ def test_a_snapshot_holds_the_whole_state():
     with pytest.raises(ua.StepOrderError, match="what to do"):
         made.begin_scale([first, second])
     assert made.snapshot() == taken
+
+
+def test_only_an_order_between_two_iterations_is_idle():
+    made, (slot,) = order()
+    assert made.idle()
+    made.enter_region()
+    assert not made.idle()
+    made.begin_scale([slot])
+    assert not made.idle()
+    stepped(made, slot)
+    assert made.idle()
+    made, (slot,) = order(accumulate_steps=2)
+    made.enter_region()
+    made.begin_scale([slot])
+    stepped(made, slot)
+    assert not made.idle(), "half of its window"

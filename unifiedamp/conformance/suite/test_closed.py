@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run
+from unifiedamp.conformance.driver import probe_run, session
 
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_interval=100)
 
@@ -60,6 +60,14 @@ def test_a_step_of_a_closed_session(harness, form):
     with pytest.raises(ua.StepOrderError, match=r"this session was closed by amp\.close\(\)"):
         run.step(x)
     assert run.weights() == before
+
+
+def test_a_decorator_of_a_closed_session(harness):
+    amp = session(harness)
+    decorate = amp.compile(mode="default")
+    amp.close()
+    with pytest.raises(ua.StepOrderError, match=r"amp\.compile: this session was closed by amp\.close\(\)"):
+        decorate(lambda: None)
 
 
 def test_what_it_knows_can_be_read(closed):

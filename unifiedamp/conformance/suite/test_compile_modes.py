@@ -45,6 +45,14 @@ def test_off_is_the_function_itself(harness):
     assert session(harness, compile="off").compile(step) is step
 
 
+def test_a_step_is_compiled_or_refused_by_name(harness):
+    if harness.capabilities().feature("compile"):
+        assert callable(session(harness).compile(lambda: None))
+        return
+    with pytest.raises(ua.UnsupportedError, match=f"backend '{harness.backend}' cannot compile"):
+        session(harness).compile(lambda: None)
+
+
 @pytest.mark.parametrize("mode", ["maximum", "", True, 1])
 def test_an_unknown_mode_is_refused(harness, mode):
     with pytest.raises(ua.ConfigError, match="off, default, max"):

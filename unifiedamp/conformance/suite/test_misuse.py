@@ -142,8 +142,9 @@ def test_a_scheduler_that_cannot_be_stepped_is_refused_before_the_step(harness, 
 def test_unprepared_optimizer(harness, prepared):
     amp, model, _ = prepared
     other = harness.sgd([harness.probe([1.0])], 0.1)
-    with pytest.raises(ua.WrongObjectError, match="has not been prepared"):
-        amp.step(other)
+    for call in ("step", "backward"):
+        with pytest.raises(ua.WrongObjectError, match=rf"amp\.{call}: this \w+ has not been prepared"):
+            amp.step(other) if call == "step" else amp.backward(lambda: model(ones(amp)), other)
     with pytest.raises(ua.WrongObjectError, match="list is empty"):
         amp.backward(lambda: model(ones(amp)), [])
 

@@ -228,25 +228,65 @@ def test_a_scale_given_to_the_session_goes_on(harness):
     assert found == [8.0, 8.0, 16.0, 16.0, 32.0, 32.0]
 
 
+def two_of(harness, amp):
+    """Return two prepared models, and the optimizer of each."""
+    weight = [(np.eye(16, dtype=np.float32), np.zeros(16, np.float32))]
+    with amp.scope():
+        models = [harness.mlp(weight) for _ in range(2)]
+        optimizers = [harness.sgd([model], RATE) for model in models]
+    prepared = amp.prepare(*models, *optimizers)
+    return prepared[:2], prepared[2:]
+
+
 @pytest.mark.needs("policy_schedule", "several_optimizers")
 @pytest.mark.parametrize(("at", "lows"), [(1, 5), (2, 4), (3, 2)])
 def test_an_iteration_of_several_optimizers_counts_once(harness, at, lows):
     """As in a GAN: the second of two steps of one optimizer begins an iteration, which the other one's step ends."""
     low = runs_here(harness, "mixed_bfloat16")
     amp = ua.Amp(harness.backend, schedule={0: "float32", at: low})
-    weight = [(np.eye(16, dtype=np.float32), np.zeros(16, np.float32))]
-    with amp.scope():
-        models = [harness.mlp(weight) for _ in range(2)]
-        optimizers = [harness.sgd([model], RATE) for model in models]
-    first, second, *optimizers = amp.prepare(*models, *optimizers)
+    models, optimizers = two_of(harness, amp)
     ((x, y),) = batches(1)
     inputs, found = (amp.to_native(x), amp.to_native(y)), []
     for index in (0, 0, 1, 0, 0, 1):
-        model = (first, second)[index]
+        model = models[index]
         amp.backward(lambda model=model: harness.mean_square(model(inputs[0]), inputs[1]), optimizers[index])
         amp.step(optimizers[index])
         found.append(amp.policy.compute_dtype)
     assert found == ["float32"] * (6 - lows) + ["bfloat16"] * lows
+
+
+@pytest.mark.needs("policy_schedule", "several_optimizers", "accumulation")
+def test_a_window_ends_under_the_policy_that_it_began_under(harness):
+    """Of one optimizer, while the iterations of another end."""
+    low = runs_here(harness, "mixed_bfloat16")
+    amp = ua.Amp(harness.backend, schedule={0: "float32", 1: low}, accumulate_steps=2)
+    models, optimizers = two_of(harness, amp)
+    ((x, y),) = batches(1)
+    inputs, found = (amp.to_native(x), amp.to_native(y)), []
+
+    def loss(model):
+        found.append(amp.policy.compute_dtype)
+        return harness.mean_square(model(inputs[0]), inputs[1])
+
+    for index in (0, 1, 1, 1, 0, 1, 0):
+        amp.backward(lambda model=models[index]: loss(model), optimizers[index])
+        amp.step(optimizers[index])
+    assert found == ["float32"] * 6 + ["bfloat16"]
+
+
+@pytest.mark.needs("policy_schedule", "several_optimizers")
+@pytest.mark.parametrize(("applied", "iteration"), [(3, 2), (5, 3)])
+def test_a_state_without_a_schedule_is_placed_by_its_iterations(harness, applied, iteration):
+    low = runs_here(harness, "mixed_bfloat16")
+    amp = ua.Amp(harness.backend, schedule={0: "float32", 3: low})
+    two_of(harness, amp)
+    expected = ua.Policy() if iteration < 3 else low
+    state = {key: value for key, value in amp.state_dict().items() if key != "schedule"}
+    state["state"] = {**state["state"], "applied_steps": applied, "skipped_steps": 1}
+    state["policy"] = str(expected)
+    with pytest.warns(ua.StateWarning, match=f"without a schedule; this session goes on at iteration {iteration},"):
+        amp.load_state_dict(state)
+    assert amp.policy == expected
 
 
 @pytest.mark.needs("policy_schedule")
@@ -326,6 +366,7 @@ def test_explain_lists_the_switches(harness):
     assert run.amp.explain().row(f"schedule.{AT}").native == f"from iteration {AT} of {STEPS} on"
     assert "written '50%'" in run.amp.explain().row(f"schedule.{AT}").note
     assert run.amp.explain().row("policy").value == str(second)
+    assert str(run.amp.schedule) in repr(run.amp)
 
 
 @pytest.mark.needs("policy_schedule", "layer_overrides")

@@ -51,6 +51,7 @@ def test_a_layer_that_overflows_is_named_as_the_first(harness, form):
     assert record["applied"] is False
     assert record["non_finite"]["first_activation"]["layer"] == "layer1"
     assert record["non_finite"]["first_activation"]["place"] == "output"
+    assert record["non_finite"]["loss_was_finite"] is False
     found = kept.found("non_finite")
     assert list(found) == ["layer1"]
     assert "1 of 1 skipped step" in found["layer1"]
@@ -150,5 +151,6 @@ def test_an_inf_in_one_gradient_at_a_recorded_step_is_named(harness, form):
     assert [(record["step"], record["non_finite"]["gradients"], record["applied"]) for record in bad] == [
         (4, ["w2"], False)
     ]
+    assert bad[0]["non_finite"]["loss_was_finite"] is True
     assert (bad[0]["scale"], bad[0]["next_scale"], bad[0]["loss"]) == (8.0, 4.0, pytest.approx(0.7e38, rel=1e-5))
     assert kept.of("skip") == []

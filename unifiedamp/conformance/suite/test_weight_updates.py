@@ -121,6 +121,18 @@ def test_updates_go_on_bit_for_bit_from_a_state(harness, form, update):
     assert second.weights() == straight.weights()
 
 
+@pytest.mark.parametrize("update", KINDS)
+def test_a_state_without_updates_leaves_them_as_they_are(harness, update):
+    """Such as one that was saved with float32 master weights."""
+    straight, loading = (run_of(harness, "eager", update, values=FEW, lr=HALF) for _ in range(2))
+    for _ in range(2):
+        straight.feed(*[1.0] * len(FEW))
+        loading.feed(*[1.0] * len(FEW))
+        state = loading.amp.state_dict()
+        loading.amp.load_state_dict({key: value for key, value in state.items() if key != "update"})
+    assert true_weights(loading) == true_weights(straight)
+
+
 def test_moments_are_float32(harness, form):
     """SGD with momentum in float64; a compensation leaves out less than 2**-17 of the weight in each step."""
     lr = 2.0**-6
