@@ -65,6 +65,12 @@ class MXNetHarness(Harness):
             {f"layer{i}": dense(weight, bias, i < len(weights) - 1) for i, (weight, bias) in enumerate(weights)}
         )
 
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> Block:
+        added: Block = dense(weight, bias, hidden=False)
+        setattr(model, layer, added)
+        model.order = list(dict.fromkeys([*model.order, layer]))
+        return added
+
     def convnet(self, seed: int) -> Any:
         mx.random.seed(seed)
         layers = {"conv": nn.Conv2D(8, 3, padding=1, in_channels=1), "norm": nn.BatchNorm(in_channels=8)}

@@ -11,6 +11,7 @@ from unifiedamp.backend import Policy
 from ..layer_paths import ParamNames
 from .compensations import Compensations
 from .gradients import parameters
+from .late_params import LateParams
 from .master_weights import MasterWeights
 from .weight_updates import WeightUpdates
 
@@ -28,6 +29,7 @@ class PreparedObjects:
         names: of the models' parameters.
         compensations: what rounding left out of parameters.
         masters: the master weights.
+        late: parameters that came into the models since.
         updates: those of bfloat16 parameters without masters.
     """
 
@@ -37,6 +39,7 @@ class PreparedObjects:
         self.names = ParamNames()
         self.compensations = Compensations(policy.update == "kahan")
         self.masters = MasterWeights(self.compensations)
+        self.late = LateParams(self.optimizers, self.masters.model_param)
         self.updates = WeightUpdates(policy, self.compensations, self._name)
 
     def param_names(self, optimizer: Optimizer) -> list[str]:
@@ -57,7 +60,7 @@ class PreparedObjects:
         if len(optimizers) >= len(self.optimizers):
             return None
         params = [self.masters.model_param(param) for each in optimizers for param in parameters(each)]
-        return [param for param in params if param.requires_grad]
+        return [param for param in params if param.requires_grad] + self.late.trainable()
 
     def _name(self, param: torch.Tensor) -> str:
         return self.names.of(self.masters.model_param(param))

@@ -141,6 +141,7 @@ class TorchTraining(Training):
             masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
         self._native.check(optimizer, "step")
+        self._prepared.late.check(optimizer)
         if masters is None:
             self._check_not_cast(optimizer)
         else:
