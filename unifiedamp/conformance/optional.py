@@ -253,6 +253,10 @@ class OptionalHarness:
         """
         self._lacks("layers that are added later")
 
+    def cast_model(self, model: Any, dtype: str) -> None:
+        """Cast the parameters of a prepared model, in place, the framework's own way."""
+        self._lacks("models that are cast in place")
+
     def rest(self, model: Any, layer: str) -> None:
         """Put one layer of a model in evaluation mode, and leave the others as they are."""
         self._lacks("layers with a mode each")

@@ -288,6 +288,9 @@ class TorchHarness(Harness):
         model.depth = int(layer.removeprefix("layer")) + 1
         return added
 
+    def cast_model(self, model: nn.Module, dtype: str) -> None:
+        model.to(getattr(torch, dtype))
+
     def rest(self, model: Any, layer: str) -> None:
         model.get_submodule(layer).eval()
 

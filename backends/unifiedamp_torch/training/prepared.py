@@ -13,6 +13,7 @@ from .compensations import Compensations
 from .gradients import parameters
 from .late_params import LateParams
 from .master_weights import MasterWeights
+from .param_dtypes import ParamDtypes
 from .weight_updates import WeightUpdates
 
 Optimizer = torch.optim.Optimizer
@@ -30,6 +31,7 @@ class PreparedObjects:
         compensations: what rounding left out of parameters.
         masters: the master weights.
         late: parameters that came into the models since.
+        dtypes: of the parameters, when they were prepared.
         updates: those of bfloat16 parameters without masters.
     """
 
@@ -40,6 +42,7 @@ class PreparedObjects:
         self.compensations = Compensations(policy.update == "kahan")
         self.masters = MasterWeights(self.compensations)
         self.late = LateParams(self.optimizers, self.masters.model_param)
+        self.dtypes = ParamDtypes(self.masters.model_param, self._name)
         self.updates = WeightUpdates(policy, self.compensations, self._name)
 
     def param_names(self, optimizer: Optimizer) -> list[str]:
