@@ -52,11 +52,9 @@ def test_a_model_that_moves_to_another_context_after_it_was_prepared(net, array)
     move = getattr(model.collect_params(), "reset_ctx", None) or model.reset_device
     move(mx.cpu(1))
     with pytest.raises(ua.PrepareError, match=r"is on cpu\(1\) now; it was on cpu\(0\).*call reset_\w+ before"):
-        with amp.autocast():
-            pass
+        amp.autocast()
     move(mx.cpu(0))
-    x, y = batch()
-    amp.backward(lambda: ((model(array(x)) - array(y)) ** 2).mean(), trainer)
+    amp.backward(lambda: model(array(batch())).mean(), trainer)
     assert amp.step(trainer).applied
 
 

@@ -89,7 +89,7 @@ class PreparedOptimizers:
         self._on_new.append(call)
 
     def begin_region(self) -> None:
-        """Refuse parameters that were cast or moved since, and turn off ``grad_req="add"`` wherever the user has set it.
+        """Refuse parameters that were cast or moved since, and turn off ``grad_req="add"`` where the user has set it.
 
         Raises:
             ParamDtypeError, PrepareError: see ``ParamDtypes.check``.

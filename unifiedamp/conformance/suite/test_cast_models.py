@@ -35,11 +35,9 @@ def test_it_is_refused_until_it_is_cast_back(harness, form, model, policy, optio
     own = amp.policy.param_dtype
     for dtype in ("float64", "float16" if own == "float32" else "float32"):
         harness.cast_model(net, dtype)
-        before = harness.parameters(net)
+        before, says = harness.parameters(net), rf"is {dtype} now; it was {own}.*do not cast a prepared model"
         for _ in range(2):
-            with pytest.raises(
-                ua.ParamDtypeError, match=rf"is {dtype} now; it was {own}.*do not cast a prepared model"
-            ):
+            with pytest.raises(ua.ParamDtypeError, match=says):
                 step(x)
         assert all(np.array_equal(value, before[name]) for name, value in harness.parameters(net).items())
         harness.cast_model(net, own)
