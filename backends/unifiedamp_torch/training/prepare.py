@@ -101,7 +101,7 @@ class Preparation:
         prepared.masters.match_layouts()
         prepared.masters.attach(optimizers)
         prepared.models += new
-        prepared.optimizers += fresh
+        prepared.add(fresh)
         self._undo += prepared.late.follow(new)
         prepared.dtypes.follow(new, fresh)
         self._ranks.shards_wait &= len(prepared.optimizers) < 2

@@ -98,6 +98,8 @@ class TorchTraining(Training):
         value = checked_loss(loss)
         if self._masters.in_use:
             self._masters.attach(optimizers)
+        prepared = self._prepared
+        prepared.check_shared(optimizers, lambda: self._native.with_open_window(prepared.optimizers))
         first = self._native.begin(loss, optimizers)
         if self._loss.wanted:
             self._loss.note(value.detach(), alone=self._steps.capturing)
