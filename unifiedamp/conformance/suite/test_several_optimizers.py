@@ -178,8 +178,7 @@ def test_two_over_one_parameter_train_right_or_are_refused(harness, together):
         for named in [[first, second]] if together else [[first], [second]]:
             amp.backward(lambda: model(x), named)
         assert all([amp.step(first).applied, amp.step(second).applied])
-    except ua.StepOrderError as refusal:
-        assert "one gradient" in str(refusal)
+    except ua.StepOrderError:
         amp.discard_step(first)
         for optimizer in (first, second):
             amp.backward(lambda: model(x), optimizer)
