@@ -64,6 +64,7 @@ WITHOUT = {
         "scheduled_sgd",
     },
     "tensorflow": {
+        "cast_model",
         "device_steps",
         "extend",
         "fixed_graph",

@@ -80,7 +80,7 @@ class MXNetBackend(Backend):
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
         self.device = MXNetDevice(context)
-        self.precision = MXNetPrecision(context, tables, optimizers.overwrite_gradients)
+        self.precision = MXNetPrecision(context, tables, optimizers.begin_region)
         self.compiler = MXNetCompiler(hybridizer)
         self.training = MXNetTraining(spec, scaler, self.precision, models, optimizers, hybridizer.on_model, scaling)
         self.amax_history = scaling or DelayedScaling(spec.policy.float8)

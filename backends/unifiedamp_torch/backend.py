@@ -61,12 +61,12 @@ class TorchBackend(Backend):
         self.device = TorchDevice(native, options.scale_on_device)
         self.tuner = TorchTuner(spec, native)
         switches, no_sync = self.tuner.switches, self.device.reads_without_sync
-        self._regions = Regions(spec, native, switches, options.cache_enabled, self._check_region)
-        self.precision = TorchPrecision(self._regions, native, options.scope_device)
-
         self._steps = steps = StepContext.create(
             spec, native, no_sync, TrainingRanks(options.process_group, options.shards_reduce_once)
         )
+        explain = steps.prepared.dtypes.explain
+        self._regions = Regions(spec, native, switches, options.cache_enabled, self._check_region, explain)
+        self.precision = TorchPrecision(self._regions, native, options.scope_device)
         self._preparation = Preparation(
             spec,
             native,

@@ -28,9 +28,9 @@ class ParamNames:
         self._models = list(models)  # keeps the parameters alive, and so their ids unique
 
     def with_models(self, models: Sequence[torch.nn.Module]) -> ParamNames:
-        """Return the names with those of more models added."""
+        """Return the names with those of more models added, and of what came into the known ones since."""
         more = ParamNames(self._names, [*self._models, *models])
-        for index, model in enumerate(models, len(self._models)):
+        for index, model in enumerate(more._models):
             more._add(index, model)
         return more
 

@@ -46,6 +46,18 @@ def test_a_refused_call_prepares_nothing(amp, net):
     assert dict(vars(model)) == before
 
 
+def test_a_model_that_moves_to_another_context_after_it_was_prepared(net, array):
+    amp, model = ua.Amp("mxnet", "float32"), net()
+    model, trainer = amp.prepare(model, sgd(model))
+    move = getattr(model.collect_params(), "reset_ctx", None) or model.reset_device
+    move(mx.cpu(1))
+    with pytest.raises(ua.PrepareError, match=r"is on cpu\(1\) now; it was on cpu\(0\).*call reset_\w+ before"):
+        amp.autocast()
+    move(mx.cpu(0))
+    amp.backward(lambda: model(array(batch())).mean(), trainer)
+    assert amp.step(trainer).applied
+
+
 def test_losses_that_cannot_be_differentiated(amp, net, array):
     model = net()
     trainer = sgd(model)

@@ -1,5 +1,8 @@
 """Gluon Trainers: several contexts, kvstores, accumulation, rescaling, saved states."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from trainers import batch, sgd, weights
@@ -306,3 +309,16 @@ def test_the_calls_of_a_step_inside_a_region(net, array, policy, grad_req):
             amp.discard_step(trainer)
             assert autograd.is_recording()
     assert np.allclose(weights(model)["1.bias"], before - 0.1 * 6.0 * 2.9, rtol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_of_a_trainer_have_their_own_calls(net, array, policy, copied):
+    """A deep copy's ``step`` was the original's, and a prepared Trainer, or its model, could not be pickled."""
+    amp, model, trainer = prepared(net, policy, loss_scale=SCALE)
+    amp.backward(lambda: model(array(batch())).sum(), trainer)
+    _, other = copied((model, trainer))
+    for name in ("step", "update", "allreduce_grads"):
+        call = getattr(other, name)
+        assert (call.__self__, call.__func__) == (other, getattr(gluon.Trainer, name))
+    assert amp.step(trainer).applied

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from loops import session
 from ranks import checked, run_ranks
+from torch._subclasses import FakeTensorMode
 
 import unifiedamp as ua
 from unifiedamp.loss_scale import ScaleState
@@ -190,3 +191,20 @@ def answers():
     """Return what each part returned, on each rank."""
     first, second = checked(run_ranks(every_part))
     return {part.__name__: [one, other] for part, one, other in zip(PARTS, first, second, strict=True)}
+
+
+@pytest.mark.parametrize("scale", [8.0, "none"])
+def test_tensors_that_cannot_be_read_are_refused(scale):
+    """Before they are kept for the step, which goes on."""
+    amp = session(loss_scale=scale)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), RATE))
+    amp.backward(lambda: model(torch.ones(3, 2)).mean(), optimizer)
+    one = torch.ones(())
+    fake = FakeTensorMode().from_tensor(one)
+    with torch.sparse.check_sparse_tensor_invariants():
+        unreadable = {"without a value": one.to("meta"), "FakeTensorMode": fake, "to_dense": one.to_sparse()}
+    for says, condition in unreadable.items():
+        with pytest.raises(ua.WrongObjectError, match=rf"amp\.skip_if: the condition must be.*{says}"):
+            amp.skip_if(condition)
+    assert amp.step(optimizer).applied

@@ -244,6 +244,19 @@ class OptionalHarness:
         """Add a model's parameters to a prepared optimizer that is in use."""
         self._lacks("optimizers that take parameters later")
 
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> Any:
+        """Put a dense layer with this (inputs, outputs) weight and bias at the end of what :meth:`Harness.mlp`
+        returned, after ``amp.prepare``: as a further one, or in the place of the last, whichever has the name.
+
+        Returns:
+            The layer, a model of its kind for :meth:`Harness.sgd`.
+        """
+        self._lacks("layers that are added later")
+
+    def cast_model(self, model: Any, dtype: str) -> None:
+        """Cast the parameters of a prepared model, in place, the framework's own way."""
+        self._lacks("models that are cast in place")
+
     def rest(self, model: Any, layer: str) -> None:
         """Put one layer of a model in evaluation mode, and leave the others as they are."""
         self._lacks("layers with a mode each")

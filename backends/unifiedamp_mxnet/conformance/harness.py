@@ -19,7 +19,18 @@ from .._types import Array as NativeArray
 from .._types import Block, Trainer
 from ..device.arrays import to_numpy
 from ..layer_paths import named_parameters, walk
-from ..mxnet_api import NUMPY_API, autograd, cast, current_context, dtype_name, gluon, mx, nd_register, symbol_register
+from ..mxnet_api import (
+    BFLOAT16,
+    NUMPY_API,
+    autograd,
+    cast,
+    current_context,
+    dtype_name,
+    gluon,
+    mx,
+    nd_register,
+    symbol_register,
+)
 from ..precision.operations import PRODUCTS
 from . import contexts
 from .models import Attention, Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
@@ -64,6 +75,15 @@ class MXNetHarness(Harness):
         return named(
             {f"layer{i}": dense(weight, bias, i < len(weights) - 1) for i, (weight, bias) in enumerate(weights)}
         )
+
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> Block:
+        added: Block = dense(weight, bias, hidden=False)
+        setattr(model, layer, added)
+        model.order = list(dict.fromkeys([*model.order, layer]))
+        return added
+
+    def cast_model(self, model: Any, dtype: str) -> None:
+        model.cast(BFLOAT16 if dtype == "bfloat16" else dtype)  # MXNet knows no name of it
 
     def convnet(self, seed: int) -> Any:
         mx.random.seed(seed)

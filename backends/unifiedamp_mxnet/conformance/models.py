@@ -200,20 +200,21 @@ def named(layers: Mapping[str, Block]) -> Any:
     class Named(gluon.HybridBlock):
         def __init__(self) -> None:
             super().__init__()
+            self.order = list(layers)
             for name, layer in layers.items():
                 setattr(self, name, layer)
 
         if NUMPY_API:
 
             def forward(self, x: Array) -> Array:
-                for name in layers:
+                for name in self.order:
                     x = getattr(self, name)(x)
                 return x
 
         else:
 
             def hybrid_forward(self, F: Any, x: Symbol) -> Symbol:
-                for name in layers:
+                for name in self.order:
                     x = getattr(self, name)(x)
                 return x
 

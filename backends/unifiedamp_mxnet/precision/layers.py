@@ -46,6 +46,9 @@ class BoundaryCast:
         cast._key = self._key
         return cast
 
+    def __reduce__(self) -> Any:
+        return getattr, (self._block(), self._method)  # a pickled block belongs to no session: its class's method
+
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Run the block's method between its casts."""
         if self._inputs is not None:

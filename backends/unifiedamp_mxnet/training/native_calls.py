@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,25 +29,42 @@ def check_backward(buffers: Iterable[GradientBuffer], call: str) -> None:
         )
 
 
-def guard_steps(trainer: Trainer, buffer: GradientBuffer, check: Callable[[], None]) -> AttributePatch:
-    """Refuse the Trainer's own calls while a scaled loss is pending, or ``check`` raises; return the patch, to be
-    undone.
+class GuardedCall:
+    """A call of a Trainer in the place of the Trainer's own.
+
+    Copies of the Trainer, also pickled ones, have their own call: they belong to no session.
+
+    Args:
+        trainer: whose call it is.
+        name: the call's.
+        buffer: the Trainer's gradients.
+        check: refuses the call where it must not be now.
     """
-    return patched(trainer, **{name: _guarded(getattr(trainer, name), name, buffer, check) for name in STEPS})
 
+    def __init__(self, trainer: Trainer, name: str, buffer: GradientBuffer, check: Callable[[], None]) -> None:
+        self._trainer, self._name = trainer, name
+        self._native: Callable[..., Any] = getattr(trainer, name)
+        self._buffer, self._check = buffer, check
+        self.__wrapped__ = self._native  # for ``inspect.signature``
 
-def _guarded(
-    native: Callable[..., Any], name: str, buffer: GradientBuffer, check: Callable[[], None]
-) -> Callable[..., Any]:
-    @functools.wraps(native)
-    def run(*args: object, **kwargs: object) -> Any:
-        check()
-        if buffer.pending:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Run the Trainer's own call."""
+        self._check()
+        if self._buffer.pending:
+            name = self._name
             raise errors.StepOrderError(
                 f"Trainer.{name}(): a loss was scaled for this Trainer by amp.scale_loss, and its gradients are the "
                 f"session's until amp.step(trainer); call amp.step(trainer) instead of trainer.{name}(), or "
                 "amp.discard_step(trainer) first"
             )
-        return native(*args, **kwargs)
+        return self._native(*args, **kwargs)
 
-    return run
+    def __reduce__(self) -> Any:
+        return getattr, (self._trainer, self._name)
+
+
+def guard_steps(trainer: Trainer, buffer: GradientBuffer, check: Callable[[], None]) -> AttributePatch:
+    """Refuse the Trainer's own calls while a scaled loss is pending, or ``check`` raises; return the patch, to be
+    undone.
+    """
+    return patched(trainer, **{name: GuardedCall(trainer, name, buffer, check) for name in STEPS})

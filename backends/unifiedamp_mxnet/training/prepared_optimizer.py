@@ -14,6 +14,7 @@ from .gradients import GradientBuffer, Gradients
 from .master_weights import MasterWeights
 from .multi_tensor import all_finite
 from .native_calls import check_backward, guard_steps
+from .param_dtypes import ParamDtypes
 from .rounded_weights import RoundedWeights
 from .scaler import SessionScaler, TrainerScaler, attach_scaler
 from .update import LARGEST_RESCALED, WeightUpdate
@@ -45,6 +46,7 @@ class PreparedOptimizer:
     Attributes:
         buffer: the gradients since the last step.
         overwriting: turns off ``grad_req="add"``.
+        dtypes: of the parameters, when they were prepared.
         report: where the last non-finite step came from.
         followers: called around its applied steps.
     """
@@ -63,6 +65,7 @@ class PreparedOptimizer:
         self.overwriting = OverwriteGradients(trainer._params)
         self.overwriting.apply()
         self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype, settings)
+        self.dtypes = ParamDtypes(trainer._params, self.buffer.name)
         self._update = WeightUpdate(trainer, masters)
         self._conditions = WorkerFlags(trainer, CONDITION_KEY)
         self.followers: list[Follower] = []

@@ -88,9 +88,14 @@ class PreparedOptimizers:
         """Call ``call`` with each Trainer that is prepared from here on."""
         self._on_new.append(call)
 
-    def overwrite_gradients(self) -> None:
-        """Turn off ``grad_req="add"`` wherever the user has set it since."""
+    def begin_region(self) -> None:
+        """Refuse parameters that were cast or moved since, and turn off ``grad_req="add"`` where the user has set it.
+
+        Raises:
+            ParamDtypeError, PrepareError: see ``ParamDtypes.check``.
+        """
         for prepared in self._prepared.values():
+            prepared.dtypes.check()
             prepared.overwriting.apply()
 
     def masters_of(self, param: Parameter) -> Arrays | None:

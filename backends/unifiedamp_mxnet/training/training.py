@@ -17,6 +17,7 @@ from ..precision.precision import MXNetPrecision
 from ..precision.prepared_models import PreparedModels
 from . import clipping, prepare_checks
 from .backward import BackwardPasses
+from .late_params import LateParams
 from .native_calls import check_backward
 from .prepared_optimizers import PreparedOptimizers
 from .scaled_loss import ScaledLosses, read_condition, read_losses
@@ -48,7 +49,7 @@ class MXNetTraining(Training):
     ) -> None:
         self._spec, self._scaler, self._precision = spec, scaler, precision
         self._models, self._optimizers, self._on_model = models, optimizers, on_model
-        self._backward, self._scaling = BackwardPasses(optimizers), scaling
+        self._backward, self._scaling, self._late = BackwardPasses(optimizers), scaling, LateParams(optimizers)
         self._names: dict[int, str] = {}
         self._report = NonFiniteReport()
 
@@ -76,6 +77,7 @@ class MXNetTraining(Training):
             self._models.check()
         for trainer in optimizers:
             self._optimizers.add(trainer, names)
+        self._late.follow(models)
         return list(models), list(optimizers)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -113,6 +115,7 @@ class MXNetTraining(Training):
 
     @outside_regions
     def step(self, optimizer: Trainer, update_scale: bool) -> StepResult:
+        self._late.check()
         prepared, scaler = self._optimizers[optimizer], self._scaler
         scale = scaler.state.scale
         reason = prepared.step()

@@ -65,6 +65,14 @@ class TensorFlowHarness(Harness):
             layer.set_weights([weight, bias])
         return model
 
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> Any:
+        if model.layers[-1].name == layer:
+            model.pop()
+        added = keras.layers.Dense(bias.shape[0], name=layer)
+        model.add(added)
+        added.set_weights([weight, bias])
+        return added
+
     def convnet(self, seed: int) -> Any:
         rng = np.random.default_rng(seed)
         model = keras.Sequential(

@@ -26,7 +26,7 @@ class Trainability:
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
         self._sequences: list[Sequential] = []
-        self._known: set[int] = set()
+        self._before: list[Variable] = []
         self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
 
@@ -34,12 +34,15 @@ class Trainability:
         """Follow further models from here on."""
         new = [model for model in models if not any(model is known for known in self._models)]
         self._models += new
-        self._flagged += [holder for model in new for holder in _flagged(model)]
-        self._sequences += [
-            layer for model in new for layer in (model, *descendants(model)) if isinstance(layer, tf.keras.Sequential)
-        ]
-        self._known |= {id(variable) for variable in _trainable(new)}
+        self._before += _trainable(new)
+        self._look()
         self._key = None
+
+    def _look(self) -> None:
+        """Find what decides which parameters train."""
+        self._flagged = [holder for model in self._models for holder in _flagged(model)]
+        layers = (layer for model in self._models for layer in (model, *descendants(model)))
+        self._sequences = [layer for layer in layers if isinstance(layer, tf.keras.Sequential)]
 
     def key(self) -> tuple[int, ...]:
         """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
@@ -58,12 +61,15 @@ class Trainability:
         if key != self._key:
             found = list(_trainable(self._models))
             self._check_owned(found)
-            self._ids, self._key = frozenset(map(id, found)), key
+            self._look()
+            self._ids, self._key = frozenset(map(id, found)), self.key()
         return {name: variable for name, variable in named.items() if id(variable) in self._ids}
 
     def _check_owned(self, found: Sequence[Variable]) -> None:
-        known = self._known | set(self._owned())
-        strange = [variable.name for variable in found if id(variable) not in known]
+        owned = set(self._owned())
+        known = owned | set(map(id, self._before))
+        untrained = {variable.name for variable in self._before if id(variable) not in owned}
+        strange = [each.name for each in found if id(each) not in known and each.name not in untrained]
         if strange:
             raise errors.PrepareError(
                 f"{errors.first_names(strange)} became trainable after amp.prepare, and no prepared optimizer holds "

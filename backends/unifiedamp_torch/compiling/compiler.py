@@ -95,6 +95,8 @@ class TorchCompiler(Compiler):
             float8=self.steps.float8 if self.steps.float8.in_use else None,
             policy=(lambda: self._spec.policy) if self._spec.schedule is not None else None,
         )
+        if not isinstance(fn, torch.nn.Module):
+            compiled = self.steps.prepared.dtypes.explained(compiled)
         if isinstance(fn, WrappedStep):
             compiled = fn.around(compiled)
         if not captures:

@@ -282,6 +282,15 @@ class TorchHarness(Harness):
         weight: Any = module.weight
         setattr(module, "weight", nn.Parameter(factor * weight.detach()))  # noqa: B010  # checked as a Tensor
 
+    def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> nn.Module:
+        added = linear(weight, bias, torch.float32)
+        setattr(model, layer, added)
+        model.depth = int(layer.removeprefix("layer")) + 1
+        return added
+
+    def cast_model(self, model: nn.Module, dtype: str) -> None:
+        model.to(getattr(torch, dtype))
+
     def rest(self, model: Any, layer: str) -> None:
         model.get_submodule(layer).eval()
 

@@ -39,9 +39,9 @@ def _check(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> N
         here = "" if mesh_of(param) is None else f", sharded over {mesh_of(param).size()} ranks"
         raise errors.CheckpointError(
             f"{type(optimizer).__name__}.load_state_dict: {name!r} has shape {tuple(saved.shape)} and is of a "
-            f"parameter of shape {tuple(param.shape)}{here}: it is a shard that another number of ranks saved, or was "
-            "gathered. Nothing was loaded. Save and load with torch.distributed.checkpoint and "
-            "get_optimizer_state_dict, set_optimizer_state_dict, which reshard"
+            f"parameter of shape {tuple(param.shape)}{here}: it is of another model, or a shard that another number of "
+            "ranks saved, or was gathered. Nothing was loaded. Save and load shards with torch.distributed.checkpoint "
+            "and get_optimizer_state_dict, set_optimizer_state_dict, which reshard"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Region(torch.autocast):
         cache_enabled: keep the casts of parameters until the outermost region is left.
         overrides: operation → choice, active inside.
         switches: process-wide settings that hold inside; a compiled step holds them as a whole instead.
+        explain: called with an exception that leaves the region, None for none; may raise another one.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class Region(torch.autocast):
         cache_enabled: bool = True,
         overrides: Mapping[str, str] | None = None,
         switches: Switches | None = None,
+        explain: Callable[[object], None] | None = None,
     ) -> None:
-        self._switches = switches or None
+        self._switches, self._explain = switches or None, explain
         self.become(device_type, dtype, cache_enabled, overrides)
 
     def become(
@@ -91,6 +93,8 @@ class Region(torch.autocast):
         if self._switches is not None:
             self._switches.__exit__()
         spare.append(native)
+        if self._explain is not None and error[0] is not None:
+            self._explain(error[1])
 
     def __reduce__(self) -> Any:
         device_type, dtype, _, cache_enabled = self._native

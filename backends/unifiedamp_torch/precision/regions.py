@@ -38,6 +38,7 @@ class Regions:
         switches: held inside each region.
         cache_enabled: the option of that name.
         check_policy: refuses a region's policy that cannot run in this session.
+        explain: see ``Region``.
 
     Attributes:
         cache: keep casts of parameters within a region; off where torch's cache loses gradients, unless asked for.
@@ -50,9 +51,10 @@ class Regions:
         switches: Switches,
         cache_enabled: bool | None,
         check_policy: Callable[[Policy], None],
+        explain: Callable[[object], None],
     ) -> None:
         self._spec, self._device, self._switches = spec, device, switches
-        self._check_policy = check_policy
+        self._check_policy, self._explain = check_policy, explain
         self.cache = self._keeps_casts(cache_enabled)
         self._made: dict[tuple[bool, Policy | None], Region] = {}
         self._release: list[Callable[[], object]] = []
@@ -107,7 +109,7 @@ class Regions:
         return region
 
     def _make(self, enabled: bool, policy: Policy, cache: bool) -> Region:
-        return Region(*self._settings(enabled, policy), cache, self._choices(policy), self._switches)
+        return Region(*self._settings(enabled, policy), cache, self._choices(policy), self._switches, self._explain)
 
     def _settings(self, enabled: bool, policy: Policy) -> tuple[str, torch.dtype | None]:
         """Return a region's device type and dtype."""

@@ -7,6 +7,7 @@ values and which any optimizer loads.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,7 +56,8 @@ class Moments:
             return []
         _check(optimizer, str(self._dtype))
         hook = optimizer.register_state_dict_post_hook(_export)
-        return [hook.remove, lambda: self._release(optimizer)]
+        vars(optimizer)["__getstate__"] = lambda: self._copied(optimizer)  # where copy and pickle look for it
+        return [hook.remove, lambda: vars(optimizer).pop("__getstate__"), lambda: self._release(optimizer)]
 
     @torch.no_grad()
     def widen(self, optimizer: Optimizer, param: torch.Tensor) -> None:
@@ -117,6 +119,18 @@ class Moments:
         names = {each + end for each in NAMES[type(optimizer).__name__] for end in ("", SCALES)}
         kept = [state[name] for state in optimizer.state.values() for name in names & state.keys()]
         return sum(local_part(each).nbytes for each in kept if isinstance(each, torch.Tensor))
+
+    def _copied(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what a copy of an optimizer is made of: float32 moments, since no session rounds the copy's."""
+        state: dict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
+        for param, known in optimizer.state.items():
+            for name, value in known.items():
+                if _is_moment(name, value, param):
+                    value = _wide(known.get(name + SCALES), value, name, optimizer, param)
+                if not name.endswith(SCALES):
+                    state[param][name] = value
+        native: dict[str, Any] = type(optimizer).__getstate__(optimizer)
+        return {**native, "state": state}
 
     def _release(self, optimizer: Optimizer) -> None:
         for param in parameters(optimizer):

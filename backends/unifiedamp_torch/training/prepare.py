@@ -101,7 +101,9 @@ class Preparation:
         prepared.masters.match_layouts()
         prepared.masters.attach(optimizers)
         prepared.models += new
-        prepared.optimizers += fresh
+        prepared.add(fresh)
+        self._undo += prepared.late.follow(new)
+        prepared.dtypes.follow(new, fresh)
         self._ranks.shards_wait &= len(prepared.optimizers) < 2
         self._undo += self._native.watch(fresh) + prepared.updates.watch(fresh) + self._float8_state.watch(fresh)
         self._undo += refuse_other_shards(fresh)

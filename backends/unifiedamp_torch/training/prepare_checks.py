@@ -89,22 +89,6 @@ def stay_float32(policy: Policy, scaling: bool) -> bool:
     return scaling or policy.param_dtype == "float32"
 
 
-def check_not_cast(optimizer: Optimizer, names: ParamNames) -> None:
-    """Refuse to step 16-bit parameters of prepared models: they were float32 when they were prepared.
-
-    Raises:
-        ParamDtypeError: naming the first one.
-    """
-    for param in parameters(optimizer):
-        if param.dtype in _LOW and param.grad is not None and param in names:
-            dtype = str(param.dtype).removeprefix("torch.")
-            raise errors.ParamDtypeError(
-                f"amp.step({type(optimizer).__name__}): parameter {names.of(param)!r} is {dtype} now; it was float32 "
-                "when it was prepared, and this policy trains float32 parameters: do not cast a prepared model "
-                f"(model.float() undoes it), or use policy {dtype!r}"
-            )
-
-
 def check_fused(optimizers: Sequence[Optimizer], params: str, device_type: str) -> None:
     """Refuse an optimizer whose fused kernel leaves 16-bit parameters as they are, without a word.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 from unifiedamp.backend import errors
 
@@ -87,6 +88,10 @@ def _checked(condition: object) -> torch.Tensor:
         got = f"got shape {tuple(condition.shape)}; reduce it first, as by .any()"
     elif condition.is_complex():
         got = f"got {condition.dtype}"
+    elif condition.is_meta or isinstance(condition, FakeTensor):
+        got = "got one without a value (torch.device('meta'), FakeTensorMode)"
+    elif condition.layout is not torch.strided:
+        got = f"got {condition.layout}; call .to_dense() first"
     else:
         return condition.full_tensor() if hasattr(condition, "full_tensor") else condition
     raise errors.WrongObjectError(

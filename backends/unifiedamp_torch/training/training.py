@@ -27,7 +27,6 @@ from . import gradients
 from .gradient_norm import clip_norm
 from .kernel_skips import leave_kernel
 from .prepare import Preparation
-from .prepare_checks import check_not_cast, stay_float32
 from .prepared import Optimizer
 from .scaled_loss import BackwardContext, TorchScaledLoss, checked_loss
 from .step_context import StepContext
@@ -99,6 +98,8 @@ class TorchTraining(Training):
         value = checked_loss(loss)
         if self._masters.in_use:
             self._masters.attach(optimizers)
+        prepared = self._prepared
+        prepared.check_shared(optimizers, lambda: self._native.with_open_window(prepared.optimizers))
         first = self._native.begin(loss, optimizers)
         if self._loss.wanted:
             self._loss.note(value.detach(), alone=self._steps.capturing)
@@ -141,9 +142,9 @@ class TorchTraining(Training):
             masters.model_grads_to_master_grads(optimizer)
         self._drop_frozen(optimizer)
         self._native.check(optimizer, "step")
-        if masters is None:
-            self._check_not_cast(optimizer)
-        else:
+        self._prepared.late.check(optimizer)
+        self._prepared.dtypes.check(optimizer)
+        if masters is not None:
             masters.begin_update(optimizer)
         outcome = self._steps.step(optimizer, update_scale)
         if masters is not None:
@@ -154,11 +155,6 @@ class TorchTraining(Training):
         self._native.end(optimizer)
         self._loss.end()
         return self._no_gradients(optimizer) if outcome is None else outcome
-
-    def _check_not_cast(self, optimizer: Optimizer) -> None:
-        policy = self._spec.policy
-        if not policy.update and stay_float32(policy, self._scaler is not None):
-            check_not_cast(optimizer, self._prepared.names)
 
     def _drop_frozen(self, optimizer: Optimizer) -> None:
         """Drop what earlier micro-batches gave to parameters that were frozen since: it is no mean of the window."""

@@ -161,3 +161,26 @@ def test_the_iteration_ends_with_a_step_without_gradients(harness, form, first):
     assert (weights[1 - first], weights[first]) == (1.0, pytest.approx(0.7, abs=1e-6))
     assert pair.amp.skipped_steps == 2
     assert pair.amp.applied_steps in (3, 8)  # a framework may have zeros where no gradient is
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one loss", "two losses"])
+def test_two_over_one_parameter_train_right_or_are_refused(harness, together):
+    """When they are prepared, or when both would use its one gradient; one after the other each trains."""
+    amp = session(harness, loss_scale=4.0)
+    model = harness.probe([1.0])
+    model, first = amp.prepare(model, harness.sgd([model], 0.25))
+    try:
+        _, second = amp.prepare(model, harness.sgd([model], 0.125))
+    except ua.PrepareError:
+        return
+    x = amp.to_native(np.float32([1.0]))
+    try:
+        for named in [[first, second]] if together else [[first], [second]]:
+            amp.backward(lambda: model(x), named)
+        assert all([amp.step(first).applied, amp.step(second).applied])
+    except ua.StepOrderError:
+        amp.discard_step(first)
+        for optimizer in (first, second):
+            amp.backward(lambda: model(x), optimizer)
+            assert amp.step(optimizer).applied
+    assert harness.parameters(model).popitem()[1].tolist() == [1.0 - 0.25 - 0.125]

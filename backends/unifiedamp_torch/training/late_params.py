@@ -1,0 +1,127 @@
+"""Refuses parameters that come into prepared models after ``prepare`` and that no optimizer has: they would not train.
+
+A step asks only whether layers changed since the last look. torch's registration hooks tell of what is assigned or
+added to a module; ``insert`` of a container goes past them, and changes its length.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from unifiedamp.backend import errors
+
+from ..distributed.wrapped import sharded
+from ..layer_paths import plain_name
+from .gradients import parameters
+
+Optimizer = torch.optim.Optimizer
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
+
+
+class LateParams:
+    """Follows which parameters the prepared models have.
+
+    Args:
+        optimizers: the session's; the list grows.
+        model_param: returns the model's parameter of a master weight, and any other parameter unchanged.
+
+    Attributes:
+        version: how often registered layers or parameters changed.
+    """
+
+    def __init__(self, optimizers: list[Optimizer], model_param: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.version = 0
+        self._optimizers, self._model_param = optimizers, model_param
+        self._models: list[torch.nn.Module] = []
+        self._before: list[dict[str, weakref.ref[torch.Tensor]]] = []  # of each model, when it was prepared
+        self._modules: set[int] = set()
+        self._containers: list[Any] = []
+        self._length = self._seen = 0
+        self._late: list[tuple[str, torch.Tensor]] = []
+
+    def follow(self, models: Sequence[torch.nn.Module]) -> list[Callable[[], None]]:
+        """Follow further models, with the parameters that they have now; return what ends that."""
+        undo = [] if self._models or not models else _tell_of_registrations(self)
+        self._models += models
+        self._before += [{name: weakref.ref(param) for name, param in model.named_parameters()} for model in models]
+        self._look()
+        return undo
+
+    def note(self, module: torch.nn.Module) -> None:
+        """Note that a layer or parameter is registered with a module."""
+        if id(module) in self._modules:
+            self.version += 1
+
+    def trainable(self) -> list[torch.Tensor]:
+        """Return the late parameters that no optimizer has and that are not frozen."""
+        if self.version != self._seen or sum(map(len, self._containers)) != self._length:
+            self._look()
+        if not self._late:
+            return []
+        owned = self._owned()
+        return [param for _, param in self._late if param.requires_grad and id(param) not in owned]
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Refuse a step while late parameters have gradients that no optimizer applies, and drop those.
+
+        Raises:
+            PrepareError: naming the parameters.
+        """
+        found = {id(param) for param in self.trainable() if param.grad is not None}
+        if not found:
+            return
+        names = []
+        for name, param in self._late:
+            if id(param) in found:
+                names.append(name)
+                param.grad = None
+        raise errors.PrepareError(
+            f"amp.step({type(optimizer).__name__}): {errors.first_names(names)} came into the model after amp.prepare, "
+            "and no optimizer of the session has them, so they would not train; give them to one "
+            "(optimizer.add_param_group, or amp.prepare(model, another_optimizer)), freeze them "
+            "(requires_grad_(False)), or call amp.prepare once the model has all of its layers"
+        )
+
+    def _owned(self) -> set[int]:
+        return {id(self._model_param(param)) for each in self._optimizers for param in parameters(each)}
+
+    def _look(self) -> None:
+        """Find the modules, and the parameters that were not there before."""
+        modules = [each for model in self._models for each in model.modules()]
+        self._modules = set(map(id, modules))
+        self._containers = [each._modules for each in modules if isinstance(each, _CONTAINERS)]
+        self._length, self._seen = sum(map(len, self._containers)), self.version
+        self._late = list(self._find())
+
+    def _find(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield late parameters; not those in the place of one that no optimizer trained either."""
+        owned = self._owned()
+        for model, refs in zip(self._models, self._before, strict=True):
+            if sharded([model]):
+                continue  # FSDP exchanges parameters
+            before = {name: ref() for name, ref in refs.items()}
+            known = {id(param) for param in before.values() if param is not None}
+            for name, param in model.named_parameters():
+                if id(param) not in known and (name not in before or id(before[name]) in owned):
+                    yield plain_name(name), param
+
+
+def _tell_of_registrations(late: LateParams) -> list[Callable[[], None]]:
+    """Have torch's registration hooks, which are the process's, call ``note``; return what ends that."""
+    seen_by = weakref.ref(late)
+
+    def hook(module: torch.nn.Module, _name: str, _value: Any) -> None:
+        followed = seen_by()
+        if followed is not None:
+            followed.note(module)
+
+    handles = [
+        torch_module.register_module_module_registration_hook(hook),
+        torch_module.register_module_parameter_registration_hook(hook),
+    ]
+    return [weakref.finalize(late, handle.remove) for handle in handles]

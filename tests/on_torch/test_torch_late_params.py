@@ -1,0 +1,73 @@
+"""The ways in which torch gives a prepared model parameters that its optimizer does not have."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from loops import make_step, session
+from torch.nn.modules import module as torch_module
+from torch.nn.utils.parametrizations import weight_norm
+
+import unifiedamp as ua
+
+
+def insert(model):
+    model.insert(1, torch.nn.Linear(4, 4))
+
+
+def add_to_a_list(model):
+    model[0].extra = torch.nn.ModuleList()
+    model[0].extra.insert(0, torch.nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, _args, output: module.extra[0](output))
+
+
+def assign(model):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def split_weight(model):
+    weight_norm(model[0])
+
+
+@pytest.mark.parametrize("change", [insert, add_to_a_list, assign, split_weight])
+def test_new_parameters_are_refused(change):
+    amp = session(loss_scale=4.0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    model, optimizer = amp.prepare(net, torch.optim.SGD(net.parameters(), 0.1))
+    step, x, y = make_step(amp, model, optimizer), torch.ones(8, 4), torch.zeros(8, dtype=torch.long)
+    step(x, y)
+    change(model)
+    before = [param.detach().clone() for param in optimizer.param_groups[0]["params"]]
+    with pytest.raises(ua.PrepareError, match=r"came into the model after amp\.prepare"):
+        step(x, y)
+    assert all(map(torch.equal, before, optimizer.param_groups[0]["params"]))
+    optimizer.add_param_group(
+        {"params": [each for each in model.parameters() if all(each is not one for one in _of(optimizer))]}
+    )
+    step(x, y)
+    assert amp.applied_steps == 2
+
+
+def _of(optimizer):
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_registration_hooks_end_with_the_session(closed):
+    def hooks():
+        return len(torch_module._global_module_registration_hooks | torch_module._global_parameter_registration_hooks)
+
+    gc.collect()
+    before = hooks()
+    amp, model = session(), torch.nn.Linear(2, 2)
+    amp.prepare(model)
+    assert hooks() == before + 2
+    held = weakref.ref(model)
+    if closed:
+        amp.close()
+    else:
+        del amp, model
+        gc.collect()
+        assert held() is None
+    assert hooks() == before

@@ -1,0 +1,46 @@
+"""A model whose parameters are cast after ``amp.prepare`` is refused: its optimizer and policy are made for others."""
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled, session
+
+CASES = [
+    ("mlp", "float32", {"loss_scale": 4.0}), ("mlp", "mixed_bfloat16", {}), ("probe", "float32", {}),
+    ("probe", "mixed_bfloat16", {}), ("probe", "bfloat16", {}), ("probe", "bfloat16", {"master_weights": True}),
+    ("probe", "bfloat16;update=stochastic", {}), ("probe", "float16", {"master_weights": True, "loss_scale": 4.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "policy", "options"), CASES, ids=[f"{c[0]}-{c[1]}-{'-'.join(c[2])}" for c in CASES])
+def test_it_is_refused_until_it_is_cast_back(harness, form, model, policy, options):
+    """Whether the forward pass fails, as matrix products do, or would go on; nothing is applied."""
+    for needed in [*options, "weight_updates"] if "update" in policy else options:
+        if needed in ("master_weights", "weight_updates") and not harness.capabilities().feature(needed):
+            pytest.skip(f"declares no {needed}")
+    amp = session(harness, form, harness.pure_policies.get(policy, policy), **options)
+    pair = np.float32([[0.5, 0.25], [0.25, 0.5]]), np.float32([0.25, 0.5])
+    with amp.scope():
+        net = harness.mlp([pair, pair]) if model == "mlp" else harness.probe([0.5, 0.25])
+        optimizer = harness.sgd([net], 0.125)
+    net, optimizer = amp.prepare(net, optimizer)
+
+    def train(x):
+        amp.backward(lambda: harness.mean_square(net(x), x) if model == "mlp" else net(x), optimizer)
+        amp.step(optimizer)
+
+    step, x = compiled(amp, form, train), amp.to_native(np.ones((3, 2) if model == "mlp" else 2, np.float32))
+    step(x)
+    own = amp.policy.param_dtype
+    for dtype in ("float64", "float16" if own == "float32" else "float32"):
+        harness.cast_model(net, dtype)
+        before, says = harness.parameters(net), rf"is {dtype} now; it was {own}.*do not cast a prepared model"
+        for _ in range(2):
+            with pytest.raises(ua.ParamDtypeError, match=says):
+                step(x)
+        assert all(np.array_equal(value, before[name]) for name, value in harness.parameters(net).items())
+        harness.cast_model(net, own)
+    assert amp.applied_steps == 1
+    step(x)
+    assert amp.applied_steps == 2
