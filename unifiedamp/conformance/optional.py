@@ -236,7 +236,7 @@ class OptionalHarness:
     def replace_weight(self, model: Any, layer: str, factor: float) -> None:
         """Give a layer, ``layer0`` …, of what :meth:`Harness.mlp` returned another weight object: the old times this.
 
-        For frameworks whose layers may get another object.
+        It is frozen, since no optimizer has it. For frameworks whose layers may get another object.
         """
         self._lacks("weights that are replaced by other objects")
 

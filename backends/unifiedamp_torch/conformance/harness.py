@@ -280,7 +280,8 @@ class TorchHarness(Harness):
     def replace_weight(self, model: nn.Module, layer: str, factor: float) -> None:
         module = model.get_submodule(layer)
         weight: Any = module.weight
-        setattr(module, "weight", nn.Parameter(factor * weight.detach()))  # noqa: B010  # checked as a Tensor
+        frozen = nn.Parameter(factor * weight.detach(), requires_grad=False)
+        setattr(module, "weight", frozen)  # noqa: B010  # checked as a Tensor
 
     def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> nn.Module:
         added = linear(weight, bias, torch.float32)
