@@ -6,6 +6,7 @@ A step compares the dtypes of what it updates. Where the model's own forward pas
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,26 +33,32 @@ class ParamDtypes:
     ) -> None:
         self._model_param, self._name_of = model_param, name_of
         self._of_models: list[tuple[torch.nn.Module, dict[str, torch.dtype]]] = []
-        self._of_optimizers: dict[int, list[torch.dtype]] = {}
+        self._of_optimizers: dict[int, list[tuple[weakref.ref[torch.Tensor], torch.dtype]]] = {}
 
     def follow(self, models: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Note the dtypes of further models and optimizers, as they are now."""
         for model in models:
             self._of_models.append((model, {name: param.dtype for name, param in model.named_parameters()}))
         for optimizer in optimizers:
-            self._of_optimizers[id(optimizer)] = [self._model_param(param).dtype for param in parameters(optimizer)]
+            trained = map(self._model_param, parameters(optimizer))
+            self._of_optimizers[id(optimizer)] = [(weakref.ref(param), param.dtype) for param in trained]
 
     def check(self, optimizer: Optimizer) -> None:
-        """Refuse a step of parameters that have another dtype now; those added to the optimizer since are not known.
+        """Refuse a step of parameters that have another dtype now; those that came to the optimizer since may have any.
 
         Raises:
             ParamDtypeError: naming the first one.
         """
-        before = self._of_optimizers.get(id(optimizer), ())
-        for param, dtype in zip(parameters(optimizer), before, strict=False):
-            now = self._model_param(param)
-            if now.dtype is not dtype and param.grad is not None:
-                raise _refusal(f"amp.step({type(optimizer).__name__})", self._name_of(param), dtype, now.dtype)
+        changed = {}
+        for ref, dtype in self._of_optimizers.get(id(optimizer), ()):
+            param = ref()
+            if param is not None and param.dtype is not dtype:
+                changed[id(param)] = dtype
+        for held in parameters(optimizer) if changed else ():
+            param = self._model_param(held)
+            if id(param) in changed and held.grad is not None:
+                where = f"amp.step({type(optimizer).__name__})"
+                raise _refusal(where, self._name_of(held), changed[id(param)], param.dtype)
 
     def explain(self, error: object) -> None:
         """Raise what explains an error of torch's in a forward pass, if a parameter of a prepared model was cast.
