@@ -20,7 +20,6 @@ from .._types import Block, Trainer
 from ..device.arrays import to_numpy
 from ..layer_paths import named_parameters, walk
 from ..mxnet_api import (
-    BFLOAT16,
     NUMPY_API,
     autograd,
     cast,
@@ -33,6 +32,7 @@ from ..mxnet_api import (
 )
 from ..precision.operations import PRODUCTS
 from . import contexts
+from .changed_models import cast_model, put_layer
 from .models import Attention, Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample
 from .ranks import KINDS, run_on_ranks
@@ -77,13 +77,10 @@ class MXNetHarness(Harness):
         )
 
     def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> Block:
-        added: Block = dense(weight, bias, hidden=False)
-        setattr(model, layer, added)
-        model.order = list(dict.fromkeys([*model.order, layer]))
-        return added
+        return put_layer(model, layer, dense(weight, bias, hidden=False))
 
     def cast_model(self, model: Any, dtype: str) -> None:
-        model.cast(BFLOAT16 if dtype == "bfloat16" else dtype)  # MXNet knows no name of it
+        cast_model(model, dtype)
 
     def convnet(self, seed: int) -> Any:
         mx.random.seed(seed)
