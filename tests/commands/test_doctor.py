@@ -177,10 +177,15 @@ def test_float8_gains_from_a_measured_width_on(lows, wanted):
     assert ("at no measured width" in said) if wanted is None else (f"from width {wanted} of layers on" in said)
 
 
-def test_a_width_that_cannot_be_measured_is_reported(backend):
+@pytest.mark.parametrize("fails_by_itself", [True, False])
+def test_a_width_that_cannot_be_measured_is_reported(backend, monkeypatch, fails_by_itself):
     """As where float8 has no kernels; the rest of the report stays."""
-    if probe.multiplies_float8(backend):
-        pytest.skip("float8 runs here")
+    if not fails_by_itself or probe.multiplies_float8(backend):
+
+        def no_kernel(*_):
+            raise RuntimeError("no float8 kernel")
+
+        monkeypatch.setattr(probe, "_training", no_kernel)
     found = probe.float8_widths(backend, lambda _: None)
     assert found["failed"].startswith("width 512: ")
     assert float8_width.advice(found).startswith("float8 by width was not measured: width 512")

@@ -46,7 +46,7 @@ class LateParams:
 
     def follow(self, models: Sequence[torch.nn.Module]) -> list[Callable[[], None]]:
         """Follow further models, with the parameters that they have now; return what ends that."""
-        undo = [] if self._models or not models else _tell_of_registrations(self)
+        undo = [] if self._models or not models else _watch_registrations(self)
         self._models += models
         self._before += [{name: weakref.ref(param) for name, param in model.named_parameters()} for model in models]
         self._look()
@@ -111,8 +111,8 @@ class LateParams:
                     yield plain_name(name), param
 
 
-def _tell_of_registrations(late: LateParams) -> list[Callable[[], None]]:
-    """Have torch's registration hooks, which are the process's, call ``note``; return what ends that."""
+def _watch_registrations(late: LateParams) -> list[Callable[[], None]]:
+    """Call ``note`` from torch's registration hooks, which are global; return what removes them."""
     seen_by = weakref.ref(late)
 
     def hook(module: torch.nn.Module, _name: str, _value: Any) -> None:

@@ -1,33 +1,17 @@
-"""Recipes of float8 layers: the operands of each product have the bits of the reference, and what is kept of a step.
+"""Recipes of float8 layers: the operands of each product have the bits of the reference.
 
 A product with an identity matrix shows its other operand as it was rounded: one term of each sum is not zero.
 """
-
-import json
 
 import numpy as np
 import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
-from unifiedamp.formats import FLOAT_FORMATS
+from unifiedamp.conformance.suite.float8_layers import BFLOAT16, E4M3, E5M2, EYE, SIZE, Layers, uneven
 from unifiedamp.formats.rounding import round_to
-from unifiedamp.formats.scaled_rounding import round_by, round_operand
+from unifiedamp.formats.scaled_rounding import round_operand
 from unifiedamp.policy.float8 import RECIPES
-
-SIZE = 128
-EYE, ZEROS = np.eye(SIZE, dtype=np.float32), np.zeros(SIZE, np.float32)
-BFLOAT16, E4M3, E5M2 = (FLOAT_FORMATS[name] for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"))
-
-
-def uneven(seed):
-    """Numbers in bfloat16 whose magnitudes differ by row, by column and from block to block; the largest is 7/2."""
-    rng = np.random.default_rng(seed)
-    powers = np.exp2(-(np.arange(SIZE) % 5) - rng.integers(0, 4, SIZE))
-    values = rng.uniform(-1, 1, (SIZE, SIZE)) * powers[:, None] * np.exp2(-(np.arange(SIZE) // 16 % 3))
-    values = np.clip(round_to(values.astype(np.float32), BFLOAT16), -3.5, 3.5)
-    values[0, 0] = 3.5
-    return values
 
 
 def every_bfloat16():
@@ -50,56 +34,6 @@ def rounded(recipe, values, of="input"):
     format = E5M2 if of == "gradient" and how.gradient_format == "e5m2" else E4M3
     found, inverse = round_operand(values, format, how.block_format or how.scaling, square=of == "weight")
     return round_to(found * inverse, BFLOAT16)
-
-
-class Layers:
-    """Dense layers under an emulated recipe, the biases of hidden ones 1; the gradient of the output is chosen.
-
-    They are trained with learning rate 0, so that gradients change nothing.
-    """
-
-    def __init__(self, harness, recipe, *weights, form="eager", policy=None, **options):
-        policy = ua.Policy(compute_dtype="float8", recipe=recipe, emulate=True, **(policy or {}))
-        options["backend_options"] = {harness.backend: dict(harness.forms[form])} if harness.forms[form] else None
-        try:
-            self.amp = ua.Amp(harness.backend, policy, **options)
-        except ua.PolicyNotSupportedError as refusal:
-            pytest.skip(f"declared: {refusal}")
-        self.harness, biases = harness, [ZEROS + 1] * (len(weights) - 1) + [ZEROS]
-        with self.amp.scope():
-            model = harness.mlp(list(zip(weights, biases, strict=True)))
-            optimizer = harness.sgd([model], 0.0)
-        self.model, self.optimizer = self.amp.prepare(model, optimizer)
-        self._step = compiled(self.amp, form, self._train)
-
-    def backward(self, x, y):
-        self.amp.backward(lambda: self.harness.mean_square(self.model(x), y), self.optimizer)
-
-    def _train(self, x, y):
-        self.backward(x, y)
-        self.amp.step(self.optimizer)
-
-    def call(self, x):
-        with self.amp.inference(self.model), self.amp.autocast():
-            return np.asarray(self.amp.to_numpy(self.model(self.amp.to_native(x))), np.float32)
-
-    def batch(self, x, gradient):
-        with np.errstate(invalid="ignore"):
-            target = self.call(x) - gradient * np.float32(gradient.size / 2)
-        return self.amp.to_native(x), self.amp.to_native(target)
-
-    def step(self, x, gradient):
-        self._step(*self.batch(x, gradient))
-
-    def weight_gradients(self, x, gradient):
-        """The gradients of the weights, rounded to bfloat16, each of shape (inputs, outputs)."""
-        self.backward(*self.batch(x, gradient))
-        found = {name: self.amp.to_numpy(each) for name, each in self.amp.gradients(self.optimizer).items()}
-        self.amp.discard_step(self.optimizer)
-        found = [round_to(each, BFLOAT16) for each in found.values() if each.ndim == 2]
-        probe = self.harness.mlp([(np.zeros((2, 3), np.float32), ZEROS[:3])])
-        transposes = (3, 2) in [value.shape for value in self.harness.parameters(probe).values()]
-        return [each.T if transposes else each for each in found]
 
 
 @pytest.mark.needs("float8", "emulation")
@@ -162,164 +96,6 @@ def test_a_product_in_bfloat16_is_not_rounded(harness, product):
     weights = [EYE] * (2 if product == "dgrad" else 1)
     settings = {product: "bfloat16", "wgrad": "bfloat16"} if product == "dgrad" else {product: "bfloat16"}
     np.testing.assert_array_equal(found[product](Layers(harness, "mxfp4", *weights, policy=settings)), values)
-
-
-DELAYED = {"amax_history": 3, "margin": 1}
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_delayed_scales_follow_the_history(harness, form):
-    """What enters it, the scales that follow, larger values that saturate, and a state that a session goes on from."""
-    values = uneven(0)
-    scale = ua.DynamicLossScale(initial_scale=2.0, growth_interval=100)
-    run = Layers(harness, "delayed", EYE, form=form, policy=DELAYED, loss_scale=scale)
-    for factor in (1, 4, 0.5, 2):
-        run.step(values * factor, values / factor)
-    history = run.amp.backend.amax_history.read()["layer0"]
-    np.testing.assert_array_equal(history, [[7.0, 1.75, 14.0], [1.0] * 3, [3.5, 14.0, 1.75]])
-    worse = values.copy()
-    worse[3, 5] = np.inf
-    run.step(worse, values)
-    assert run.amp.skipped_steps == 1
-    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], history)
-    (eight, inverse), one = round_by(values * 16, E4M3, 448 / 14 / 2), np.float32(224)
-    expected = round_to(eight * inverse * one * (1 / one), BFLOAT16)
-    assert expected.max() == 28.0 == values.max() * 8
-    np.testing.assert_array_equal(run.call(values * 16), expected)
-    other = Layers(harness, "delayed", EYE, form=form, policy=DELAYED, loss_scale=scale)
-    assert not np.array_equal(other.call(values * 16), expected)
-    other.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
-    np.testing.assert_array_equal(other.call(values * 16), expected)
-    other.step(values, values * 2)
-    history = other.amp.backend.amax_history.read()["layer0"]
-    np.testing.assert_array_equal(history, [[3.5, 7.0, 1.75], [1.0] * 3, [7.0, 3.5, 14.0]])
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_products_outside_layers_do_not_enter_a_history(harness):
-    """The function's operands are larger than those of the layer, which has run before it."""
-    values = uneven(0) / 64
-    run = Layers(harness, "delayed", EYE / 64, policy=DELAYED)
-    x, y = run.batch(values, values)
-
-    def loss():
-        output = run.model(x)
-        for op in ("matmul", "linear"):
-            harness.run_op(op)
-        return harness.mean_square(output, y)
-
-    run.amp.backward(loss, run.optimizer)
-    run.amp.step(run.optimizer)
-    history = run.amp.backend.amax_history.read()["layer0"]
-    np.testing.assert_array_equal(history, [[3.5 / 64], [1 / 64], [3.5 / 64]])
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_a_layer_that_is_called_twice_keeps_the_largest_of_both(harness, form):
-    """In one loss: weights that are shared, or a discriminator that sees two batches."""
-    values = uneven(0)
-    run = Layers(harness, "delayed", EYE, form=form, policy=DELAYED)
-
-    def train(x, y, other, wanted):
-        found = harness.mean_square
-        run.amp.backward(lambda: found(run.model(x), y) + found(run.model(other), wanted), run.optimizer)
-        run.amp.step(run.optimizer)
-
-    step, large, small = compiled(run.amp, form, train), (values * 4, values / 4), (values, values)
-    for first, second in ((large, small), (small, large), (small, small)):
-        step(*run.batch(*first), *run.batch(*second))
-    history = run.amp.backend.amax_history.read()["layer0"]
-    np.testing.assert_array_equal(history, [[3.5, 14.0, 14.0], [1.0] * 3, [3.5] * 3])
-
-
-@pytest.mark.needs("float8", "emulation")
-@pytest.mark.parametrize(
-    ("others", "said"),
-    [
-        ((EYE, EYE), "belong to other layers: it has 'layer1', which is no float8 layer here"),
-        ((EYE[:64],), "'layer0' has 64 inputs and 128 outputs in the state, and 128 inputs and 128 outputs here"),
-    ],
-    ids=["names", "sizes"],
-)
-def test_a_history_of_other_layers_is_refused(harness, others, said):
-    """By their names, or by their sizes; the session goes on with its own."""
-    values = uneven(0)
-    run, other = Layers(harness, "delayed", EYE, policy=DELAYED), Layers(harness, "delayed", *others, policy=DELAYED)
-    run.step(values, values)
-    other.step(values[:, : len(others[0])] * 4, values)
-    kept = run.amp.backend.amax_history.read()["layer0"]
-    with pytest.raises(ua.CheckpointError, match=said):
-        run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
-    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
-
-
-@pytest.mark.needs("float8", "emulation", "accumulation")
-def test_a_window_enters_the_history_once(harness):
-    """With the largest of its micro-batches; a discarded window and evaluation do not."""
-    values = uneven(0)
-    run = Layers(harness, "delayed", EYE, policy=DELAYED, accumulate_steps=2)
-    run.step(values * 64, values)
-    run.amp.discard_step(run.optimizer)
-    for factor in (1, 4):
-        run.step(values * factor, values)
-    run.call(values * 32)
-    history = run.amp.backend.amax_history.read()["layer0"]
-    np.testing.assert_array_equal(history, [[14.0], [1.0], [1.75]])  # the loss of a micro-batch counts half
-
-
-@pytest.mark.needs("float8", "emulation")
-@pytest.mark.parametrize("scaled", [False, True])
-def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
-    """Its magnitudes are finite and larger than those of the steps beside it."""
-    values = uneven(0)
-    run = Layers(harness, "delayed", EYE, policy=DELAYED, loss_scale="dynamic" if scaled else None)
-    for factor in (1, 64, 4):
-        run.backward(*run.batch(values * factor, values))
-        run.amp.skip_if(factor == 64)
-        run.amp.step(run.optimizer)
-    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_an_interrupted_window_does_not_enter_the_history(harness):
-    values = uneven(0)
-    run = Layers(harness, "delayed", EYE, policy=DELAYED)
-    run.step(values, values)
-    x, y = run.batch(values * 4, values)
-
-    def interrupted():
-        harness.mean_square(run.model(x), y)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run.amp.backward(interrupted, run.optimizer)
-    run.step(values / 2, values)
-    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][0], [1.75, 3.5])
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_a_state_without_a_history_starts_scales_anew(harness):
-    values = uneven(0)
-    run, other = (Layers(harness, "delayed", EYE, policy=DELAYED) for _ in range(2))
-    run.step(values * 4, values)
-    run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
-    for each in (run, other):
-        np.testing.assert_array_equal(each.call(values * 16), other.call(values * 16))
-        each.step(values, values)
-    np.testing.assert_array_equal(run.call(values * 16), other.call(values * 16))
-    histories = [each.amp.backend.amax_history.read()["layer0"] for each in (run, other)]
-    np.testing.assert_array_equal(*histories)
-
-
-@pytest.mark.needs("float8", "emulation")
-def test_of_a_longer_history_the_newest_part_is_kept(harness):
-    values = uneven(0)
-    run, shorter = (Layers(harness, "delayed", EYE, policy=DELAYED | {"amax_history": length}) for length in (3, 2))
-    for factor in (1, 4, 2):
-        run.step(values * factor, values)
-    with pytest.warns(ua.StateWarning, match="amax_history=3"):
-        shorter.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
-    np.testing.assert_array_equal(shorter.amp.backend.amax_history.read()["layer0"][0], [7.0, 14.0])
 
 
 @pytest.mark.needs("float8", "emulation")

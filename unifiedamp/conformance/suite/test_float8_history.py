@@ -1,0 +1,169 @@
+"""Delayed scaling: which magnitudes enter a layer's history, the scales that follow from it, and its saved state."""
+
+import json
+
+import numpy as np
+import pytest
+
+import unifiedamp as ua
+from unifiedamp.conformance.driver import compiled
+from unifiedamp.conformance.suite.float8_layers import BFLOAT16, E4M3, EYE, Layers, uneven
+from unifiedamp.formats.rounding import round_to
+from unifiedamp.formats.scaled_rounding import round_by
+
+DELAYED = {"amax_history": 3, "margin": 1}
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_delayed_scales_follow_the_history(harness, form):
+    """What enters it, the scales that follow, larger values that saturate, and a state that a session goes on from."""
+    values = uneven(0)
+    scale = ua.DynamicLossScale(initial_scale=2.0, growth_interval=100)
+    run = Layers(harness, "delayed", EYE, form=form, policy=DELAYED, loss_scale=scale)
+    for factor in (1, 4, 0.5, 2):
+        run.step(values * factor, values / factor)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[7.0, 1.75, 14.0], [1.0] * 3, [3.5, 14.0, 1.75]])
+    worse = values.copy()
+    worse[3, 5] = np.inf
+    run.step(worse, values)
+    assert run.amp.skipped_steps == 1
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], history)
+    (eight, inverse), one = round_by(values * 16, E4M3, 448 / 14 / 2), np.float32(224)
+    expected = round_to(eight * inverse * one * (1 / one), BFLOAT16)
+    assert expected.max() == 28.0 == values.max() * 8
+    np.testing.assert_array_equal(run.call(values * 16), expected)
+    other = Layers(harness, "delayed", EYE, form=form, policy=DELAYED, loss_scale=scale)
+    assert not np.array_equal(other.call(values * 16), expected)
+    other.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
+    np.testing.assert_array_equal(other.call(values * 16), expected)
+    other.step(values, values * 2)
+    history = other.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5, 7.0, 1.75], [1.0] * 3, [7.0, 3.5, 14.0]])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_products_outside_layers_do_not_enter_a_history(harness):
+    """The function's operands are larger than those of the layer, which has run before it."""
+    values = uneven(0) / 64
+    run = Layers(harness, "delayed", EYE / 64, policy=DELAYED)
+    x, y = run.batch(values, values)
+
+    def loss():
+        output = run.model(x)
+        for op in ("matmul", "linear"):
+            harness.run_op(op)
+        return harness.mean_square(output, y)
+
+    run.amp.backward(loss, run.optimizer)
+    run.amp.step(run.optimizer)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5 / 64], [1 / 64], [3.5 / 64]])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_a_layer_that_is_called_twice_keeps_the_largest_of_both(harness, form):
+    """In one loss: weights that are shared, or a discriminator that sees two batches."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, form=form, policy=DELAYED)
+
+    def train(x, y, other, wanted):
+        found = harness.mean_square
+        run.amp.backward(lambda: found(run.model(x), y) + found(run.model(other), wanted), run.optimizer)
+        run.amp.step(run.optimizer)
+
+    step, large, small = compiled(run.amp, form, train), (values * 4, values / 4), (values, values)
+    for first, second in ((large, small), (small, large), (small, small)):
+        step(*run.batch(*first), *run.batch(*second))
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5, 14.0, 14.0], [1.0] * 3, [3.5] * 3])
+
+
+@pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ((EYE, EYE), "belong to other layers: it has 'layer1', which is no float8 layer here"),
+        ((EYE[:64],), "'layer0' has 64 inputs and 128 outputs in the state, and 128 inputs and 128 outputs here"),
+    ],
+    ids=["names", "sizes"],
+)
+def test_a_history_of_other_layers_is_refused(harness, others, said):
+    """By their names, or by their sizes; the session goes on with its own."""
+    values = uneven(0)
+    run, other = Layers(harness, "delayed", EYE, policy=DELAYED), Layers(harness, "delayed", *others, policy=DELAYED)
+    run.step(values, values)
+    other.step(values[:, : len(others[0])] * 4, values)
+    kept = run.amp.backend.amax_history.read()["layer0"]
+    with pytest.raises(ua.CheckpointError, match=said):
+        run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
+@pytest.mark.needs("float8", "emulation", "accumulation")
+def test_a_window_enters_the_history_once(harness):
+    """With the largest of its micro-batches; a discarded window and evaluation do not."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, accumulate_steps=2)
+    run.step(values * 64, values)
+    run.amp.discard_step(run.optimizer)
+    for factor in (1, 4):
+        run.step(values * factor, values)
+    run.call(values * 32)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[14.0], [1.0], [1.75]])  # the loss of a micro-batch counts half
+
+
+@pytest.mark.needs("float8", "emulation")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
+    """Its magnitudes are finite and larger than those of the steps beside it."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, loss_scale="dynamic" if scaled else None)
+    for factor in (1, 64, 4):
+        run.backward(*run.batch(values * factor, values))
+        run.amp.skip_if(factor == 64)
+        run.amp.step(run.optimizer)
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_an_interrupted_window_does_not_enter_the_history(harness):
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED)
+    run.step(values, values)
+    x, y = run.batch(values * 4, values)
+
+    def interrupted():
+        harness.mean_square(run.model(x), y)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.amp.backward(interrupted, run.optimizer)
+    run.step(values / 2, values)
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][0], [1.75, 3.5])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_a_state_without_a_history_starts_scales_anew(harness):
+    values = uneven(0)
+    run, other = (Layers(harness, "delayed", EYE, policy=DELAYED) for _ in range(2))
+    run.step(values * 4, values)
+    run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
+    for each in (run, other):
+        np.testing.assert_array_equal(each.call(values * 16), other.call(values * 16))
+        each.step(values, values)
+    np.testing.assert_array_equal(run.call(values * 16), other.call(values * 16))
+    histories = [each.amp.backend.amax_history.read()["layer0"] for each in (run, other)]
+    np.testing.assert_array_equal(*histories)
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_of_a_longer_history_the_newest_part_is_kept(harness):
+    values = uneven(0)
+    run, shorter = (Layers(harness, "delayed", EYE, policy=DELAYED | {"amax_history": length}) for length in (3, 2))
+    for factor in (1, 4, 2):
+        run.step(values * factor, values)
+    with pytest.warns(ua.StateWarning, match="amax_history=3"):
+        shorter.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
+    np.testing.assert_array_equal(shorter.amp.backend.amax_history.read()["layer0"][0], [7.0, 14.0])
