@@ -76,6 +76,8 @@ class HostBuffer:
             self._values = np.empty(array.size, np.float32)
         values = self._values[: array.size]
         place = values.ctypes.data_as(ctypes.c_void_p)
+        # Operators that read an array change its oneDNN descriptor, which the copy reads without waiting for them.
+        base.check_call(base._LIB.MXNDArrayWaitToWrite(array.handle))
         base.check_call(base._LIB.MXNDArraySyncCopyToCPU(array.handle, place, ctypes.c_size_t(values.size)))
         return values
 
