@@ -10,7 +10,7 @@ from captured import STEPS, Trained, assert_same, both, plain
 from tape import TapeCapturer
 
 import unifiedamp as ua
-from unifiedamp_torch.compiling.captured_step import WARM_UP
+from unifiedamp_torch.compiling.captured_step import MOST_GRAPHS, WARM_UP
 from unifiedamp_torch.compiling.shared_models import SharedModels
 
 
@@ -78,6 +78,30 @@ def test_no_garbage_is_collected_while_a_step_is_captured(monkeypatch, fails):
     assert collects[: WARM_UP + 1] == [True] * WARM_UP + [False]
     assert gc.isenabled()
     assert collects[WARM_UP + 1 :] == ([True] * 2 if fails else [])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("at", [WARM_UP, WARM_UP + 3], ids=["captured first", "captured before"])
+def test_a_step_that_fails_uncaptured_too_is_not_refused(monkeypatch, at, strict):
+    """Its own error is raised, without a word of captures; it is captured once it runs."""
+    run, eager = Trained(monkeypatch, True, strict=strict), Trained(monkeypatch, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ua.CompileWarning)
+        for seed in range(at):
+            run.feed(seed)
+        saved = {name: value.clone() for name, value in run.model.state_dict().items()}
+        run.model.half()
+        for seed in range(2 * MOST_GRAPHS):
+            with pytest.raises(ua.ParamDtypeError, match="do not cast a prepared model"):
+                run.feed(seed)
+        run.model.float().load_state_dict(saved)
+        for seed in range(at, STEPS):
+            run.feed(seed)
+    for seed in range(STEPS):
+        eager.feed(seed)
+    assert run.step.graphs
+    torch.testing.assert_close(dict(run.model.named_parameters()), dict(eager.model.named_parameters()))
+    assert run.amp.state_dict()["state"] == eager.amp.state_dict()["state"]
 
 
 class Fails(TapeCapturer):

@@ -94,11 +94,13 @@ def calls_of_step(monkeypatch):
             calls += event == "call" and "/unifiedamp" in frame.f_code.co_filename
 
         reduced.clear()
+        gc.disable()  # what dies of it may call back
         sys.setprofile(note)
         try:
             step()
         finally:
             sys.setprofile(None)
+            gc.enable()
         return calls, len(reduced)
 
     return count

@@ -69,14 +69,24 @@ class Graph:
 
 @dataclass
 class Entry:
-    """One signature: how often it was called and captured, under which policy last, and its graph once there is one."""
+    """One signature: how often it was called and captured, under which policy last, and its graph once there is one.
+
+    Attributes:
+        reason: why it cannot be captured, until the step has run uncaptured.
+    """
 
     calls: int = 0
     captures: int = 0
     failures: int = 0
     graph: Graph | None = None
     refused: bool = False
+    reason: str = ""
     policy: Policy | None = None
+
+    def forget_failure(self) -> None:
+        """Let the step be captured again: it failed where it ran uncaptured, too."""
+        if self.reason:
+            self.captures, self.failures, self.reason = self.captures - 1, self.failures - 1, ""
 
 
 class CapturedStep:
@@ -120,9 +130,17 @@ class CapturedStep:
         key = Key(described, self._order.snapshot(), torch.is_grad_enabled(), autocast, self._context.recorder.form())
         entry = self._entries.get(key) or self._add(key)
         graph = None if entry is None or self._must_run() else self._graph(key, entry, args, kwargs, tensors)
-        if graph is None:
-            return self._context.run(functools.partial(self._fn, *args, **kwargs), self._updates)
-        return self._replay(graph, tensors)
+        if graph is not None:
+            return self._replay(graph, tensors)
+        try:
+            output = self._context.run(functools.partial(self._fn, *args, **kwargs), self._updates)
+        except BaseException:
+            if entry is not None:
+                entry.forget_failure()
+            raise
+        if entry is not None and entry.reason:
+            self._refuse(key, entry, entry.reason)
+        return output
 
     @property
     def graphs(self) -> list[Graph]:
@@ -205,19 +223,25 @@ class CapturedStep:
         return functools.partial(self._fn, *filled, **named)
 
     def _after_failure(self, key: Key, entry: Entry, error: BaseException) -> None:
-        """Try again later, refuse to capture, or raise the error of a failed capture."""
+        """Try again later, or note why to refuse; raise what is no Exception.
+
+        Refused is a step that runs uncaptured: an error that it raises there too says nothing about capturing. Under
+        ``strict``, where refusing raises, it is refused before it runs, but for objects that no step can train.
+        """
         if isinstance(error, CaptureDeferred):
             entry.calls, entry.captures = 0, entry.captures - 1
         elif isinstance(error, Exception):
             entry.failures += 1
             if entry.failures < self._context.attempts:
                 return  # the next call is captured
-            self._refuse(key, entry, capture_reason(error, self._context.capturer))
+            entry.reason = capture_reason(error, self._context.capturer)
+            if self._context.spec.strict and not isinstance(error, errors.PrepareError):
+                self._refuse(key, entry, entry.reason)
         else:
             raise error
 
     def _refuse(self, key: Key, entry: Entry, reason: str) -> None:
-        entry.refused = True
+        entry.refused, entry.reason = True, ""
         when = "" if key.recorded is None else " where it is recorded"
         self._warn(
             f"amp.compile: {self._name()} cannot be captured in a CUDA graph and runs uncaptured{when}: {reason}"

@@ -284,7 +284,7 @@ class TorchHarness(Harness):
         setattr(module, "weight", frozen)  # noqa: B010  # checked as a Tensor
 
     def put_layer(self, model: Any, layer: str, weight: Array, bias: Array) -> nn.Module:
-        added = linear(weight, bias, torch.float32)
+        added = linear(weight, bias, torch.float32).to(next(model.parameters()).device)
         setattr(model, layer, added)
         model.depth = int(layer.removeprefix("layer")) + 1
         return added
