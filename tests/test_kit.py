@@ -18,11 +18,13 @@ from toy.harness import ToyHarness
 from toy.training import ToyTraining
 from unifiedamp.config import plugins
 from unifiedamp.backend import BackendPlugin, Support, hookimpl
-import dataclasses, sys
+import dataclasses, os, sys
 
 class JudgedTraining(ToyTraining):
     def clip_grad_value(self, optimizer, clip_value):
         """Forgotten."""
+        if "JUDGED_CRASHES" in os.environ:
+            os._exit(1)
 
 class Judged(ToyBackend):
     name = "judged"
@@ -50,15 +52,15 @@ WORKING = "test_rules.py::test_hysteresis[judged-eager]"
 def judge(tmp_path):
     (tmp_path / "judged.py").write_text(HARNESS)
 
-    def run(*expected, only="test_finiteness or test_hysteresis[judged", reason="known"):
+    def run(*expected, only="test_finiteness or test_hysteresis[judged", reason="known", options=(), **variables):
         entries = [f'[[expected]]\ntest = "{test}"\nreason = "{reason}"\n' for test in expected]
         (tmp_path / "expected_failures.toml").write_text("\n".join(entries))
         report = tmp_path / "report.json"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "judged", "-p", "no:cacheprovider", "--amp-json", report]
         command += ["--amp-backend", "judged", "--amp-trajectories", "5", "--pyargs", "unifiedamp.conformance.suite"]
-        command += ["-k", only] if only else []
+        command += [*(["-k", only] if only else []), *options]
         path = os.pathsep.join([str(tmp_path), TESTS, *sys.path])
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": path, **variables}
         done = forked.run(list(map(str, command)), env=environment, cwd=tmp_path, timeout=120)
         judged = json.loads(report.read_text())["backends"] if report.exists() else {}
         return done, judged.get("judged", {}).get("counts")
@@ -83,6 +85,12 @@ def test_a_failure_that_nobody_expects_is_a_failure(judge):
     done, counts = judge()
     assert done.returncode == 1
     assert counts["failed"] == 1
+
+
+def test_a_test_that_ends_its_process_is_a_failure(judge):
+    done, counts = judge(options=("-n", "1"), JUDGED_CRASHES="1")
+    assert done.returncode == 1
+    assert (counts["passed"], counts["failed"]) == (1, 1)
 
 
 def test_a_stale_expectation_is_an_error(judge):

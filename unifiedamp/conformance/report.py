@@ -40,8 +40,8 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note one test's outcome; it may come from another process (pytest-xdist)."""
         properties = {key: str(value) for key, value in report.user_properties}
-        backend = properties.get("amp-backend")
-        if backend and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        backend = properties.get("amp-backend") or _backend_of_crashed(report)
+        if backend and (report.when == "call" or not report.passed):
             self._note(backend, report, properties)
 
     def _note(self, backend: str, report: pytest.TestReport, properties: dict[str, str]) -> None:
@@ -109,6 +109,17 @@ class Reporter:
             "features": answers,
             "policies": policies,
         }
+
+
+def _backend_of_crashed(report: pytest.TestReport) -> str:
+    """Return the backend in the name of a test that ended its process, which leaves pytest-xdist nothing else to tell;
+    empty for another test.
+    """
+    if report.when in ("setup", "call", "teardown"):
+        return ""
+    first = report.nodeid.partition("[")[2].rstrip("]")
+    names = (name for name in plugins.backend_entry_points() if f"{first}-".startswith(f"{name}-"))
+    return max(names, key=len, default="")
 
 
 def _hardware() -> dict[str, Any]:
