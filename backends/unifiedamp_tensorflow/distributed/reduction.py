@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from .._types import Gradient
-from .replica_programs import end_program
+from .replica_programs import end_program, resume_program
 
 
 def sum_of(gradients: Sequence[Gradient], dtype: str | None) -> list[Gradient]:
@@ -21,6 +21,7 @@ def sum_of(gradients: Sequence[Gradient], dtype: str | None) -> list[Gradient]:
     low = [_narrowed(gradient, dtype) for gradient in gradients]
     end_program()
     sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, low)
+    resume_program()  # hundreds of small operations check, unscale and clip the sums
     pairs = zip(sums, gradients, strict=True)
     return [total if total.dtype == gradient.dtype else tf.cast(total, gradient.dtype) for total, gradient in pairs]
 

@@ -1,8 +1,8 @@
 """What XLA compiles of a step over replicas: for each, a program up to where replicas meet.
 
 XLA compiles for one device, so no program can span replicas. Each replica's forward and backward pass becomes one
-(several, where replicas meet or the host is asked within them); the sum of gradients and all that follows from it stays
-outside.
+(several, where replicas meet or the host is asked within them), and what checks, unscales and clips the summed
+gradients another. The sum, the decision and the update stay outside: a ``tf.cond`` around an update spans replicas.
 """
 
 from __future__ import annotations
