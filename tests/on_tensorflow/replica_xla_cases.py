@@ -46,11 +46,15 @@ def recurrent():
     ])  # fmt: skip
 
 
-def prepared(make, policy="float32", rate=0.1, **options):
+def momentum():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def prepared(make, policy="float32", optimizer=momentum, **options):
     options.setdefault("loss_scale", SCALE)
     amp = ua.Amp("tensorflow", policy, **options)
     with STRATEGY.scope(), amp.scope():
-        model, optimizer = make(), keras.optimizers.SGD(rate, momentum=0.9)
+        model, optimizer = make(), optimizer()
     return amp, *amp.prepare(model, optimizer)
 
 
@@ -107,6 +111,29 @@ def case_networks(form):
         "convnet": trained(form, convnet, images, clip=1.0),
         "float16": trained(form, small, rows, policy="mixed_float16"),
         "recurrent": trained(form, recurrent, words),
+    }
+
+
+def scheduled():
+    """AdamW with a schedule."""
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.01])
+    return keras.optimizers.AdamW(rates, weight_decay=0.1, clipnorm=0.5)
+
+
+class Telling(keras.optimizers.SGD):
+    """Asks the host in each update, which XLA cannot."""
+
+    def update_step(self, gradient, variable, *rest):
+        super().update_step(tf.numpy_function(lambda values: values * 2, [gradient], gradient.dtype), variable, *rest)
+
+
+@in_forms(*BY_XLA)
+def case_updates(form):
+    rows = global_batches((4,), 3)
+    return {
+        "scheduled": trained(form, small, rows, optimizer=scheduled),
+        "on_host": trained(form, small, rows, optimizer=lambda: Telling(0.1)),
+        "kahan": trained(form, small, rows, "bfloat16;update=kahan", loss_scale=None),
     }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow")
+tf = pytest.importorskip("tensorflow")
 
 NOT_BY_XLA = "amp.compile: XLA cannot compile the replicas' programs of"
 
@@ -35,17 +35,32 @@ def test_networks_train_as_without_xla(replica_results, network, tolerance):
     assert not any(np.isnan(copy).any() for copies in weights for copy in copies)
 
 
+@pytest.mark.parametrize(("update", "tolerance"), [("scheduled", 1e-5), ("on_host", 1e-5), ("kahan", 8e-3)])
+def test_updates_are_those_without_xla(replica_results, update, tolerance):
+    without, by_xla = (part[update] for part in pairs(replica_results, "updates"))
+    same(without, by_xla, tolerance)
+    losses, weights, applied, _ = by_xla
+    assert (len(losses), applied) == (3, 3)
+    for first, second in weights:
+        assert first == second
+
+
 def test_xla_runs_all_but_the_sum_and_what_spans_replicas(replica_results):
     (_, _, without), (inside, outside, ran) = pairs(replica_results, "layout")
     assert "XlaLaunch" not in without
-    forward_and_backward = ("Conv2D", "Conv2DBackpropFilter", "MatMul", "BiasAddGrad", "ReluGrad", "Rsqrt")
-    for alone in (*forward_and_backward, "IsFinite", "Reciprocal"):
-        assert inside[alone] > 0
-        assert alone not in outside
-        assert alone not in ran
+    for forward_or_backward in ("Conv2D", "Conv2DBackpropFilter", "MatMul", "BiasAddGrad", "ReluGrad", "Rsqrt"):
+        assert inside[forward_or_backward] > 0
+        assert forward_or_backward not in outside
+        assert forward_or_backward not in ran
+    for of_sums in ("IsFinite", "Reciprocal"):
+        assert inside[of_sums] > 0
+        assert of_sums not in outside
     for together in ("CollectiveReduceV2", "If"):
         assert outside[together] > 0
         assert together not in inside
+    if hasattr(tf.keras.optimizers.SGD, "scale_loss"):  # Keras 3, where all updates go through one method
+        assert without["AssignSubVariableOp"] > 0
+        assert "AssignSubVariableOp" not in ran
     # Two synchronized reductions in each pass part a replica's program; the gradients leave the last part.
     assert ran["XlaLaunch"] >= 2
     assert ran["CollectiveReduceV2"] == without["CollectiveReduceV2"]

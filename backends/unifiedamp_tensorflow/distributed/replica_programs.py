@@ -80,7 +80,7 @@ class ReplicaPrograms(internals.XlaContext):
         """Assign an operation that was made."""
         if not self._in_replica():
             self._meetings += 1
-        elif self._here.on and not _needs_host(op):
+        elif self._here.on and not needs_host(op):
             self._assign(op, self._program())
             return
         else:
@@ -217,7 +217,8 @@ class _ControlOutputs(list[Any]):
         super().extend(op for op in operations if op.name not in self._programs)
 
 
-def _needs_host(op: Any) -> bool:
+def needs_host(op: Any) -> bool:
+    """Whether XLA leaves an operation to the host or to several devices."""
     strings = any(tensor.dtype == tf.string for tensor in (*op.inputs, *op.outputs))
     return strings or op.type.startswith(HOST) or "Summary" in op.type
 
@@ -226,6 +227,16 @@ def present_programs() -> ReplicaPrograms | None:
     """Return what assigns the operations made now; None where nothing does."""
     found = None if tf.executing_eagerly() else internals.context_of(tf.compat.v1.get_default_graph())
     return found if isinstance(found, ReplicaPrograms) else None
+
+
+def compiled_by_xla() -> bool:
+    """Whether programs are made in this trace, or in one around it."""
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if isinstance(internals.context_of(graph), ReplicaPrograms):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def resume_program() -> None:
