@@ -86,7 +86,7 @@ DISTRIBUTED = {
     "ResNet-50 224": RECIPES["ResNet-50 224"],
 }
 """The recipes of ``distributed.py``, with the batch of each rank."""
-REPLICAS = {"ResNet-50 224": replace(RECIPES["ResNet-50 224"], batch=128)}
+REPLICAS = {"ResNet-50 224": replace(RECIPES["ResNet-50 224"], batch=128), "conv 28x28": RECIPES["conv 28x28"]}
 """The recipes of ``replicas.py``, with the batch of each replica."""
 GPU_RECIPES = ("mlp 3x256, AdamW", "ResNet-50 28", "ResNet-50 224", "GPT-2 small 1024")
 

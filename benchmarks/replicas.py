@@ -143,7 +143,7 @@ def measure(name: str, policy: str, options: argparse.Namespace) -> Sequence[Sta
 
 def main() -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--recipes", nargs="+", default=list(REPLICAS), choices=REPLICAS)
+    made.add_argument("--recipes", nargs="+", default=["ResNet-50 224"], choices=REPLICAS)
     made.add_argument("--policy", default=native.low(), help="default: %(default)s")
     made.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
     made.add_argument("--rounds", type=int, default=40, help="rounds of a configuration (default: %(default)s)")

@@ -84,10 +84,17 @@ SECTIONS = {
         "loop clips the norm, and float16 has dynamic loss scaling. `batch per rank` is what each GPU trains on. "
         "Native steps are mostly limited by launching kernels, so the ratios depend on the host: over two or three "
         "runs on H200s native steps took 2.4 to 3.1 ms (MLP), 23.5 to 36.6 ms (ResNet-50), 9.5 to 11.5 ms (U-Net) and "
-        "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two H100s of a slower "
-        "host, native steps took 4.5, 55, 18 and 114 to 119 ms, and captured ones 0.29, 4.9, 4.3 and 27.5 to 28.1 ms."
-        "\n\nTwo H200s against one, captured, the same batch on each: 1.89 times the tokens per second (GPT-2 small, batch 16) and "
+        "55 to 73 ms (GPT-2, FSDP2), and captured ones 0.23 to 0.24, 4.6 to 4.7, 4.0 and 24.3 to 25.2 ms. On two H100s "
+        "of a slower host, native steps took 4.5, 55, 18 and 114 to 119 ms, and captured ones 0.29, 4.9, 4.3 and 27.5 "
+        "to 28.1 ms.\n\nTwo H200s against one, captured, the same batch on each: 1.89 times the tokens per second "
+        "(GPT-2 small, batch 16) and "
         "1.96 times the images per second (ResNet-50 224, batch 256), from the tables of one and two ranks.",
+    ),
+    "replicas": (
+        "Replicas of a Keras model",
+        "Keras's ResNet-50 under `MirroredStrategy`: a Keras policy with `LossScaleOptimizer`, the same with each "
+        "replica's forward and backward pass in a `tf.function(jit_compile=True)`, and unifiedamp. The global batch is "
+        "that of a replica times their number.",
     ),
     "frameworks": (
         "Speedup",

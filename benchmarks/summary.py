@@ -22,6 +22,7 @@ def summary(folder: Path, details: str) -> list[str]:
     for question, kind, rows in (
         ("times the speed of {}", "frameworks", _speeds),
         ("times the speed of {}", "distributed", _ranks),
+        ("times the speed of {}", "replicas", _replicas),
         ("time of an eager step, over {}", "overhead", _overheads),
         ("time added by the recorder at every 100th step", "recorder", _recorded),
         ("time until a compiled step is ready, over {}", "warm", _warm_ups),
@@ -42,7 +43,8 @@ def summary(folder: Path, details: str) -> list[str]:
 ANCHORS = {
     "frameworks": "speedup", "overhead": "overhead", "recorder": "recorder-overhead", "warm": "warm-up",
     "bf16": "bfloat16-on-cpu",
-    "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus", "keras": "keras-fit",
+    "fp8": "float8", "trainers": "inside-trainers", "distributed": "several-gpus",
+    "replicas": "replicas-of-a-keras-model", "keras": "keras-fit",
 }  # fmt: skip
 
 
@@ -82,6 +84,17 @@ def _ranks(record: Record) -> Iterator[tuple[str, str, str]]:
             for reference, (value, low, high) in row["ratios"].items():
                 asked = f"{reference} with {labels['wrapper']} on {ranks} GPUs"
                 model = f"{labels['recipe']}, batch {labels['batch per rank']}, {labels['policy']}"
+                yield asked, model, f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})"
+
+
+def _replicas(record: Record) -> Iterator[tuple[str, str, str]]:
+    """The same over the replicas of a strategy."""
+    for row in record["rows"]:
+        labels = row["labels"]
+        if labels["configuration"] == "ours max":
+            for reference, (value, low, high) in row["ratios"].items():
+                asked = f"{reference} under MirroredStrategy on {record['hardware']['replicas']} GPUs"
+                model = f"{labels['recipe']}, batch {labels['batch per replica']}, {labels['policy']}"
                 yield asked, model, f"{1 / value:.2f} ({1 / high:.2f}-{1 / low:.2f})"
 
 

@@ -1,8 +1,9 @@
-"""The benchmark of several ranks runs, on two gloo processes."""
+"""The benchmarks of several ranks and replicas run, on two gloo processes and on two CPU devices."""
 
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,27 +13,33 @@ from unifiedamp.conformance.plugin import peers
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.mark.skipif("torch" not in peers(), reason="torch is not installed")
-def test_ranks_train_as_the_native_loop_does(tmp_path):
-    options = [
-        "--smoke",
-        "--rows",
-        "2",
-        "6",
-        "--forms",
-        "native AMP",
-        "ours off",
-        "--rounds",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    command = [sys.executable, str(BENCHMARKS / "distributed.py"), *options]
+def measured(script, *options, out):
+    """Run a script on tiny models; return the rows of its record."""
+    command = [sys.executable, str(BENCHMARKS / script), "--smoke", *options, "--rounds", "2", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "distributed-torch.json").read_text(encoding="utf-8"))
-    assert [row["labels"]["wrapper"] for row in found["rows"]] == ["DDP", "DDP", "FSDP2", "FSDP2"]
-    for native, ours in (found["rows"][:2], found["rows"][2:]):
-        assert ours["failed"] == native["failed"] == ""
-        assert ours["losses"] == pytest.approx(native["losses"], rel=0.05, abs=0.05)
-        assert ours["ratios"]["native AMP"][0] > 0
+    (path,) = out.glob("*.json")
+    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
+def check_pair(native, ours):
+    """Both were measured, and train alike."""
+    assert ours["failed"] == native["failed"] == ""
+    assert ours["losses"] == pytest.approx(native["losses"], rel=0.05, abs=0.05)
+    assert ours["ratios"]["native AMP"][0] > 0
+
+
+@pytest.mark.skipif("torch" not in peers(), reason="torch is not installed")
+def test_ranks_train_as_the_native_loop_does(tmp_path):
+    rows = measured("distributed.py", "--rows", "2", "6", "--forms", "native AMP", "ours off", out=tmp_path)
+    assert [row["labels"]["wrapper"] for row in rows] == ["DDP", "DDP", "FSDP2", "FSDP2"]
+    check_pair(*rows[:2])
+    check_pair(*rows[2:])
+
+
+@pytest.mark.skipif("tensorflow" not in peers(), reason="TensorFlow is not installed")
+def test_replicas_train_as_the_native_loop_does(tmp_path):
+    if version("keras").startswith("2"):
+        pytest.skip("the native loop is written for Keras 3")
+    forms = ("--forms", "native AMP", "ours max")
+    check_pair(*measured("replicas.py", "--recipes", "conv 28x28", *forms, "--turn", "0.01", out=tmp_path))

@@ -59,6 +59,7 @@ class Variable(Tensor, Protocol):
 
     name: str
     trainable: bool
+    device: str
     handle: Tensor
     aggregation: Any
 

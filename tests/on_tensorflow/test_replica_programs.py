@@ -59,8 +59,7 @@ def test_xla_runs_all_but_the_sum_and_what_spans_replicas(replica_results):
         assert outside[together] > 0
         assert together not in inside
     if hasattr(tf.keras.optimizers.SGD, "scale_loss"):  # Keras 3, where all updates go through one method
-        assert without["AssignSubVariableOp"] > 0
-        assert "AssignSubVariableOp" not in ran
+        assert without["AssignAddVariableOp"] - ran["AssignAddVariableOp"] == 2 * 10
     # Two synchronized reductions in each pass part a replica's program; the gradients leave the last part.
     assert ran["XlaLaunch"] >= 2
     assert ran["CollectiveReduceV2"] == without["CollectiveReduceV2"]

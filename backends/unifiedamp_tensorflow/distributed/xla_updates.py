@@ -1,5 +1,5 @@
-"""The update of a step over replicas, where XLA compiles: one program on each device, in place of several operations for
-each variable.
+"""The update of a step over replicas, where XLA compiles: one program on each device, in place of several operations
+for each variable.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ class GradientBuffer:
         return tf.convert_to_tensor(present) + tf.convert_to_tensor(gradient)
 
     def _accumulate(self, accumulator: Variable, name: str, gradient: Tensor) -> Tensor:
+        self._params.check_addition()
         if name in self._seen:
             return accumulator.assign_add(gradient, read_value=True)
         # A window's first gradient is set, not added: whatever an interrupted call left behind is gone.

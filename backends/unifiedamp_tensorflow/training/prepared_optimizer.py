@@ -90,6 +90,7 @@ class PreparedOptimizer:
 
     def apply(self) -> None:
         """Make the optimizer apply the gradients that are present."""
+        self.params.check_addition()
         with self._guarded(), self._progress:
             self._begin_followers()
             self._apply()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from .._types import Gradient, Named, Optimizer, Tensor, Variable
 from ..internals import native
+from .complex_on_gpu import complex_on_gpu, refuse_addition
 from .master_weights import MasterWeights, widened
 from .trainability import Trainability
 from .weight_updates import WeightUpdates
@@ -38,6 +39,7 @@ class TrainedVariables:
         self.optimizer, self.named, self.names = optimizer, named, list(named)
         self.masters, self.updates, self._trainability = masters, updates, trainability
         self.trained: Mapping[str, Variable] = named if masters is None else masters.trained
+        self._complex_on_gpu = complex_on_gpu(self.trained)
         self.accumulators = self._make_accumulators() if accumulate > 1 else None
         self.condition = _condition() if accumulate > 1 else None
         self._name_of = {id(variable): name for name, variable in named.items()}
@@ -50,6 +52,14 @@ class TrainedVariables:
             )
             for name, variable in self.trained.items()
         }  # fmt: skip
+
+    def check_addition(self) -> None:
+        """Refuse to add to what is trained where TensorFlow cannot.
+
+        Raises:
+            UnsupportedError: it cannot; see :mod:`.complex_on_gpu`.
+        """
+        refuse_addition(self._complex_on_gpu)
 
     def true(self, name: str, trained: Variable) -> Tensor:
         """Return the true weights of what is trained under a name, or of one replica's copy of it."""
