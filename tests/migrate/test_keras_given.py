@@ -88,7 +88,9 @@ TASK, TRAINER = engine("task"), engine("trainer")
 UNSCALED = "            grads = optimizer.get_unscaled_gradients(grads)\n"
 APPLY = "        optimizer.apply_gradients(list(zip(grads, tvars)))\n"
 REFUSED = {
-    "summed outside": ("list(zip(grads, tvars))", "list(zip(grads, tvars)), skip_gradients_aggregation=True", 27, "argum"),
+    "summed outside": (
+        "list(zip(grads, tvars))", "list(zip(grads, tvars)), skip_gradients_aggregation=True", 27, "has arguments that"
+    ),
     "accumulated": ("list(zip(grads, tvars))", "list(zip(self.total, tvars))", 27, "other gradients than those"),
     "at times": (APPLY, "        if self.last:\n    " + APPLY, 28, "other gradients than those"),
     "twice": (UNSCALED, UNSCALED + UNSCALED, 13, "2 calls of get_unscaled_gradients and 1 of apply_gradients"),
@@ -99,7 +101,8 @@ REFUSED = {
         "if mixed_precision.global_policy().name == 'mixed_float16':\n                scaled", 20, "alone"
     ),
     "Horovod": (
-        "        tvars =", "        tape = horovod.DistributedGradientTape(tape)\n        tvars =", 23, "exchanges gradients"
+        "        tvars =", "        tape = horovod.DistributedGradientTape(tape)\n        tvars =", 23,
+        "exchanges gradients"
     ),
 }  # fmt: skip
 

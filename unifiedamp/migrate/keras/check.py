@@ -28,7 +28,10 @@ def _left(source: Source) -> Iterator[Reason]:
     own = works(source)
     for call in [call for name in LOOP for call in source.methods(name)]:
         if source.scope(call) not in own:
-            yield source.line(call), f"{dotted(call.func) or name}() is left: the session scales losses and gradients"
+            yield (
+                source.line(call),
+                f"{dotted(call.func) or source.code(call.func)}() is left: the session scales losses and gradients",
+            )
     for call in [*calls_of(source, WRAPPER), *calls_of(source, REWRITE)]:
         yield source.line(call), f"{dotted(call.func)}() is left beside the session, which scales the loss by itself"
 

@@ -1,7 +1,7 @@
 """Steps that scale their loss by an optimizer that other code makes.
 
-The optimizer that ``amp.prepare`` returns takes the calls of Keras's ``LossScaleOptimizer``, so such a step works with a
-session as it is. Here is checked that it does nothing with its optimizer in which the two differ.
+The optimizer that ``amp.prepare`` returns takes the calls of Keras's ``LossScaleOptimizer``, so such a step works with
+a session as it is. Here is checked that it does nothing with its optimizer in which the two differ.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from ..source import Source
 from ..work import EXCHANGED, Work
 from .words import LOOP
 
-_TAKEN = frozenset(
-    {"get_scaled_loss", "get_unscaled_gradients", "apply_gradients", "iterations", "learning_rate", "lr"}
-)
+_TAKEN = frozenset({*LOOP, "apply_gradients", "iterations", "learning_rate", "lr"})
 _ASKS = ("isinstance", "hasattr", "getattr")
 _GLOBAL = ("global_policy", "get_mixed_precision_policy")
 
