@@ -66,14 +66,15 @@ def test_the_weights_are_those_of_a_loss_scale_optimizer(name, flag, tmp_path, m
     monkeypatch.delitem(sys.modules, "engine", raising=False)
 
 
-def test_a_model_that_is_compiled_in_the_same_file_keeps_its_steps():
-    text = (GIVEN / "in_one_file.py").read_text("utf-8")
+@pytest.mark.parametrize("name", ["always_scaled", "asks_its_optimizer"])
+def test_a_model_that_is_compiled_in_the_same_file_keeps_its_steps(name):
+    text = (GIVEN / f"{name}.py").read_text("utf-8")
     done = migrated(text)
     assert done.changed, done.findings
     new = done.after.decode()
     step = text[text.index("    def train_step") : text.index("def main")]
     assert step in new
-    compare(text, natively(text), new if KERAS_2 else natively(new), "in_one_file")
+    compare(text, natively(text), new if KERAS_2 else natively(new), name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -81,7 +81,7 @@ REFUSED = {
     "another region": ("    return total", "    with mx.autograd.record():\n        net(data)\n    return total", 23,
                        "beside the session's"),
     "its own scaler": ("    return total", "    trainer._amp_loss_scaler = None\n    return total", 23, "own scaler"),
-    "more in it": ("mx.autograd.backward(scaled_loss)", "x = mx.autograd.backward(scaled_loss)", 16, "more than"),
+    "more in it": ("mx.autograd.backward(scaled_loss)", "scaled_loss.backward(); log(scaled_loss)", 16, "more than"),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
 from .flags import without_flags
-from .given import keep
+from .given import block, keep, model_steps
 from .graphs import graph_step, runner
 from .loops import Loop, find_loops
 from .makers import check_models
@@ -52,6 +52,7 @@ def plan(work: Work) -> None:
 
 
 def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Loop]) -> None:
+    block(work, model_steps(work.source))
     with work.blocking():
         make_session(work, start)
     for loop in loops:

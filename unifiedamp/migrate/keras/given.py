@@ -49,10 +49,15 @@ def given_steps(source: Source) -> list[Step]:
     return list(found.values())
 
 
+def model_steps(source: Source) -> list[Step]:
+    """Return those that are methods of Keras models, by the optimizer that the model is compiled with."""
+    steps = [step for step in given_steps(source) if step.optimizer == "self.optimizer"]
+    return [step for step in steps if _is_model(source, step.function)]
+
+
 def works(source: Source) -> list[cst.FunctionDef]:
-    """Return the methods of Keras models that take their own steps by the optimizer they are compiled with."""
-    steps = [step for step in given_steps(source) if step.optimizer == "self.optimizer" and not step.problems]
-    return [step.function for step in steps if _is_model(source, step.function)]
+    """Return the methods of Keras models that take their own steps, and may keep them."""
+    return [step.function for step in model_steps(source) if not step.problems]
 
 
 def keep(work: Work) -> bool:
@@ -61,9 +66,7 @@ def keep(work: Work) -> bool:
     known = {step.function for step in steps}
     if not steps or any(source.scope(call) not in known for name in LOOP for call in source.methods(name)):
         return False
-    for step in steps:
-        for node, what, write in step.problems:
-            work.block(node, what, write)
+    block(work, steps)
     for step in steps if not work.blockers else ():
         what = f"{step.function.name.value} scales its loss by {step.optimizer}, which the prepared optimizer does too"
         write = (
@@ -72,6 +75,13 @@ def keep(work: Work) -> bool:
         )
         work.works(step.function, what, write)
     return True
+
+
+def block(work: Work, steps: Sequence[Step]) -> None:
+    """Block where steps need more than a prepared optimizer does."""
+    for step in steps:
+        for node, what, write in step.problems:
+            work.block(node, what, write)
 
 
 # -- whose optimizer it is -------------------------------------------------------------------------------------------
