@@ -122,6 +122,30 @@ def test_an_optimizer_that_the_file_wraps_is_not_a_given_one():
     assert any("sets no policy" in one.what and one.blocks for one in migrated(text).findings)
 
 
+MODEL = engine("model")
+COMPILE = """\
+    def compile(self, opt, own_loss):
+        super().compile(GIVEN)
+        self.own_loss = own_loss
+
+    def train_step"""
+
+
+@pytest.mark.parametrize(("given", "refused"), [("optimizer=opt", False), ("opt", False), ("", True), ("'sgd'", True)])
+def test_a_compile_of_its_own_must_pass_the_optimizer_on(given, refused):
+    done = migrated(replaced(MODEL, ("    def train_step", COMPILE.replace("GIVEN", given))))
+    assert done.refused == refused
+    if refused:
+        assert [(one.line, "passes no optimizer" in one.what) for one in done.findings] == [(7, True)]
+
+
+def test_the_optimizer_of_a_model_that_the_file_compiles_is_not_a_given_one():
+    text = TRAINER.replace("self.optimizer.", "self.model.optimizer.").replace(
+        "        self.optimizer = optimizer\n", "        self.model.compile(optimizer='sgd')\n"
+    )
+    assert any("sets no policy" in one.what and one.blocks for one in migrated(text).findings)
+
+
 def test_check_is_content_with_it(tmp_path):
     path = tmp_path / "engine.py"
     path.write_text(TASK, encoding="utf-8")

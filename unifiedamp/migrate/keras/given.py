@@ -68,7 +68,7 @@ def keep(work: Work) -> bool:
         return False
     block(work, steps)
     for step in steps if not work.blockers else ():
-        what = f"{step.function.name.value} scales its loss by {step.optimizer}, which the prepared optimizer does too"
+        what = f"{step.function.name.value} scales its loss by {step.optimizer}, and works with a prepared one as it is"
         write = (
             f'where that is made: `amp = {work.names.ua}.Amp("tensorflow", policy="mixed_float16")`, the model in '
             "`with amp.scope():`, and `model, optimizer = amp.prepare(model, optimizer)` in place of LossScaleOptimizer"
@@ -90,7 +90,9 @@ def block(work: Work, steps: Sequence[Step]) -> None:
 def _is_given(source: Source, function: cst.FunctionDef, optimizer: str, depth: int = 2) -> bool:
     """Whether an optimizer is a parameter, or an attribute that this file sets from one, or not at all."""
     root, _, rest = optimizer.partition(".")
-    if not root or "[" in optimizer:
+    model, _, attribute = optimizer.rpartition(".")
+    compiled = attribute == "optimizer" and any(dotted(c.func) == f"{model}.compile" for c in source.methods("compile"))
+    if not root or compiled:
         return False
     if root == "self":
         return all(_from_parameter(source, assign) for assign in source.assigns(optimizer))
@@ -122,12 +124,33 @@ def _is_model(source: Source, function: cst.FunctionDef) -> bool:
 
 
 def _problems(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
+    yield from _compiles(source, function, optimizer)
     yield from _tests(source, function, optimizer)
     yield from _other_uses(source, function, optimizer)
     yield from _order(source, function, optimizer)
     for node in walk(function):
         if isinstance(node, cst.Call) and source.meaning(node.func).rpartition(".")[2] in EXCHANGED:
             yield node, f"{source.code(node.func)} exchanges gradients by itself", "use a tf.distribute strategy"
+
+
+def _compiles(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
+    """A model's own ``compile`` hands Keras the optimizer that it is given."""
+    owner = next((one for one in source.above(function) if isinstance(one, cst.ClassDef)), None)
+    own = [f for f in source.of(cst.FunctionDef) if f.name.value == "compile" and source.parents[f] is _body(owner)]
+    for method in own if optimizer == "self.optimizer" else ():
+        calls = [call for call in source.methods("compile") if source.scope(call) is method]
+        given = [argument(call, "optimizer", 0) for call in calls]
+        if not any(one is not None and dotted(one) in parameters(method) for one in given):
+            what = f"{source.code(owner.name)}.compile" if owner is not None else "compile"
+            yield (
+                method,
+                f"{what} passes no optimizer to Keras's, which takes another one",
+                "super().compile(optimizer)",
+            )
+
+
+def _body(owner: cst.ClassDef | None) -> cst.CSTNode | None:
+    return None if owner is None else owner.body
 
 
 def _tests(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
