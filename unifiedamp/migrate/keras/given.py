@@ -136,21 +136,14 @@ def _problems(source: Source, function: cst.FunctionDef, optimizer: str) -> Iter
 def _compiles(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
     """A model's own ``compile`` hands Keras the optimizer that it is given."""
     owner = next((one for one in source.above(function) if isinstance(one, cst.ClassDef)), None)
-    own = [f for f in source.of(cst.FunctionDef) if f.name.value == "compile" and source.parents[f] is _body(owner)]
+    body = [] if owner is None else owner.body.body
+    own = [one for one in body if isinstance(one, cst.FunctionDef) and one.name.value == "compile"]
     for method in own if optimizer == "self.optimizer" else ():
         calls = [call for call in source.methods("compile") if source.scope(call) is method]
         given = [argument(call, "optimizer", 0) for call in calls]
         if not any(one is not None and dotted(one) in parameters(method) for one in given):
             what = f"{source.code(owner.name)}.compile" if owner is not None else "compile"
-            yield (
-                method,
-                f"{what} passes no optimizer to Keras's, which takes another one",
-                "super().compile(optimizer)",
-            )
-
-
-def _body(owner: cst.ClassDef | None) -> cst.CSTNode | None:
-    return None if owner is None else owner.body
+            yield method, f"{what} passes no optimizer to Keras's, which makes one", "`super().compile(optimizer)`"
 
 
 def _tests(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
@@ -163,18 +156,21 @@ def _tests(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterato
             if asked:
                 what = f"the loss is scaled only if {source.code(asked[0])}, which a session does not change"
                 yield one, what, f"ask `isinstance({optimizer}, tf.keras.mixed_precision.LossScaleOptimizer)`"
-    for call in source.of(cst.Call):
-        if dotted(call.func).rpartition(".")[2] in _GLOBAL:
-            what = f"{source.code(call)}, which a session sets in `with amp.scope():` alone"
-            yield call, what, "ask the optimizer, or the model's dtype_policy"
+    for call in _policy_reads(source):
+        what = f"{source.code(call)}, which a session sets in `with amp.scope():` alone"
+        yield call, what, "ask the optimizer, or the model's dtype_policy"
+
+
+def _policy_reads(source: Source) -> list[cst.CSTNode]:
+    by_name = [source.parents[use] for name in _GLOBAL for use in source.uses(name)]
+    methods = [call for name in _GLOBAL for call in source.methods(name)]
+    return [*methods, *(node for node in by_name if isinstance(node, cst.Call))]
 
 
 def _other_uses(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterator[Problem]:
-    shared = optimizer.startswith("self.")
-    for node in source.of(cst.Attribute):
-        if dotted(node.value) != optimizer or node.attr.value in _TAKEN:
-            continue
-        if not shared and not source.inside(node, function):
+    owner = next((one for one in source.above(function) if isinstance(one, cst.ClassDef)), function)
+    for node in walk(owner if optimizer.startswith("self.") else function):
+        if not isinstance(node, cst.Attribute) or dotted(node.value) != optimizer or node.attr.value in _TAKEN:
             continue
         around = source.parents[node]
         if node.attr.value == "inner_optimizer" and isinstance(around, cst.Attribute) and around.attr.value in _TAKEN:
