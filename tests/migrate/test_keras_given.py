@@ -95,7 +95,7 @@ REFUSED = {
     "accumulated": ("list(zip(grads, tvars))", "list(zip(self.total, tvars))", 27, "other gradients than those"),
     "at times": (APPLY, "        if self.last:\n    " + APPLY, 28, "other gradients than those"),
     "twice": (UNSCALED, UNSCALED + UNSCALED, 13, "2 calls of get_unscaled_gradients and 1 of apply_gradients"),
-    "elsewhere": (APPLY, "", 13, "1 calls of get_unscaled_gradients and 0 of apply_gradients"),
+    "elsewhere": (APPLY, "", 21, "sets no policy"),
     "unknown calls": (APPLY, APPLY + "        optimizer.finish()\n", 28, "optimizer.finish"),
     "global policy": (
         "if isinstance(optimizer, mixed_precision.LossScaleOptimizer):\n                scaled",

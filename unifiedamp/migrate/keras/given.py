@@ -43,7 +43,9 @@ def given_steps(source: Source) -> list[Step]:
     found: dict[tuple[cst.FunctionDef, str], Step] = {}
     for call in source.methods("get_scaled_loss"):
         function, optimizer = source.scope(call), dotted(call.func).rpartition(".")[0]
-        if isinstance(function, cst.FunctionDef) and _is_given(source, function, optimizer):
+        if not isinstance(function, cst.FunctionDef) or not _calls(source, function, optimizer, "apply_gradients"):
+            continue  # a part of a step
+        if _is_given(source, function, optimizer):
             key = (function, optimizer)
             found[key] = found.get(key) or Step(function, optimizer, tuple(_problems(source, function, optimizer)))
     return list(found.values())
@@ -156,9 +158,9 @@ def _tests(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterato
             if asked:
                 what = f"the loss is scaled only if {source.code(asked[0])}, which a session does not change"
                 yield one, what, f"ask `isinstance({optimizer}, tf.keras.mixed_precision.LossScaleOptimizer)`"
-    for call in _policy_reads(source):
-        what = f"{source.code(call)}, which a session sets in `with amp.scope():` alone"
-        yield call, what, "ask the optimizer, or the model's dtype_policy"
+    for read in _policy_reads(source):
+        what = f"{source.code(read)}, which a session sets in `with amp.scope():` alone"
+        yield read, what, "ask the optimizer, or the model's dtype_policy"
 
 
 def _policy_reads(source: Source) -> list[cst.CSTNode]:
