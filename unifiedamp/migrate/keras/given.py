@@ -193,7 +193,8 @@ def _order(source: Source, function: cst.FunctionDef, optimizer: str) -> Iterato
     (unscale,), (apply,) = unscales, applies
     extra = [arg for arg in apply.args[1:] if arg.keyword is None or arg.keyword.value != "name"]
     if extra or not apply.args:
-        yield apply, f"{source.code(apply)} has arguments that the prepared optimizer does not take", "leave them out"
+        what = f"{source.code(apply)} has arguments that the prepared optimizer does not take"
+        yield apply, what, "write the step with amp.scale_loss and amp.step, which sum gradients over replicas"
     elif source.order[apply] < source.order[unscale] and not source.inside(unscale, apply):
         yield apply, f"{source.code(apply)} comes before the gradients are unscaled", "unscale them first"
     elif not _applied_each_time(source, function, unscale, apply) or not _flows(source, function, unscale, apply):
