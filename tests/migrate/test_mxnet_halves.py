@@ -22,6 +22,13 @@ HALVES = Path(__file__).parent / "old" / "mxnet_halves"
 NAMES = sorted(path.name for path in HALVES.iterdir() if path.is_dir())
 
 
+@pytest.fixture(autouse=True)
+def _engine_forgotten():
+    sys.modules.pop("engine", None)
+    yield
+    sys.modules.pop("engine", None)
+
+
 def engine(name: str) -> str:
     return (HALVES / name / "engine.py").read_text("utf-8")
 
@@ -32,6 +39,7 @@ def migrated_engine(name: str) -> Any:
 
 
 def weights(folder: Path, text: str, name: str, run: str, flag: bool, monkeypatch: Any) -> list[Any]:
+    sys.modules.pop("engine", None)
     folder.mkdir()
     (folder / "engine.py").write_text(text, encoding="utf-8")
     caller = without_amp((HALVES / name / "caller.py").read_text("utf-8"))
@@ -39,12 +47,9 @@ def weights(folder: Path, text: str, name: str, run: str, flag: bool, monkeypatc
         each.setattr(sys, "dont_write_bytecode", True)
         each.setattr("builtins._Nothing", _Nothing, raising=False)
         each.syspath_prepend(folder)
-        each.delitem(sys.modules, "engine", raising=False)
         space: dict[str, Any] = {"__name__": name}
         exec(compile(caller, name, "exec"), space)
         found: list[Any] = space[run](flag)
-        each.delitem(sys.modules, "engine")
-    sys.modules.pop("engine", None)
     return found
 
 
