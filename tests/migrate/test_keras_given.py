@@ -157,3 +157,6 @@ def test_check_is_content_with_it(tmp_path):
     done = CliRunner().invoke(app, ["migrate", "--check", str(path)], prog_name="unifiedamp")
     assert done.exit_code == 0
     assert f"{path}: works as it is" in done.stdout.replace("\n", "")
+    folder = CliRunner().invoke(app, ["migrate", "--check", str(tmp_path)], prog_name="unifiedamp")
+    assert folder.exit_code == 0
+    assert "0 migrated, 1 that work as they are, 0 by hand" in folder.stdout.replace("\n", "")
