@@ -6,7 +6,7 @@ import ast
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from migrating import LISTINGS, ROOT
 
@@ -57,6 +57,7 @@ def test_listings_with_lines_missing_doubled_or_moved(text, data):
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(TEXTS), st.integers(0, 10_000), st.text(max_size=6))
+@example(TEXTS[0], 3, "\0")  # in a text or comment, where libcst reads what Python does not
 def test_texts_cut_off_or_spoiled(text, at, what):
     at %= len(text)
     checked(text[:at])

@@ -26,7 +26,7 @@ WANTED = {
                     35: "clip_grad_norm_", 36: "optimizer.step(), where", 46: "torch.autocast under another name"},
     "traced": {8: "nothing here computes with model in a region"},
     "unet_histograms": {20: "which clears gradients"},
-    "train_step_model": {16: "a model that takes its own steps"},
+    "train_step_accumulates": {20: "applies other gradients than those"},
 }  # fmt: skip
 
 

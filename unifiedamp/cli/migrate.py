@@ -51,6 +51,7 @@ def migrate(
     if importlib.util.find_spec("libcst") is None:
         raise UnsupportedError("migrate needs libcst: pip install libcst")
     from ..migrate.batch import Batch
+    from ..migrate.report import NOTHING, WORKS
 
     batches = [Batch(path, to.value) for path in dict.fromkeys(files)]
     if write:
@@ -65,7 +66,7 @@ def migrate(
         complain(line)
     if errors:
         raise typer.Exit(USER_ERROR)
-    if check and any(one.changed or one.findings for batch in batches for one in batch.done):
+    if check and any(one.status not in (NOTHING, WORKS) for batch in batches for one in batch.done):
         raise typer.Exit(NOT_ALL_WELL)
 
 

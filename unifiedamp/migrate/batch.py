@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import AmpError
 from . import files, together
-from .report import BY_HAND, MIGRATED, NOTHING, Migration
+from .report import BY_HAND, MIGRATED, NOTHING, WORKS, Migration
 
 
 class Batch:
@@ -105,6 +105,8 @@ class Batch:
         counts = Counter(one.status for one in self.done)
         changed = "written" if self._written else MIGRATED
         parts = [f"{counts[MIGRATED]} {changed}", f"{counts[BY_HAND]} by hand", f"{counts[NOTHING]} with nothing to do"]
+        if counts[WORKS]:
+            parts.insert(1, f"{counts[WORKS]} that work as they are")
         if self.errors:
             parts.append(f"{len(self.errors)} with errors")
         return f"{self._path}: {len(self.done) + len(self.errors)} files: {', '.join(parts)}"

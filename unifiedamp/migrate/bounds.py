@@ -45,6 +45,8 @@ def too_big(content: bytes, uses: int = 0) -> str | None:
     lines = content.count(b"\n")
     if lines > MAX_LINES:
         return f"it has {lines:,} lines; migrate reads files of up to {MAX_LINES:,}"
+    if b"\0" in content:
+        return "it has null bytes, which Python does not read"
     line = _too_deep(content)
     return None if line is None else f"line {line} nests more than {MAX_DEPTH} expressions or branches; shorten it"
 

@@ -15,7 +15,7 @@ from .bounds import too_big
 from .check import check as check_torch
 from .checked import Check, old_lines, refusals
 from .edits import Edits
-from .halves import migrate_half
+from .halves import migrate_gluon_half, migrate_half
 from .imports import tidy
 from .keras.check import check as check_keras
 from .mxnet.check import check as check_mxnet
@@ -93,7 +93,7 @@ def _as_before(findings: Iterable[Finding], before: bytes, after: bytes) -> list
 
 
 def _migrate_as_read(path: str, content: bytes, source: Source, halves: bool) -> Migration:
-    half = migrate_half(path, content, source) if halves else None
+    half = migrate_half(path, content, source) or migrate_gluon_half(path, content, source) if halves else None
     return _migrate_whole(path, content, source) if half is None else half
 
 

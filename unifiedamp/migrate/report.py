@@ -9,6 +9,7 @@ from typing import Any
 MIGRATED = "migrated"
 NOTHING = "nothing to migrate"
 BY_HAND = "by hand"
+WORKS = "works as it is"
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +22,7 @@ class Finding:
         write: what to write by hand, or to look at.
         blocks: the calls of its API were all left as they are because of it.
         path: the file, where several are migrated together.
+        works: the code there works with a session as it is; ``write`` says what its callers do.
     """
 
     line: int
@@ -28,6 +30,7 @@ class Finding:
     write: str
     blocks: bool = False
     path: str = ""
+    works: bool = False
 
 
 class CannotMigrate(Exception):
@@ -68,8 +71,11 @@ class Migration:
 
     @property
     def status(self) -> str:
-        """One of :data:`MIGRATED`, :data:`BY_HAND`, :data:`NOTHING`."""
-        return MIGRATED if self.changed else BY_HAND if self.findings else NOTHING
+        """One of :data:`MIGRATED`, :data:`BY_HAND`, :data:`WORKS`, :data:`NOTHING`."""
+        if self.changed:
+            return MIGRATED
+        left = WORKS if all(found.works for found in self.findings) else BY_HAND
+        return left if self.findings else NOTHING
 
     def diff(self) -> str:
         """Return the change as a unified diff."""

@@ -30,6 +30,23 @@ def prepare_line(target: str, models: Sequence[str], optimizers: Sequence[str]) 
     return line if len(line) <= LONGEST else f"{objects} = {target}.prepare(\n    {objects}\n)"
 
 
+def prepare_in(source: Source, scope: cst.CSTNode, target: str, objects: Sequence[str]) -> str:
+    """Return the line that prepares objects in a function: only names that it binds get what is returned."""
+    given = ", ".join(objects)
+    bound = [name if binds(source, scope, name) else "_" for name in objects]
+    kept = f"{', '.join(bound)} = " if set(bound) != {"_"} else ""
+    line = f"{kept}{target}.prepare({given})"
+    return line if len(line) <= LONGEST else f"{kept}{target}.prepare(\n    {given}\n)"
+
+
+def binds(source: Source, scope: cst.CSTNode, name: str) -> bool:
+    """Whether a function, or the file, may give a name a new value: it binds it, or declares it global."""
+    if "." in name or isinstance(scope, cst.Module):
+        return True
+    declared = [item.name for one in source.of(cst.Global) if source.scope(one) is scope for item in one.names]
+    return name in map(dotted, declared) or (isinstance(scope, cst.FunctionDef) and source.bound_in(name, scope))
+
+
 def dynamic(names: Names, **settings: str | None) -> str:
     """Return the code of a dynamic loss scale; ``"dynamic"`` where every setting is the default."""
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]

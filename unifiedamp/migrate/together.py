@@ -150,14 +150,15 @@ def rewritten(source: Source) -> tuple[dict[str, bytes], list[Finding], tuple[st
                 apis.append(api)
     if any(found.blocks for found in findings) or not edits:
         return {path: one.module.bytes for path, one in source.files.items()}, findings, ()
-    modules = _with_imports(source, edits, apis)
+    modules = with_imports(source, edits, apis)
     after = {path: merge(module).bytes for path, module in modules.items()}
-    handed = _handed(source, after) if apex in apis else after
-    _check(source, handed)
-    return handed, findings, tuple(api.NAME for api in apis)
+    result = handed(source, after) if apex in apis else after
+    _check(source, result)
+    return result, findings, tuple(api.NAME for api in apis)
 
 
-def _with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> dict[str, cst.Module]:
+def with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> dict[str, cst.Module]:
+    """Return the changed files, with the imports that they need now."""
     old, ua = [name for api in apis for name in api.OLD_IMPORTS], package_name(source)
     found = {}
     for path, one in source.files.items():
@@ -167,8 +168,12 @@ def _with_imports(source: Source, edits: Edits, apis: Sequence[ModuleType]) -> d
     return found
 
 
-def _handed(source: Source, after: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the texts in which the session is handed to the functions of other files."""
+def handed(source: Source, after: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the texts in which the session is handed to the functions of other files.
+
+    Raises:
+        CannotMigrate: a function cannot be handed it.
+    """
     result = joined({path: Source(text) for path, text in after.items()})
     made = [one for one in result.of(cst.Assign) if _makes_session(result, one)]
     handover = Handover(result, made[0])

@@ -48,6 +48,10 @@ class Work:
         """Leave something at ``node`` to the user."""
         self.findings.append(Finding(self.source.line(node), what, write, path=self.source.path(node)))
 
+    def works(self, node: cst.CSTNode, what: str, write: str) -> None:
+        """Say that the code at ``node`` works with a session as it is, and what its callers do."""
+        self.findings.append(Finding(self.source.line(node), what, write, path=self.source.path(node), works=True))
+
     def stop(self, node: cst.CSTNode, what: str, write: str) -> CannotMigrate:
         """Return the error that leaves the API's calls as they are."""
         line, path = self.source.line(node), self.source.path(node)

@@ -17,6 +17,7 @@ from ..source import Source
 from ..together import joined, rewritten
 from ..training.aliases import Aliases
 from .caller import CALLER, HALF, caller_of
+from .gluon import migrate_gluon_half
 from .missing import Half, with_apex, with_scaler
 
 _HALF, _CALLER = f"{HALF}.py", f"{CALLER}.py"
@@ -76,4 +77,4 @@ def _called(source: Source, function: cst.FunctionDef) -> str:
     return owner.name.value if function.name.value == "__init__" else f"{owner.name.value}.{function.name.value}"
 
 
-__all__ = ["migrate_half"]
+__all__ = ["migrate_gluon_half", "migrate_half"]

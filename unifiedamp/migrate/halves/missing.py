@@ -50,24 +50,32 @@ def with_apex(source: Source, aliases: Aliases) -> Half | None:
     uses = calls_of(source, *IN_LOOPS)
     if not uses or calls_of(source, "initialize") or not calls_of(source, "scale_loss"):
         return None
-    entries: dict[cst.FunctionDef, None] = {}
+    entries = entries_of(source, aliases, uses)
+    named = [argument(call, "optimizers", 1) for call in calls_of(source, "scale_loss")]
+    optimizers = {aliases.of(one) for node in named if node is not None for one in _listed(node)}
+    half = _half(source, aliases, entries, set(), optimizers)
+    return half if half is not None and half.models else None
+
+
+def entries_of(source: Source, aliases: Aliases, uses: Sequence[cst.CSTNode]) -> list[cst.FunctionDef]:
+    """Return the functions that other files call, around some nodes; none where a node is outside such functions, or in
+    a method that a base class may call.
+    """
+    entries: list[cst.FunctionDef] = []
     seen: set[cst.CSTNode] = set()
     waiting: list[cst.CSTNode] = [*uses]
     while waiting:
         function = _around(source, waiting.pop())
         if function is None or _overrides(aliases, function):
-            return None
+            return []
         if function in seen:
             continue
         seen.add(function)
         callers = aliases.calls(function)
         waiting += callers
         if not callers:
-            entries[function] = None
-    named = [argument(call, "optimizers", 1) for call in calls_of(source, "scale_loss")]
-    optimizers = {aliases.of(one) for node in named if node is not None for one in _listed(node)}
-    half = _half(source, aliases, sorted(entries, key=source.order.__getitem__), set(), optimizers)
-    return half if half is not None and half.models else None
+            entries.append(function)
+    return sorted(entries, key=source.order.__getitem__)
 
 
 def _half(

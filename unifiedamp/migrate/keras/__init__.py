@@ -12,6 +12,7 @@ from ..source import Source
 from ..work import Work
 from .fit import rewrite_fits
 from .flags import without_flags
+from .given import block, keep, model_steps
 from .graphs import graph_step, runner
 from .loops import Loop, find_loops
 from .makers import check_models
@@ -41,6 +42,9 @@ def plan(work: Work) -> None:
         what = f"{dotted(step.func)}() is a step of a TensorFlow 1 graph, which {runner(work.source)} runs"
         write = "make the graph in a SessionRewrite, and run it with rewrite.session_config(): see docs/migrate.md"
         raise work.stop(step, what, write)
+    if not any(calls_of(work.source, meaning) for meaning in (POLICY, WRAPPER, REWRITE)) and keep(work):
+        work.decide()
+        return
     start, loops, trained = Start(work), find_loops(work), Trained()
     with work.blocking():
         _with_session(work, start, trained, loops)
@@ -48,6 +52,7 @@ def plan(work: Work) -> None:
 
 
 def _with_session(work: Work, start: Start, trained: Trained, loops: Sequence[Loop]) -> None:
+    block(work, model_steps(work.source))
     with work.blocking():
         make_session(work, start)
     for loop in loops:

@@ -62,12 +62,25 @@ class Chain:
         if isinstance(node, cst.Name):
             assign = self._assigned(node.value, node) if self._is_scaled(node.value) else None
             if assign is not None and isinstance(assign.value, cst.Call):
-                self._names[node.value] = None
+                unscaled = self._scaled(assign.value)
+                if dotted(unscaled) != node.value:  # else what reads it later reads the loss itself
+                    self._names[node.value] = None
+                else:
+                    self._note_uses(assign, node)
                 self.removed.append(self._source.statement(assign))
-                return self._scaled(assign.value)
+                return unscaled
         elif isinstance(node, cst.Call) and self._scales(node):
             return self._scaled(node)
         return node
+
+    def _note_uses(self, assign: cst.Assign, loss: cst.Name) -> None:
+        """Point at code that read the scaled loss by the loss's name."""
+        source = self._source
+        for use in source.uses(loss.value):
+            later = source.scope(use) is self.scope and source.order[use] > source.order[self._call]
+            if later and not source.inside(use, assign):
+                note = "it is the loss itself now; see that nothing divides it by the scale"
+                self._work.note(use, f"{loss.value} was the scaled loss here", note)
 
     def _scaled(self, call: cst.Call) -> cst.BaseExpression:
         if not call.args:

@@ -11,10 +11,10 @@ from ..nodes import dotted
 from ..source import Source
 from ..work import EXCHANGED
 from .flags import is_float32
+from .given import works
 from .makers import handed_in, makers_of
-from .words import POLICY, REWRITE, WRAPPER, calls_of
+from .words import LOOP, POLICY, REWRITE, WRAPPER, calls_of
 
-_OLD = ("get_scaled_loss", "get_unscaled_gradients")
 _STEPS = ("apply_gradients", "minimize", "apply")
 
 
@@ -25,9 +25,13 @@ def check(source: Source, path: str) -> list[Reason]:  # noqa: ARG001
 
 
 def _left(source: Source) -> Iterator[Reason]:
-    for name in _OLD:
-        for call in source.methods(name):
-            yield source.line(call), f"{dotted(call.func) or name}() is left: the session scales losses and gradients"
+    own = works(source)
+    for call in [call for name in LOOP for call in source.methods(name)]:
+        if source.scope(call) not in own:
+            yield (
+                source.line(call),
+                f"{dotted(call.func) or source.code(call.func)}() is left: the session scales losses and gradients",
+            )
     for call in [*calls_of(source, WRAPPER), *calls_of(source, REWRITE)]:
         yield source.line(call), f"{dotted(call.func)}() is left beside the session, which scales the loss by itself"
 

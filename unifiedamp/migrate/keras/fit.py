@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..nodes import argument, dotted, keywords, literal, parameters
+from ..sessions import binds
 from ..source import Source
 from ..work import Work
 from .scales import quoted
@@ -73,28 +74,18 @@ def _prepare(work: Work, stages: Stages, call: cst.Call, model: str) -> None:
     statement = source.statement(call)
     scope = source.scope(call)
     named = bool(dotted(given)) and _is_made(source, given, call)
-    own = named and _binds(source, scope, dotted(given))
+    own = named and binds(source, scope, dotted(given))
     optimizer = dotted(given) if own else ("amp_optimizer" if source.uses("optimizer") else "optimizer")
     made = dotted(given) if named else optimizer
     amp, session = stages.session(call, model)
     lines = [] if named else [f"{optimizer} = {_made(source, given)}"]
     lines += [] if session is None else [session]
-    if _binds(source, scope, model):
-        lines.append(f"{model}, {optimizer} = {amp}.prepare({model}, {made})")
-    else:
-        lines.append(f"_, {optimizer} = {amp}.prepare({model}, {made})")
+    kept = model if binds(source, scope, model) else "_"
+    lines.append(f"{kept}, {optimizer} = {amp}.prepare({model}, {made})")
     for line in lines:
         edits.before(statement, line)
     if not own:
         edits.expression(given, optimizer)
-
-
-def _binds(source: Source, scope: cst.CSTNode, name: str) -> bool:
-    """Whether a function, or the file, may give a name a new value: it binds it, or declares it global."""
-    if "." in name or isinstance(scope, cst.Module):
-        return True
-    declared = [item.name for one in source.of(cst.Global) if source.scope(one) is scope for item in one.names]
-    return name in map(dotted, declared) or (isinstance(scope, cst.FunctionDef) and source.bound_in(name, scope))
 
 
 def _is_made(source: Source, given: cst.BaseExpression, call: cst.Call) -> bool:

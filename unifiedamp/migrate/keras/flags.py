@@ -10,10 +10,9 @@ from ..flags import Old, fold, name_of
 from ..nodes import literal, targets, walk
 from ..report import Finding
 from ..source import Source
+from .given import works
 from .graphs import graph_step
-from .words import POLICY, REWRITE, VALUE, WRAPPER, calls_of
-
-_LOOP = ("get_scaled_loss", "get_unscaled_gradients")
+from .words import LOOP, POLICY, REWRITE, VALUE, WRAPPER, calls_of
 
 
 def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
@@ -27,7 +26,7 @@ def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     starts = {*policies, *rewrites} - off
     if not (policies or rewrites) or graph_step(source) is not None:
         return source.module.bytes, []  # plan says why this is not migrated
-    wrappers, values = {*calls_of(source, WRAPPER)}, {*calls_of(source, VALUE)}
+    wrappers, values, own = {*calls_of(source, WRAPPER)}, {*calls_of(source, VALUE)}, works(source)
 
     def is_off(statement: cst.BaseStatement) -> bool:
         calls = [n for n in walk(statement) if isinstance(n, cst.Call)]
@@ -38,7 +37,7 @@ def without_flags(source: Source) -> tuple[bytes, list[Finding]]:
         Old(
             start=lambda call: call in starts,
             setup=lambda call: call in wrappers or call in values,
-            loop=lambda call: name_of(call) in _LOOP,
+            loop=lambda call: name_of(call) in LOOP and source.scope(call) not in own,
             plain=lambda body, other: _plain(body, other),
             off=is_off,
             value=lambda call: call in values,

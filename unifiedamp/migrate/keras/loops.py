@@ -10,6 +10,7 @@ from ..nodes import argument, dotted
 from ..source import Source, Statement
 from ..work import EXCHANGED, Work
 from .chain import Chain
+from .given import model_steps
 
 WEIGHTS = ("trainable_variables", "trainable_weights", "variables", "weights")
 
@@ -44,8 +45,9 @@ class Loop:
 def find_loops(work: Work) -> list[Loop]:
     """Return the loops of a file; one that does more with the gradients than is understood blocks."""
     loops: list[Loop] = []
+    own = [step.function for step in model_steps(work.source)]
     for call in (*work.source.methods("apply_gradients"), *work.source.methods("apply")):
-        if _applies(work.source, call):
+        if _applies(work.source, call) and work.source.scope(call) not in own:
             with work.blocking():
                 loops.append(_read(work, call))
     return loops

@@ -57,7 +57,8 @@ def check_built(work: Work, model: str, assign: cst.Assign, value: cst.Call) -> 
         what = f"{model} has no variables before its first batch, so no optimizer can be prepared for it"
         write = f"give its first layer an input shape, or call {model}.build(...) before compile"
         work.block(assign, what, write)
-    if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in source.functions():
+    here = {*source.functions(), *(one.name.value for one in source.of(cst.ClassDef))}
+    if returned in ([], [value]) and source.meaning(value.func).rpartition(".")[2] not in here:
         name = source.meaning(value.func)
         if not _is_keras(name) and not name.endswith(("Model", "load_model")):
             note = f"if that model has no variables yet, call {model}.build(...) before amp.prepare"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..nodes import argument, dotted, walk
-from ..sessions import behind
+from ..sessions import behind, prepare_in
 from ..source import Statement
 from ..work import Work
 from .loops import Loop
@@ -65,10 +65,9 @@ def _compiled(work: Work, start: Start, loop: Loop) -> None:
 
 def _prepare(work: Work, start: Start, trained: Trained, loop: Loop) -> None:
     """Prepare model and optimizer where they are made; once, however many loops they are in."""
-    objects = f"{loop.model}, {loop.optimizer}"
     place = _place(work, start, loop)
     trained.users.append(place)
-    line = f"{objects} = {work.names.amp}.prepare({objects})"
+    line = prepare_in(work.source, work.source.scope(place), work.names.amp, [loop.model, loop.optimizer])
     if (place, line) not in trained.prepared:
         trained.prepared.append((place, line))
         work.edits.after(place, line)

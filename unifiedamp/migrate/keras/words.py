@@ -23,6 +23,8 @@ REWRITE = re.compile(
     r"tensorflow\.(?:compat\.v1\.)?(?:train\.experimental|mixed_precision(?:\.experimental)?)"
     r"\.enable_mixed_precision_graph_rewrite"
 )
+LOOP = ("get_scaled_loss", "get_unscaled_gradients")
+"""What a ``LossScaleOptimizer`` does in a loop."""
 V1 = re.compile(r"tensorflow\.(compat\.v1\.)?(Session|InteractiveSession|placeholder)$")
 
 

@@ -47,7 +47,13 @@ def _place(work: Work, with_: cst.With, record: cst.With, divided: str, scaled: 
         work.edits.after(record, scaled)
     else:
         work.edits.after(record.body.body[-1], divided)  # type: ignore[arg-type]  # a block's statement
-        work.edits.statement(with_, scaled)
+        alone = next((one for one in work.source.above(with_) if _holds_alone(one, with_)), None)
+        work.edits.statement(with_ if alone is None else alone, scaled)  # type: ignore[arg-type]  # a with statement
+
+
+def _holds_alone(node: cst.CSTNode, with_: cst.With) -> bool:
+    """Whether a region has nothing but the scaled backward pass in it: what it trains is computed elsewhere."""
+    return isinstance(node, cst.With) and list(node.body.body) == [with_]
 
 
 def _record(work: Work, with_: cst.With, loss: str) -> cst.With:
@@ -58,7 +64,8 @@ def _record(work: Work, with_: cst.With, loss: str) -> cst.With:
             continue
         item = node.items[0].item
         records = isinstance(item, cst.Call) and source.meaning(item.func) == "mxnet.autograd.record"
-        if records and source.order[node] < source.order[with_] and loss in {dotted(n) for n in walk(node)}:
+        early = source.order[node] < source.order[with_] and not _holds_alone(node, with_)
+        if records and early and loss in {dotted(n) for n in walk(node)}:
             if source.inside(with_, node) and node.body.body[-1] is not with_:
                 raise work.stop(with_, "more follows in `with autograd.record():`", "move it behind the region")
             return node

@@ -6,7 +6,7 @@ import libcst as cst
 
 from ..flags import WHEN
 from ..nodes import argument, dotted, literal, walk
-from ..sessions import prepare_line, session_line
+from ..sessions import prepare_in, session_line
 from ..source import Source
 from ..work import EXCHANGED, Work
 
@@ -67,7 +67,8 @@ def prepare(work: Work, call: cst.Call) -> str:
         elif made and not made.endswith("gluon.Trainer"):
             note = "a session prepares gluon.Trainers: see that this is one, or hand the gradients over by hand"
             work.note(assign, f"{trainer} is made by {made}", note)
-    work.edits.statement(statement, prepare_line(work.names.amp, list(dict.fromkeys(models)), [trainer]))
+    objects = [*dict.fromkeys(models), trainer]
+    work.edits.statement(statement, prepare_in(source, source.scope(call), work.names.amp, objects))
     return trainer
 
 
