@@ -127,9 +127,9 @@ def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
 
 
-def two_models(harness):
+def two_models(harness, **options):
     """A session of two models and their optimizers, under delayed scaling: (model, optimizer) of each is chosen."""
-    run = Layers(harness, "delayed", EYE, policy=DELAYED)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, **options)
     with run.amp.scope():
         model = harness.mlp([(EYE, ZEROS)])
         optimizer = harness.sgd([model], 0.0)
@@ -159,9 +159,10 @@ def test_a_step_that_one_optimizer_skips_keeps_the_whole_iteration_out(harness, 
 
 
 @pytest.mark.needs("float8", "emulation", "several_optimizers")
-def test_scales_of_layers_without_a_history(harness):
+@pytest.mark.parametrize("loss_scale", ["none", 2.0])
+def test_scales_of_layers_without_a_history(harness, loss_scale):
     """1 after a first iteration that was dropped; those of present magnitudes in a layer that has not trained yet."""
-    values, choose = uneven(0), two_models(harness)
+    values, choose = uneven(0), two_models(harness, loss_scale=loss_scale)
     large, run = values * 512, choose(0)
     for _ in range(2):  # the second loss ends the iteration of the first
         run.backward(*run.batch(values, values))

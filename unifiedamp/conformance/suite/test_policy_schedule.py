@@ -18,7 +18,11 @@ from unifiedamp.conformance.suite.scheduled import (
     runs_here,
 )  # fmt: skip
 
-PAIRS = [("float32", "mixed_bfloat16"), ("mixed_bfloat16", "float32"), ("mixed_bfloat16", "mixed_float16")]
+OVERRIDDEN = str(ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"layer0": "float32"}))
+PAIRS = [
+    ("float32", "mixed_bfloat16"), ("mixed_bfloat16", "float32"), ("mixed_bfloat16", "mixed_float16"),
+    pytest.param(OVERRIDDEN, "mixed_bfloat16", marks=pytest.mark.needs("layer_overrides"), id="override-none"),
+]  # fmt: skip
 
 
 @pytest.mark.needs("policy_schedule")
