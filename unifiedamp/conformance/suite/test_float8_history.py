@@ -145,7 +145,7 @@ def two_models(harness, **options):
 @pytest.mark.needs("float8", "emulation", "several_optimizers")
 @pytest.mark.parametrize("dropped", [0, 1])
 def test_a_step_that_one_optimizer_skips_keeps_the_whole_iteration_out(harness, dropped):
-    values, choose = uneven(0), two_models(harness)
+    values, choose = uneven(0), two_models(harness, loss_scale=2.0)
     for factor in (1, 64, 4):
         for index in range(2):
             run = choose(index)
@@ -161,9 +161,15 @@ def test_a_step_that_one_optimizer_skips_keeps_the_whole_iteration_out(harness, 
 @pytest.mark.needs("float8", "emulation", "several_optimizers")
 @pytest.mark.parametrize("loss_scale", ["none", 2.0])
 def test_scales_of_layers_without_a_history(harness, loss_scale):
-    """1 after a first iteration that was dropped; those of present magnitudes in a layer that has not trained yet."""
+    """1 after a first iteration that was dropped; those of present magnitudes in a layer that has not trained yet.
+
+    Also where there was a history before the session went back to its beginning.
+    """
     values, choose = uneven(0), two_models(harness, loss_scale=loss_scale)
     large, run = values * 512, choose(0)
+    beginning = run.amp.state_dict()
+    run.step(values, values)
+    run.amp.load_state_dict(beginning)
     for _ in range(2):  # the second loss ends the iteration of the first
         run.backward(*run.batch(values, values))
         run.amp.skip_if(True)
