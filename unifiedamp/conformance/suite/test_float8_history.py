@@ -168,9 +168,10 @@ def test_scales_of_layers_without_a_history(harness, loss_scale):
     values, choose = uneven(0), two_models(harness, loss_scale=loss_scale)
     large, run = values * 512, choose(0)
     beginning = run.amp.state_dict()
-    run.step(values, values)
-    run.amp.load_state_dict(beginning)
     for _ in range(2):  # the second loss ends the iteration of the first
+        run.step(values, values)
+    run.amp.load_state_dict(beginning)
+    for _ in range(2):
         run.backward(*run.batch(values, values))
         run.amp.skip_if(True)
         run.amp.step(run.optimizer)
