@@ -170,7 +170,7 @@ def test_a_loop_of_ones_own_goes_on(harness):
 @pytest.mark.needs("accumulation")
 @pytest.mark.parametrize("end", ["discarded", "loaded", "failed", "looped"])
 def test_a_window_that_was_open_is_dropped(harness, end):
-    """By ``discard_step``, a loaded state, a batch that does not fit, a loop's window: the next pass begins a window."""
+    """By ``discard_step``, a loaded state, a batch that does not fit, a loop's window: the next pass begins one."""
     line = Line(harness, accumulate_steps=2, loss_scale=8.0)
     state, applied = line.amp.state_dict(), 2
     line.fit(BATCHES[:1], window=2)

@@ -103,7 +103,7 @@ def test_a_disabled_region_over_parameters_of_16_bits(harness, dtype, last):
     pairs = [(1 + last, 0.0), (1.0, -(1 + 2 * last))]
     with amp.scope():
         model = harness.mlp([(np.float32([[weight]]), np.float32([bias])) for weight, bias in pairs])
-    model, x = amp.prepare(model), amp.to_native(np.float32([[1 + last]]))
+    model, x = amp.prepare(model), amp.to_native(np.float32([[1 + last]]), dtype)
     for enabled in (True, False):
         with amp.inference(model), amp.autocast(enabled=enabled):
             assert float(np.ravel(amp.to_numpy(model(x)))[0]) == 0.0
