@@ -21,8 +21,8 @@ class ToyPrecision(Precision):
         yield
 
     def _dtype(self, enabled, policy):
-        policy = policy or self.policy
-        return policy.compute_dtype if enabled and policy.compute_dtype != "float32" else None
+        dtype = (policy or self.policy).compute_dtype if enabled else self.policy.param_dtype
+        return dtype if dtype != "float32" else None
 
     @contextmanager
     def autocast(self, enabled, policy):

@@ -14,6 +14,7 @@ from ..mxnet_api import NumpyArray, call, cast, context_of, dtype_name, from_num
 from ..precision.low_precision_params import Arrays
 from .prepared_optimizer import PreparedOptimizer
 from .prepared_optimizers import PreparedOptimizers
+from .rounded_weights import RoundedWeights
 
 AT_ONCE = 32
 """Arrays that one operator moves."""
@@ -24,13 +25,24 @@ FLOATING = ("float32", "float16", "bfloat16", "float64")
 class Pair:
     """A parameter's averages, one for each context, and the arrays that they follow: its masters, or its own.
 
+    Args:
+        name: of the parameter.
+        param: the parameter.
+        arrays_of: returns the arrays.
+        prepared: the Trainer.
+        index: the parameter's place in it.
+
     Attributes:
         averages: float32, plain NDArrays; none before the parameter has a value.
         arrays: returns what they follow.
     """
 
-    def __init__(self, name: str, param: Parameter, arrays_of: Callable[[], Arrays]) -> None:
+    def __init__(
+        self, name: str, param: Parameter, arrays_of: Callable[[], Arrays], prepared: PreparedOptimizer, index: int
+    ) -> None:
         self.name, self.param, self.arrays = name, param, arrays_of
+        self._rounded = prepared.masters if isinstance(prepared.masters, RoundedWeights) else None
+        self._index = index
         self.averages: Arrays = []
 
     def followed(self) -> Arrays:
@@ -44,6 +56,20 @@ class Pair:
         if start or moved:
             values = self.averages[:1] if self.averages and not start else []
             self.averages = [_on(values[0], array) if values else _wide(_dense(array)).copy() for array in arrays]
+
+    def rest(self) -> HostArray | None:
+        """Return what rounding left out of the parameter; None for nothing."""
+        return None if self._rounded is None else self._rounded.rest(self._index)
+
+    def set_rest(self, rest: HostArray | None) -> None:
+        """Set what :meth:`rest` returns, of the value that the parameter has now."""
+        if self._rounded is not None:
+            self._rounded.put(self._index, rest)
+
+    def split_average(self) -> None:
+        """Set a parameter that is rounded to the average, and what is left out to that of the average."""
+        if self._rounded is not None and self._rounded.rounds(self._index):
+            self._rounded.split(self._index, to_numpy(self.averages[0]))
 
 
 def _on(values: Array, like: Array) -> Array:
@@ -141,6 +167,7 @@ class ModelAverage(WeightAverage):
         self._model, self._decay, self._warmup = model, decay, warmup
         self.shares: list[Share] = []
         self._kept: list[tuple[Array, Array]] = []
+        self._rests: list[tuple[Pair, HostArray | None]] = []
         for prepared in optimizers:
             self.join(prepared)
 
@@ -148,7 +175,7 @@ class ModelAverage(WeightAverage):
         """Follow a Trainer, if it trains the block."""
         names = {id(param): name for name, param in named_parameters(self._model)}
         pairs = [
-            Pair(names[id(param)], param, _arrays_of(prepared, index, param))
+            Pair(names[id(param)], param, _arrays_of(prepared, index, param), prepared, index)
             for index, param in enumerate(prepared.trainer._params)
             if id(param) in names and param._differentiable and param_dtype(param.dtype) in FLOATING
         ]
@@ -196,18 +223,23 @@ class ModelAverage(WeightAverage):
         self._catch_up()
         changes = [change for pair in self._pairs() for change in _changes(pair)]
         self._kept = [(array, array.copy()) for array, _ in changes]
+        self._rests = [(pair, pair.rest()) for pair in self._pairs()]
         for share in self.shares:
             share.swapped_in = True
         for array, average in changes:
             _assign(array, average)
+        for pair, _ in self._rests:
+            pair.split_average()
 
     @in_numpy_semantics
     def swap_out(self) -> None:
         for array, values in self._kept:
             array[:] = values
+        for pair, rest in self._rests:
+            pair.set_rest(rest)
         for share in self.shares:
             share.swapped_in = False
-        self._kept = []
+        self._kept, self._rests = [], []
 
     def stop(self) -> None:
         self._catch_up()

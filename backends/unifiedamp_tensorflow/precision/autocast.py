@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 from unifiedamp.backend import Switches
 
@@ -36,25 +37,25 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
+Present: TypeAlias = "Callable[[], tuple[str | None, AbstractContextManager[Any] | None]]"
+
+
 class _Settings:
     """The settings of a region.
 
     Args:
         tapes: the session's.
         switches: set inside.
-        compute: dtype name, :data:`DISABLED` or None; see ``_Thread``.
-        extra: a further context to enter; None for none.
+        present: returns, when the region is entered, the dtype name, :data:`DISABLED` or None (see ``_Thread``), and a
+            further context to enter, None for none: the session's policy may have changed since it was made.
     """
 
-    __slots__ = ("_before", "_compute", "_extra", "_switches", "_tapes")
+    __slots__ = ("_before", "_compute", "_extra", "_present", "_switches", "_tapes")
 
-    def __init__(
-        self, tapes: Tapes, switches: Switches, compute: str | None, extra: AbstractContextManager[Any] | None
-    ) -> None:
+    def __init__(self, tapes: Tapes, switches: Switches, present: Present) -> None:
         self._switches = switches
         self._tapes = tapes
-        self._compute = compute
-        self._extra = extra
+        self._present = present
 
 
 class Region(_Settings):
@@ -63,6 +64,7 @@ class Region(_Settings):
     __slots__ = ("_recording",)
 
     def __enter__(self) -> None:
+        self._compute, self._extra = self._present()
         self._switches.__enter__()
         if self._extra is not None:
             self._extra.__enter__()
@@ -98,6 +100,7 @@ class Inference(_Settings):
     __slots__ = ("_stack",)
 
     def __enter__(self) -> None:
+        self._compute, self._extra = self._present()
         self._before = (thread.compute, thread.training)
         self._stack = ExitStack()
         self._stack.enter_context(self._switches)

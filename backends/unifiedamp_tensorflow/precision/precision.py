@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -37,8 +38,11 @@ class TensorFlowPrecision(Precision):
         return self._tuner.scope(self._mode.scope())
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
-        return Region(self.tapes, self._tuner.switches, *self._mode.region(enabled, policy))
+        if policy is None:
+            return Region(self.tapes, self._tuner.switches, functools.partial(self._mode.region, enabled, None))
+        found = self._mode.region(enabled, policy)
+        return Region(self.tapes, self._tuner.switches, lambda: found)
 
     def inference(self, models: Sequence[Model]) -> AbstractContextManager[Any]:
         """Return a region without gradients; Keras passes the mode with each call, so all prepared models evaluate."""
-        return Inference(self.tapes, self._tuner.switches, *self._mode.region(True, None))
+        return Inference(self.tapes, self._tuner.switches, functools.partial(self._mode.region, True, None))

@@ -108,17 +108,19 @@ class Inference:
     autocast's cache would return them there. The region should keep no cache, for the same reason.
 
     Args:
-        region: the autocast region.
+        make_region: returns the autocast region, when this one is entered: the session's policy may have changed since
+            it was made.
         models: put in evaluation mode inside.
     """
 
-    def __init__(self, region: Region, models: Sequence[torch.nn.Module]) -> None:
-        self._region = region
+    def __init__(self, make_region: Callable[[], Region], models: Sequence[torch.nn.Module]) -> None:
+        self._make_region = make_region
         self._models = models
         self._training: list[torch.nn.Module] = []
         self._had_grad = True
 
     def __enter__(self) -> None:
+        self._region = self._make_region()
         self._training = [module for model in self._models for module in model.modules() if module.training]
         self._had_grad = torch.is_grad_enabled()
         try:

@@ -34,4 +34,4 @@ class TorchPrecision(Precision):
         return self._regions.get(enabled, policy)
 
     def inference(self, models: Sequence[torch.nn.Module]) -> Inference:
-        return Inference(self._regions.uncached(), models)
+        return Inference(self._regions.uncached, models)

@@ -16,9 +16,10 @@ pytestmark = pytest.mark.needs("ema")
 
 
 def resumed(harness, form, state, weights, **options):
-    """A new run that goes on from a state, with the weights of the old one."""
+    """A new run, which has skipped a step, that goes on from a state, with the weights of the old one."""
     values = [float(np.ravel(value)[0]) for value in weights.values()]
     second = Averaged(harness, form, values=tuple(values), **options)
+    second.run.feed(INF, INF)
     second.amp.load_state_dict(json.loads(json.dumps(state)))
     return second
 

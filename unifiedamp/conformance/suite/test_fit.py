@@ -41,6 +41,14 @@ class Line:
                 self.values = self.values - RATE * gradient
         assert told == pytest.approx(np.mean(losses), rel=1e-5, nan_ok=True)
 
+    def loop(self, batches):
+        """One window of a loop of one's own."""
+        for batch in batches:
+            x, y = (self.amp.to_native(np.float32(rows).reshape(-1, 1)) for rows in (batch, (1.0, 1.0)))
+            self.amp.backward(lambda x=x, y=y: self.harness.mean_square(self.model(x), y), self.optimizer)
+            self.amp.step(self.optimizer)
+        self.values = self.values - RATE * np.mean([self.gradient(np.float64(batch)) for batch in batches], 0)
+
     def loss(self, x):
         return np.mean((self.values[0] * x + self.values[1] - 1.0) ** 2)
 
@@ -151,10 +159,7 @@ def test_a_loop_of_ones_own_goes_on(harness):
     """Steps of both kinds are counted together, and share the scale."""
     line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
     line.fit(BATCHES[:2])
-    x, y = (line.amp.to_native(np.float32(rows).reshape(-1, 1)) for rows in (BATCHES[2], (1.0, 1.0)))
-    line.amp.backward(lambda: harness.mean_square(line.model(x), y), line.optimizer)
-    line.amp.step(line.optimizer)
-    line.values = line.values - RATE * line.gradient(np.float64(BATCHES[2]))
+    line.loop(BATCHES[2:3])
     line.check(3)
     assert line.amp.loss_scale == 16.0
     line.fit([BAD, BATCHES[3]])
@@ -163,19 +168,25 @@ def test_a_loop_of_ones_own_goes_on(harness):
 
 
 @pytest.mark.needs("accumulation")
-@pytest.mark.parametrize("end", ["discarded", "loaded"])
+@pytest.mark.parametrize("end", ["discarded", "loaded", "failed", "looped"])
 def test_a_window_that_was_open_is_dropped(harness, end):
-    """By ``discard_step`` and by a state that is loaded: the next pass begins a window."""
+    """By ``discard_step``, a loaded state, a batch that does not fit, a loop's window: the next pass begins one."""
     line = Line(harness, accumulate_steps=2, loss_scale=8.0)
-    state = line.amp.state_dict()
+    state, applied = line.amp.state_dict(), 2
     line.fit(BATCHES[:1], window=2)
     line.check(0)
     if end == "discarded":
         line.amp.discard_step(line.optimizer)
-    else:
+    elif end == "loaded":
         line.amp.load_state_dict(state)
+    elif end == "failed":
+        with pytest.raises(Exception):  # noqa: B017  # the framework's own
+            harness.fit(line.model, line.optimizer, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), ROWS)
+    else:
+        line.loop(BATCHES[1:3])
+        applied = 3
     line.fit(BATCHES, window=2)
-    line.check(2)
+    line.check(applied)
 
 
 def test_observers_hear_of_its_steps(harness):

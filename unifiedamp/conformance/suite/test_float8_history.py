@@ -7,7 +7,7 @@ import pytest
 
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled
-from unifiedamp.conformance.suite.float8_layers import BFLOAT16, E4M3, EYE, Layers, uneven
+from unifiedamp.conformance.suite.float8_layers import BFLOAT16, E4M3, EYE, ZEROS, Layers, uneven
 from unifiedamp.formats.rounding import round_to
 from unifiedamp.formats.scaled_rounding import round_by
 
@@ -127,11 +127,66 @@ def test_a_skipped_step_does_not_enter_the_history(harness, scaled):
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][:2], [[14.0, 3.5], [1.0, 1.0]])
 
 
+def two_models(harness, **options):
+    """A session of two models and their optimizers, under delayed scaling: (model, optimizer) of each is chosen."""
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, **options)
+    with run.amp.scope():
+        model = harness.mlp([(EYE, ZEROS)])
+        optimizer = harness.sgd([model], 0.0)
+    pairs = [(run.model, run.optimizer), run.amp.prepare(model, optimizer)]
+
+    def choose(index):
+        run.model, run.optimizer = pairs[index]
+        return run
+
+    return choose
+
+
+@pytest.mark.needs("float8", "emulation", "several_optimizers")
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_step_that_one_optimizer_skips_keeps_the_whole_iteration_out(harness, dropped):
+    values, choose = uneven(0), two_models(harness, loss_scale=2.0)
+    for factor in (1, 64, 4):
+        for index in range(2):
+            run = choose(index)
+            run.backward(*run.batch(values * factor, values))
+            run.amp.skip_if(factor == 64 and index == dropped)
+            run.amp.step(run.optimizer)
+    histories = run.amp.backend.amax_history.read()
+    assert len(histories) == 2
+    for history in histories.values():
+        np.testing.assert_array_equal(history[0], [14.0, 3.5])
+
+
+@pytest.mark.needs("float8", "emulation", "several_optimizers")
+@pytest.mark.parametrize("loss_scale", ["none", 2.0])
+def test_scales_of_layers_without_a_history(harness, loss_scale):
+    """1 after a first iteration that was dropped; those of present magnitudes in a layer that has not trained yet.
+
+    Also where there was a history before the session went back to its beginning.
+    """
+    values, choose = uneven(0), two_models(harness, loss_scale=loss_scale)
+    large, run = values * 512, choose(0)
+    beginning = run.amp.state_dict()
+    for _ in range(2):  # the second loss ends the iteration of the first
+        run.step(values, values)
+    run.amp.load_state_dict(beginning)
+    for _ in range(2):
+        run.backward(*run.batch(values, values))
+        run.amp.skip_if(True)
+        run.amp.step(run.optimizer)
+    for index, scale in ((0, 1.0), (1, 448 / 1792)):
+        eight, inverse = round_by(large, E4M3, scale)
+        np.testing.assert_array_equal(choose(index).call(large), round_to(eight * inverse, BFLOAT16))
+
+
 @pytest.mark.needs("float8", "emulation")
 def test_an_interrupted_window_does_not_enter_the_history(harness):
+    """Neither does the loss that was differentiated before the interrupted one."""
     values = uneven(0)
     run = Layers(harness, "delayed", EYE, policy=DELAYED)
     run.step(values, values)
+    run.backward(*run.batch(values * 16, values * 16))
     x, y = run.batch(values * 4, values)
 
     def interrupted():
@@ -141,7 +196,8 @@ def test_an_interrupted_window_does_not_enter_the_history(harness):
     with pytest.raises(KeyboardInterrupt):
         run.amp.backward(interrupted, run.optimizer)
     run.step(values / 2, values)
-    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"][0], [1.75, 3.5])
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[1.75, 3.5], [1.0, 1.0], [3.5, 3.5]])
 
 
 @pytest.mark.needs("float8", "emulation")

@@ -61,12 +61,20 @@ def test_every_value_of_a_product_is_counted(harness, form):
     assert found["layer0"].tensors["weight"].largest == pytest.approx(np.abs(first[0]).max(), rel=0.1)
 
 
-def test_counts_of_one_forecast_step(harness):
-    """Bit by bit: sums of small multiples of powers of two are exact in any order, so that all frameworks agree."""
+@pytest.mark.parametrize("recomputed", [(), ("layer*",)], ids=["kept", "recomputed"])
+def test_counts_of_one_forecast_step(harness, recomputed):
+    """Bit by bit: sums of small multiples of powers of two are exact in any order, so that all frameworks agree.
+
+    What layers compute a second time, in the backward pass, does not count.
+    """
+    support = harness.capabilities().tunes("checkpoint_layers")
+    if recomputed and not support:
+        pytest.skip(f"declared: {support.reason}")
     rng = np.random.default_rng(0)
     weights = [(rng.integers(-7, 8, size) * power, np.zeros(size[1])) for size, power in EXACT]
     x = rng.integers(-7, 8, (8, 4)) * 2.0**3
-    amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale=8.0)
+    tuning = {"checkpoint_layers": list(recomputed)} if recomputed else None
+    amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale=8.0, tuning=tuning)
     with amp.forecast(steps=1) as run:
         feed(x)
     for place, tensors in enumerate(tensors_of(weights, x)):

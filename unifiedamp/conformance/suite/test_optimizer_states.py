@@ -122,6 +122,25 @@ def test_a_second_moment_goes_on_falling(harness):
     assert np.mean(seconds) == pytest.approx(1.024 * 0.999**39, abs=0.019)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_second_moment_stays_above_zero(harness, dtype):
+    """Beside one that is 2**48 times as large: an update divides by its square root."""
+    if dtype not in probe_dtypes(harness):
+        pytest.skip(f"state_dtype={dtype} is refused")
+    amp = session(harness, policy=ua.Policy(state_dtype=dtype), loss_scale="none")
+    with amp.scope(), harness.left_to_prepare():
+        model = harness.mlp([(np.zeros((2, 4), np.float32), np.zeros(4, np.float32))])
+        optimizer = harness.adam([model], 2.0**-20)
+    model, optimizer = amp.prepare(model, optimizer)
+    x, y = (amp.to_native(np.float32([row])) for row in ([1.0, 2.0**-24], [1.0] * 4))
+    amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+    amp.step(optimizer)
+    (found,) = amp.backend.optimizer_states.read()
+    seconds = [value for name, value in found.items() if name.endswith("/second_moment")]
+    assert sorted(value.size for value in seconds) == [4, 8]
+    assert all((value > 0).all() for value in seconds)
+
+
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
 @pytest.mark.needs("weight_updates")
 def test_moments_of_bfloat16_parameters(harness, form, update):

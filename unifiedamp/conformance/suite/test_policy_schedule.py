@@ -18,7 +18,11 @@ from unifiedamp.conformance.suite.scheduled import (
     runs_here,
 )  # fmt: skip
 
-PAIRS = [("float32", "mixed_bfloat16"), ("mixed_bfloat16", "float32"), ("mixed_bfloat16", "mixed_float16")]
+OVERRIDDEN = str(ua.Policy.parse("mixed_bfloat16").replace(layer_overrides={"layer0": "float32"}))
+PAIRS = [
+    ("float32", "mixed_bfloat16"), ("mixed_bfloat16", "float32"), ("mixed_bfloat16", "mixed_float16"),
+    pytest.param(OVERRIDDEN, "mixed_bfloat16", marks=pytest.mark.needs("layer_overrides"), id="override-none"),
+]  # fmt: skip
 
 
 @pytest.mark.needs("policy_schedule")
@@ -106,8 +110,10 @@ def test_an_average_goes_on_over_a_switch(harness):
 
 
 @pytest.mark.needs("policy_schedule")
-def test_a_frameworks_own_loop_follows_the_schedule(harness):
-    second = runs_here(harness, "mixed_bfloat16")
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_frameworks_own_loop_follows_the_schedule(harness, window):
+    """Iterations are windows; one that is dropped when it is half full does not count."""
+    second, options = runs_here(harness, "mixed_bfloat16"), {"accumulate_steps": window}
     x, y = (np.concatenate(each) for each in zip(*batches(4), strict=True))
 
     def fit(run, *parts):
@@ -116,11 +122,25 @@ def test_a_frameworks_own_loop_follows_the_schedule(harness):
         return run.weights()
 
     halves = slice(0, 16), slice(16, 32)
-    at_once = fit(Training(harness, "eager", schedule={0: "float32", 2: second}), slice(0, 32))
-    before = fit(Training(harness, "eager", "float32"), halves[0])
-    expected = fit(Training(harness, "eager", second, before), halves[1])
+    scheduled = Training(harness, "eager", schedule={0: "float32", 2 // window: second}, **options)
+    if window > 1:
+        fit(scheduled, slice(0, 8))
+        scheduled.amp.discard_step(scheduled.optimizer)
+    at_once = fit(scheduled, slice(0, 32))
+    before = fit(Training(harness, "eager", "float32", **options), halves[0])
+    expected = fit(Training(harness, "eager", second, before, **options), halves[1])
     assert_same(at_once, expected)
-    assert differ(at_once, fit(Training(harness, "eager", "float32"), slice(0, 32)))
+    assert differ(at_once, fit(Training(harness, "eager", "float32", **options), slice(0, 32)))
+
+
+@pytest.mark.needs("policy_schedule")
+def test_a_region_that_was_made_before_the_switch_follows_it(harness):
+    run = Training(harness, "eager", schedule={0: "float32", 1: runs_here(harness, "mixed_bfloat16")})
+    regions = run.amp.autocast(), run.amp.inference()
+    run.feed(*batches(1))
+    for region in regions:
+        with region:
+            assert harness.run_op(harness.low_precision_op) == "bfloat16"
 
 
 @pytest.mark.needs("policy_schedule")

@@ -93,6 +93,22 @@ def test_a_region_of_float32_over_parameters_of_16_bits(harness, form, dtype):
         np.testing.assert_array_equal(answer(), before)
 
 
+@pytest.mark.parametrize(("dtype", "last"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_a_disabled_region_over_parameters_of_16_bits(harness, dtype, last):
+    """Layers compute in the dtype of their parameters: a square of 1 plus a last place is rounded between them."""
+    policy = parsed(harness.pure_policies[dtype])
+    if policy.op_overrides:
+        pytest.skip(f"declared: in {dtype} not all layers run on this machine")
+    amp = session(harness, policy=policy, loss_scale="none")
+    pairs = [(1 + last, 0.0), (1.0, -(1 + 2 * last))]
+    with amp.scope():
+        model = harness.mlp([(np.float32([[weight]]), np.float32([bias])) for weight, bias in pairs])
+    model, x = amp.prepare(model), amp.to_native(np.float32([[1 + last]]), dtype)
+    for enabled in (True, False):
+        with amp.inference(model), amp.autocast(enabled=enabled):
+            assert float(np.ravel(amp.to_numpy(model(x)))[0]) == 0.0
+
+
 def test_a_region_of_a_policy_that_does_not_run_is_refused(harness):
     """As a session of it is, and the region around it goes on."""
     unsupported = [policy for policy, support in harness.capabilities().policies.items() if not support]

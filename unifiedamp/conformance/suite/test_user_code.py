@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.conformance.driver import probe_run, session
+from unifiedamp.conformance.driver import compiled, probe_run, session
 
 SCALE = ua.DynamicLossScale(initial_scale=4.0)
 NATIVE = ("native", "emulated")
@@ -140,3 +140,25 @@ def test_custom_functions_with_named_inputs(harness):
     assert amp.to_numpy(seen["whole"]).dtype.kind == "i"
     function(x, second=x, third=[x], whole=n)
     assert [harness.dtype_of(seen[name]) for name in ("first", "second", "third")] == ["float32"] * 3
+
+
+def test_a_step_that_needs_a_size_as_a_number(harness, form):
+    """After the loss: the gradients that were there are not added to once more where the step is traced again."""
+    amp, rate = session(harness, form, loss_scale=8.0), 2.0**-4
+    if not (form.startswith("eager") or amp.backend.compiler.replays_traces):
+        pytest.skip("the compiler reads Python itself, and traces no step anew")
+    with amp.scope():
+        model = harness.mlp([(np.zeros((1, 1), np.float32), np.zeros(1, np.float32))])
+        optimizer = harness.sgd([model], rate)
+    model, optimizer = amp.prepare(model, optimizer)
+
+    def step(x, y):
+        amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+        amp.clip_grad_value(optimizer, int(x.shape[0]) / 4)  # each gradient is between -2 and -1.8
+        amp.step(optimizer)
+
+    step = compiled(amp, form, step)
+    for rows in (2, 3):
+        step(*(amp.to_native(np.ones((rows, 1), np.float32)) for _ in range(2)))
+    assert [float(np.ravel(value)[0]) for value in harness.parameters(model).values()] == [-rate * -1.25] * 2
+    assert amp.applied_steps == 2

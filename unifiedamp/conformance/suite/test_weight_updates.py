@@ -147,6 +147,7 @@ def test_moments_are_float32(harness, form):
 
 @pytest.mark.needs("ema")
 def test_an_average_follows_the_true_weights(harness, form):
+    """Also where it takes their place between steps: what is left out of them comes back with them."""
     run = run_of(harness, form, "kahan")
     ema = run.amp.ema(run.model, 0.5)
     expected, weight = 1.0, 1.0
@@ -154,6 +155,9 @@ def test_an_average_follows_the_true_weights(harness, form):
         run.feed(1.0)
         weight -= TINY
         expected = 0.5 * expected + 0.5 * weight
+        with ema.swapped():
+            assert true_weights(run) == pytest.approx([expected], rel=2.0**-16)
+        assert true_weights(run) == [weight]
     (average,) = ema.weights().values()
     assert float(average[0]) == pytest.approx(expected, rel=2.0**-22)
 
@@ -191,6 +195,12 @@ def test_a_weight_that_is_set_has_no_compensation(harness):
     values = {name: np.full_like(value, 2.0**-12) for name, value in harness.parameters(run.model).items()}
     harness.set_parameters(run.model, values)
     assert true_weights(run) == run.weights() == [2.0**-12]
+    other = run_of(harness, "eager", "kahan", lr=1.0, values=(2.0**-12,))
+    other.feed(2.0**-22)
+    assert true_weights(other) != other.weights() == [2.0**-12]
+    state = run.amp.state_dict()
+    other.amp.load_state_dict({**state, "update": {**state["update"], "compensation": {}}})
+    assert true_weights(other) == other.weights()
     run.feed(-(2.0**-14))
     assert run.weights() == [2.0**-12 + 2.0**-14]
 
