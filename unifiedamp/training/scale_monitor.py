@@ -27,7 +27,7 @@ class ScaleMonitor:
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
         self._training = backend.training
-        self._device = backend.device
+        self._device, self._distributed = backend.device, backend.distributed
         self._limit = loss_scale.max_consecutive_skips
         self.steps = 0
         self._last: ScaleState | None = None
@@ -98,6 +98,8 @@ class ScaleMonitor:
         """
         state = self._training.read_state() if self._must_read else self._training.poll_state()
         if state is not None:
+            if self._distributed:
+                self._distributed.check_skips(state)
             if self._hooks is not None:
                 self._notify(state)
             if state.bad_steps >= self._limit and self._collecting:
