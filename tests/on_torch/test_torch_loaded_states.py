@@ -1,4 +1,4 @@
-"""A state that ranks load in the middle of training: all of them the same, or the step that would differ is not applied.
+"""A state that ranks load in the middle of training: the same on all, or the step after it is not applied.
 
 Two processes joined by gloo.
 """
@@ -9,9 +9,9 @@ import pytest
 import torch
 from loops import session
 from ranks import checked, run_ranks
-from unifiedamp_torch.distributed import loaded
 
 import unifiedamp as ua
+from unifiedamp_torch.distributed import loaded
 
 SCALE = ua.DynamicLossScale(initial_scale=8.0, growth_interval=4)
 
@@ -95,7 +95,10 @@ def test_a_state_that_all_ranks_load_before_the_same_step_is_trained_on():
 def test_states_that_differ_are_refused_on_all_ranks():
     said = run_ranks(together, (32.0, 16.0))
     assert said[0] == said[1]
-    assert "amp.load_state_dict: ranks that train together need the same settings, and the present loss scale is 32 on" in said[0]
+    assert (
+        "amp.load_state_dict: ranks that train together need the same settings, and the present loss scale is 32 on"
+        in said[0]
+    )
 
 
 def late(rank):

@@ -112,7 +112,45 @@ def other_shards(rank):
         assert not optimizer.state, "nothing was loaded"
 
 
+def extended(how):
+    """A layer comes into a wrapped model, and its parameters into the optimizer; its gradients are not reduced."""
+
+    def run(rank):
+        amp, model, optimizer = prepare(ddp())
+        inner = model.module
+        step(amp, model, optimizer)
+        if how == "added":
+            inner.add_module("extra", linear())
+            inner.register_forward_hook(lambda module, _args, output: module.extra(output))
+            optimizer.add_param_group({"params": list(inner.extra.parameters())})
+        else:
+            inner.weight = torch.nn.Parameter(inner.weight.detach().clone())
+            optimizer.param_groups[0]["params"][0] = inner.weight
+        before = [param.clone() for param in model.parameters()]
+        try:
+            step(amp, model, optimizer)
+        finally:
+            assert all(map(torch.equal, before, model.parameters()))
+
+    return run
+
+
+def wrapped_anew(rank):
+    """What the message says to do."""
+    amp, model, optimizer = prepare(ddp())
+    inner = model.module
+    inner.add_module("extra", linear())
+    inner.register_forward_hook(lambda module, _args, output: module.extra(output))
+    optimizer.add_param_group({"params": list(inner.extra.parameters())})
+    again, optimizer = amp.prepare(torch.nn.parallel.DistributedDataParallel(inner), optimizer)
+    step(amp, again, optimizer)
+    raise ua.PrepareError("amp.prepare: trained")
+
+
 CASES = {
+    "added": (extended("added"), "extra.weight, extra.bias came into the model after DistributedDataParallel wrapped"),
+    "exchanged": (extended("exchanged"), "weight came into the model after DistributedDataParallel wrapped"),
+    "wrapped anew": (wrapped_anew, "trained"),
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
     "scale": (different(loss_scale=(8.0, 16.0)), "loss_scale is"),
     "accumulate": (different(accumulate_steps=(1, 2)), "accumulate_steps is 1 on rank 0 and 2 on rank 1"),
