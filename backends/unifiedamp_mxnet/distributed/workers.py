@@ -103,6 +103,7 @@ class WorkerAgreement:
 
     def __init__(self, trainer: Trainer, settings: Callable[[], Mapping[str, str]]) -> None:
         self._trainer, self._settings, self._checked = trainer, settings, False
+        self._numbers: WorkerNumbers | None = None
 
     def check(self, loaded: bool = False) -> None:
         """Refuse settings that differ between workers. Does nothing after the first call, unless a worker ``loaded`` a
@@ -114,7 +115,9 @@ class WorkerAgreement:
         store = self._trainer._kvstore
         if (self._checked and not loaded) or not is_distributed(self._trainer) or store.num_workers == 1:
             return
+        if self._numbers is None:
+            self._numbers = WorkerNumbers(store, SETTINGS_KEY)
         settings = self._settings()
-        found = WorkerNumbers(store, SETTINGS_KEY).gather(rank_settings.checksums(settings))
+        found = self._numbers.gather(rank_settings.checksums(settings))
         rank_settings.refuse_differing(settings, found, "amp.step", "worker")
         self._checked = True

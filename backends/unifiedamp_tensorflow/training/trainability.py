@@ -9,11 +9,11 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .._types import Layer, Model, Named, Sequential, Variable
-from ..internals import descendants, native
+from ..internals import descendants, native, tracked
 
 
 class Trainability:
-    """Follows the ``trainable`` flags of prepared models, and which layers ``Sequential`` ones have.
+    """Follows the ``trainable`` flags of prepared models, and which layers they have.
 
     The flags are few and cheap to read; what follows from them is recomputed only when one has changed.
 
@@ -26,6 +26,7 @@ class Trainability:
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
         self._sequences: list[Sequential] = []
+        self._layers: list[Layer] = []
         self._before: list[Variable] = []
         self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
@@ -41,12 +42,13 @@ class Trainability:
     def _look(self) -> None:
         """Find what decides which parameters train."""
         self._flagged = [holder for model in self._models for holder in _flagged(model)]
-        layers = (layer for model in self._models for layer in (model, *descendants(model)))
-        self._sequences = [layer for layer in layers if isinstance(layer, tf.keras.Sequential)]
+        self._layers = [layer for model in self._models for layer in (model, *descendants(model))]
+        self._sequences = [layer for layer in self._layers if isinstance(layer, tf.keras.Sequential)]
 
     def key(self) -> tuple[int, ...]:
         """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
         layers = [id(layer) for sequence in self._sequences for layer in sequence.layers]
+        layers += [each for layer in self._layers for each in tracked(layer)]
         return tuple([holder.trainable for holder in self._flagged] + layers)
 
     def training(self, named: Named) -> Named:
