@@ -150,7 +150,7 @@ def wrapped_anew(rank):
 CASES = {
     "added": (
         extended("added"),
-        "'extra.weight', 'extra.bias' came into the model after DistributedDataParallel wrapped",
+        "'extra.bias' came into the model after DistributedDataParallel wrapped",
     ),
     "exchanged": (extended("exchanged"), "'weight' came into the model after DistributedDataParallel wrapped"),
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
