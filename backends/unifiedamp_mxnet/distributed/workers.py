@@ -119,5 +119,6 @@ class WorkerAgreement:
             self._numbers = WorkerNumbers(store, SETTINGS_KEY)
         settings = self._settings()
         found = self._numbers.gather(rank_settings.checksums(settings))
-        rank_settings.refuse_differing(settings, found, "amp.step", "worker")
+        call = "amp.load_state_dict" if loaded else "amp.step"
+        rank_settings.refuse_differing(settings, found, call, "worker")
         self._checked = True

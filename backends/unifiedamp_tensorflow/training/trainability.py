@@ -26,7 +26,7 @@ class Trainability:
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
         self._sequences: list[Sequential] = []
-        self._layers: list[Layer] = []
+        self._tree: list[Layer] = []
         self._before: list[Variable] = []
         self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
@@ -42,13 +42,13 @@ class Trainability:
     def _look(self) -> None:
         """Find what decides which parameters train."""
         self._flagged = [holder for model in self._models for holder in _flagged(model)]
-        self._layers = [layer for model in self._models for layer in (model, *descendants(model))]
-        self._sequences = [layer for layer in self._layers if isinstance(layer, tf.keras.Sequential)]
+        self._tree = [layer for model in self._models for layer in (model, *descendants(model))]
+        self._sequences = [layer for layer in self._tree if isinstance(layer, tf.keras.Sequential)]
 
     def key(self) -> tuple[int, ...]:
         """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
         layers = [id(layer) for sequence in self._sequences for layer in sequence.layers]
-        layers += [each for layer in self._layers for each in tracked(layer)]
+        layers += [each for layer in self._tree for each in tracked(layer)]
         return tuple([holder.trainable for holder in self._flagged] + layers)
 
     def training(self, named: Named) -> Named:
