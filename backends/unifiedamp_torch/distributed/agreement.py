@@ -95,6 +95,8 @@ class Agreement:
     Attributes:
         state: returns the present loss scale and its counts, which a checkpoint may have set.
         checked: whether the ranks were compared in the first step.
+        name, members: of all ranks that were compared, directly or by way of others: a name that no others have, and
+            their numbers.
         iteration: of the session's schedule, where the session goes on.
         histories: what tells the amax histories that were loaded from others.
         layout: of the parameters, see :func:`layout_of`.
@@ -104,7 +106,7 @@ class Agreement:
         self._ranks, self._spec = ranks, spec
         self.state: Callable[[], ScaleState] = ScaleState
         self.checked = False
-        self._names: list[str] = []
+        self.name, self.members = "", [0]
         self.iteration, self.histories, self.layout = 0, "nothing", ""
 
     def loaded(self) -> dict[str, str]:
@@ -125,16 +127,13 @@ class Agreement:
             PrepareError: on every rank of a group, naming the setting, the ranks and their values.
         """
         own = {**rank_settings.settings_of(self._spec), **self.loaded(), LAYOUT: self.layout}
-        self._names = []
+        name, members = uuid.uuid4().hex, [dist.get_rank()]
         for group in self._ranks.groups:
             found: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(found, (own, uuid.uuid4().hex), group)
-            compare([each for each, _ in found], dist.get_process_group_ranks(group or dist.group.WORLD), call)
-            self._names.append(found[0][1])
-
-    def named(self, groups: Sequence[list[int]]) -> list[tuple[str, list[int]]]:
-        """Return the groups, each with a name that its ranks, and no other session, have for it."""
-        return list(zip(self._names, groups, strict=False))  # none before they were compared
+            dist.all_gather_object(found, (own, name, members), group)
+            compare([each for each, *_ in found], dist.get_process_group_ranks(group or dist.group.WORLD), call)
+            name, members = found[0][1], sorted({rank for *_, ranks in found for rank in ranks})
+        self.name, self.members = name, members
 
     def check_first_step(self) -> None:
         """See :meth:`check`; does nothing after the first call."""

@@ -8,6 +8,7 @@ rank looks into the store for the reason.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import timedelta
@@ -45,8 +46,12 @@ class LoadedStates:
     def note(self, state: ScaleState) -> None:
         """Note that a state was loaded."""
         self._skipped = state.skipped_steps
-        if self._agreement.checked and self._ranks.together(self._scaled):
-            self.pending = True
+        self.pending = self._compared()
+
+    def _compared(self) -> bool:
+        """Return whether this rank trains with others, and their first step has been."""
+        agreement = self._agreement
+        return agreement.checked and len(agreement.members) > 1 and self._ranks.together(self._scaled)
 
     def meet(self) -> None:
         """Wait for the other ranks to load; before the first loss since a state was loaded.
@@ -57,21 +62,18 @@ class LoadedStates:
         """
         self._count += 1
         self.pending, self.alone = False, False
-        own = self._agreement.loaded()
-        for meeting in self._meetings(self._count):
-            meeting.post(own)
-            if not meeting.wait(PATIENCE if self._scaled else None):
-                meeting.give_up(own)
-                self.alone = True
-                continue
-            meeting.compare()
-        if self.alone and not self._scaled:
-            self._refuse()
+        own, meeting = self._agreement.loaded(), self._meeting(self._count)
+        meeting.post(own)
+        if meeting.wait(PATIENCE if self._scaled else None):
+            return
+        meeting.give_up(own)
+        if not self._scaled:
+            meeting.refuse_absent(own)
+        self.alone = True
 
     def spoils(self) -> bool:
         """Return whether the next loss must be made nan: the others did not load, and have not done so since."""
-        if self.alone and all(meeting.complete() for meeting in self._meetings(self._count)):
-            self.alone = False
+        self.alone = self.alone and not self._meeting(self._count).complete()
         return self.alone
 
     def check_skips(self, state: ScaleState) -> None:
@@ -82,32 +84,27 @@ class LoadedStates:
             PrepareError: they loaded other states.
         """
         before, self._skipped = self._skipped, state.skipped_steps
-        if state.skipped_steps > before and self._agreement.checked:
+        if state.skipped_steps > before and self._compared():
             self._refuse()
 
     def _refuse(self) -> None:
         """Refuse to go on if this rank loaded and others did not, or the reverse."""
         if self.spoils():
-            for meeting in self._meetings(self._count):
-                meeting.refuse_absent(self._agreement.loaded())
-        else:
-            meetings = self._meetings(self._count + 1)
-            if any(meeting.given_up() for meeting in meetings):
-                self._count += 1  # so that the states loaded next are compared
-                for meeting in meetings:
-                    meeting.refuse_given_up(self._agreement.loaded())
+            self._meeting(self._count).refuse_absent(self._agreement.loaded())
+        elif (meeting := self._meeting(self._count + 1)).given_up():
+            self._count += 1  # so that the states loaded next are compared
+            meeting.refuse_given_up(self._agreement.loaded())
 
-    def _meetings(self, count: int) -> list[Meeting]:
-        groups = [dist.get_process_group_ranks(group or dist.group.WORLD) for group in self._ranks.groups]
-        return [Meeting(f"unifiedamp/loaded/{name}/{count}", ranks) for name, ranks in self._agreement.named(groups)]
+    def _meeting(self, count: int) -> Meeting:
+        return Meeting(f"unifiedamp/loaded/{self._agreement.name}/{count}", self._agreement.members)
 
 
 class Meeting:
-    """A state that the ranks of a group load together, in the store.
+    """A state that ranks load together, in the store.
 
     Args:
         name: begins its keys.
-        ranks: of the group.
+        ranks: their numbers.
     """
 
     def __init__(self, name: str, ranks: list[int]) -> None:
@@ -121,18 +118,25 @@ class Meeting:
         self._store.set(self._keys[self._own], json.dumps(dict(values)))
 
     def wait(self, limit: timedelta | None) -> bool:
-        """Return whether all ranks have loaded; waits for them, None for as long as the store does."""
-        try:
+        """Return whether all ranks have loaded; waits for them, None for as long as the store does.
+
+        Raises:
+            PrepareError: see :meth:`complete`.
+        """
+        with contextlib.suppress(RuntimeError):  # DistStoreError
             self._store.wait(list(self._keys.values()), *([] if limit is None else [limit]))
-        except RuntimeError:  # DistStoreError
-            return self.complete()
-        return True
+        return self.complete()
 
     def complete(self) -> bool:
-        """Return whether all ranks have loaded; raise where they loaded other states."""
+        """Return whether all ranks have loaded.
+
+        Raises:
+            PrepareError: they have, and other states than this rank, naming the setting, the ranks and their values.
+        """
         if not self._store.check(list(self._keys.values())):
             return False
-        self.compare()
+        found = [json.loads(self._store.get(key)) for key in self._keys.values()]
+        compare(found, list(self._keys), "amp.load_state_dict")
         return True
 
     def give_up(self, values: Mapping[str, str]) -> None:
@@ -142,15 +146,6 @@ class Meeting:
     def given_up(self) -> bool:
         """Return whether a rank that loaded no longer waits."""
         return bool(self._store.check([self._unmet]))
-
-    def compare(self) -> None:
-        """Refuse other states than this rank's; all ranks have loaded.
-
-        Raises:
-            PrepareError: naming the setting, the ranks and their values.
-        """
-        found = [json.loads(self._store.get(key)) for key in self._keys.values()]
-        compare(found, list(self._keys), "amp.load_state_dict")
 
     def refuse_absent(self, own: Mapping[str, str]) -> None:
         """Refuse to go on where ranks have not loaded; ``own``: what this rank goes on from.
@@ -168,9 +163,8 @@ class Meeting:
         Raises:
             CheckpointError: naming it.
         """
-        if self.given_up():
-            rank, values = json.loads(self._store.get(self._unmet))
-            raise _loaded_alone(rank, values, f"rank {self._own} did not ({_shown(own)})")
+        rank, values = json.loads(self._store.get(self._unmet))
+        raise _loaded_alone(rank, values, f"rank {self._own} did not ({_shown(own)})")
 
 
 def _loaded_alone(rank: int, values: Mapping[str, str], other: str) -> errors.CheckpointError:
