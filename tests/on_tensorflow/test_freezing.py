@@ -123,6 +123,20 @@ def test_a_layer_assigned_to_a_subclassed_model_is_refused(compiled, where):
         step(*batch())
 
 
+@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 refuses to assign it")
+@pytest.mark.parametrize("built", [False, True], ids=["not built", "built"])
+def test_a_layer_assigned_between_two_fits_is_refused(built):
+    """Keras itself would run the function of the model as it was."""
+    _, model, optimizer = prepared(make=Growing, loss_scale=8.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(*batch(), verbose=0)
+    model.grow("attribute")
+    if built:
+        model.extra.build((None, 2))
+    with pytest.raises(ua.PrepareError if built else Exception, match=r"PrepareError|late|amp\.prepare"):
+        model.fit(*batch(), verbose=0)
+
+
 def test_fit_respects_what_is_frozen_before_compile():
     _, model, optimizer = prepared(loss_scale=8.0)
     model.get_layer("hidden").trainable = False

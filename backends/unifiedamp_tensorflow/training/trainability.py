@@ -47,9 +47,16 @@ class Trainability:
 
     def key(self) -> tuple[int, ...]:
         """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
+        return (*[holder.trainable for holder in self._flagged], *self.layout())
+
+    def layout(self) -> tuple[int, ...]:
+        """Return what changes whenever a layer is added to the models, exchanged or taken away."""
         layers = [id(layer) for sequence in self._sequences for layer in sequence.layers]
-        layers += [each for layer in self._tree for each in tracked(layer)]
-        return tuple([holder.trainable for holder in self._flagged] + layers)
+        return (*layers, *[each for layer in self._tree for each in tracked(layer)])
+
+    def check(self) -> None:
+        """Refuse layers that came into the models, see :meth:`training`."""
+        self.training({})
 
     def training(self, named: Named) -> Named:
         """Return those of the named variables that train now.
