@@ -94,7 +94,7 @@ class MXNetBackend(Backend):
         self.policy_switcher = MXNetPolicySwitcher(spec, tables)
         self.converter = MXNetConverter(optimizers.masters_of)
         self.layer_shapes = MXNetLayerShapes()
-        self.distributed = MXNetDistributed()
+        self.distributed = MXNetDistributed(optimizers.state_loaded)
         compile_call = hybridize_call(spec.options, spec.compile_mode, bulk=True)
         self.tuner = MXNetTuner(spec, context, models.models, tuning, compile_call)
         self.interop = MXNetInterop(spec.policy, scaler)

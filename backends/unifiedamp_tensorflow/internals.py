@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -38,6 +38,14 @@ def children(layer: Layer) -> Iterator[Layer]:
 def descendants(layer: Layer) -> Iterator[Layer]:
     """Yield all layers inside a layer."""
     yield from layer._flatten_layers(include_self=False)
+
+
+def tracked(layer: Layer) -> list[int]:
+    """Return what changes whenever a layer is assigned to an attribute of a layer, or added to a list there."""
+    if not hasattr(layer, "_set_dtype_policy"):
+        return [id(each) for each in layer._layers]
+    found: Sequence[Any] = getattr(layer, "_self_tracked_trackables", ())
+    return [*map(id, found), *[len(each) for each in found if isinstance(each, Sized)]]
 
 
 def native(variable: Any) -> Variable:

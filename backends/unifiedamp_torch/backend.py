@@ -75,7 +75,6 @@ class TorchBackend(Backend):
             steps.agreement,
             steps.native,
             self.tuner,
-            lambda: steps.steps.read().scale,
             self._regions.cache,
             options.emulate,
             steps.float8,
@@ -100,7 +99,7 @@ class TorchBackend(Backend):
         self.converter = TorchConverter(steps.prepared.masters.read)
         self.layer_shapes = TorchLayerShapes()
         self.profiler = profiler_for(native)
-        self.distributed = distributed_here(spec, steps.ranks)
+        self.distributed = distributed_here(spec, steps.ranks, steps.loaded)
         self.interop = TorchInterop(steps.scaler, HostLoops(steps, self.training))
 
     def _check_region(self, policy: Policy) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import unifiedamp as ua
-from unifiedamp.backend import NonFiniteReport
+from unifiedamp.backend import NonFiniteReport, Unsupported
 from unifiedamp.loss_scale import ScaleState, StaticLossScale
 from unifiedamp.training.scale_monitor import POLL_INTERVAL, ScaleMonitor
 
@@ -15,6 +15,7 @@ class Backend:
 
     def __init__(self, free=True, arrives=True):
         self.training = self.device = self
+        self.distributed = Unsupported("one rank")
         self.reads_without_sync, self.arrives = free, arrives
         self.collects = self.keeps = False
         self.state, self.read, self.polled = ScaleState(4.0), 0, 0

@@ -50,7 +50,8 @@ PUBLIC_ALTHOUGH = {"_asdict", "_fields", "_make", "_replace"}
 """What a NamedTuple offers under a private name."""
 
 FRAMEWORK_PRIVATES = {
-    "check_numerics_callback._state", "context._state", "grad._values", "gradient._values", "low._version",
+    "check_numerics_callback._state", "context._state", "grad._values", "gradient._values", "layer._layers",
+    "low._version",
     "model_param._version", "module._parameters", "optimizer._variables",
     "obj._params", "param._data", "param._version", "present._state", "tensor._version", "trainer._params",
     "trainer._scale",

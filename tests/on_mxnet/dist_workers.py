@@ -1,7 +1,8 @@
 """Two workers of a ``dist_sync`` kvstore, their scheduler and server, each this file in a process.
 
 Each worker writes what became of its steps to the folder ``RESULTS``, for ``test_dist_conditions.py``: those of
-``amp.skip_if``, or of one case of the kit's, since a process can make one distributed kvstore.
+``amp.skip_if``, those before which a state is loaded, or those of one case of the kit's, since a process can make one
+distributed kvstore.
 """
 
 import json
@@ -38,6 +39,34 @@ def train(rank):
         amp.skip_if(amp.to_native(np.float32(moment[rank])) if index % 2 else bool(moment[rank]))
         reason = amp.step(trainer).reason
         seen.append([reason, float(weight.data().asnumpy().item()), amp.applied_steps])
+    return seen
+
+
+def load(rank):
+    """Worker 0 alone loads, then both the same; return what was said, and the weights and scales after."""
+    amp = ua.Amp("mxnet", "float32", loss_scale=ua.DynamicLossScale(initial_scale=8.0), device="cpu")
+    import mxnet as mx
+    from mxnet import gluon
+
+    model = gluon.nn.Dense(1, use_bias=False, in_units=1)
+    model.initialize(mx.init.One())
+    trainer = gluon.Trainer(
+        model.collect_params(), "sgd", {"learning_rate": 0.25}, kvstore="dist_sync", update_on_kvstore=False
+    )
+    _, trainer = amp.prepare(model, trainer)
+    (weight,) = model.collect_params().values()
+    seen = []
+    for loads in ((), (0,), (0, 1), ()):
+        if rank in loads:
+            state = amp.state_dict()
+            amp.load_state_dict({**state, "state": {**state["state"], "good_steps": 5}})
+        try:
+            amp.backward(lambda: model(amp.to_native(np.ones((1, 1), np.float32))).sum(), trainer)
+            amp.step(trainer)
+            said = ""
+        except ua.PrepareError as error:
+            said = str(error)
+        seen.append([said, float(weight.data().asnumpy().item()), amp.state_dict()["state"]["good_steps"]])
     return seen
 
 
@@ -85,7 +114,9 @@ if os.environ.get("DMLC_ROLE") in ("scheduler", "server"):
     ua.Amp("mxnet", "float32", device="cpu")
 elif os.environ.get("DMLC_ROLE") == "worker":
     rank = int(os.environ["RANK"])
-    if os.environ["FORM"]:
+    if os.environ["FORM"] == "load":
+        Path(os.environ["RESULTS"], f"{rank}.json").write_text(json.dumps(load(rank)))
+    elif os.environ["FORM"]:
         Path(os.environ["RESULTS"], f"{rank}.pickle").write_bytes(pickle.dumps(worker(rank)))
     else:
         Path(os.environ["RESULTS"], f"{rank}.json").write_text(json.dumps(train(rank)))

@@ -6,7 +6,7 @@ import pytest
 import unifiedamp as ua
 
 tf = pytest.importorskip("tensorflow")
-from models import batch, keras, mean_square, mlp, prepared  # noqa: E402
+from models import SCALES_LOSS, batch, keras, mean_square, mlp, prepared  # noqa: E402
 
 FORMS = [pytest.param(False, id="eager"), pytest.param(True, id="compiled")]
 
@@ -77,6 +77,64 @@ def test_a_layer_that_comes_after_prepare_is_refused(compiled, exchange):
     model.add(keras.layers.Dense(2, name="late"))
     with pytest.raises(ua.PrepareError, match=r"late.*became trainable after amp\.prepare.*has all of its layers"):
         step(*batch())
+
+
+class Growing(keras.Model):
+    """A layer, one in a list, and one that may be assigned later."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(4, name="first")
+        self.blocks = [keras.layers.Dense(2, name="block")]
+        self.extra = None
+        self(tf.zeros((1, 4)))
+
+    def call(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x if self.extra is None else self.extra(x)
+
+    def grow(self, where):
+        """Assign a layer; Keras 3 refuses it itself in a model that is built."""
+        late = keras.layers.Dense(2, name="late")
+        if where == "attribute":
+            self.extra = late
+        elif where == "list":
+            self.blocks.append(late)
+        else:
+            self.first.inner = late
+            self.extra = lambda x: self.first.inner(x)
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "layer"])
+@pytest.mark.parametrize("compiled", FORMS)
+def test_a_layer_assigned_to_a_subclassed_model_is_refused(compiled, where):
+    """No optimizer holds it, so that it would not train."""
+    amp, model, optimizer = prepared(make=Growing, loss_scale=8.0)
+    step = stepping(amp, model, optimizer, compiled)
+    step(*batch())
+    if SCALES_LOSS:
+        with pytest.raises(ValueError, match="cannot add new elements of state"):
+            model.grow(where)
+        return
+    model.grow(where)
+    with pytest.raises(ua.PrepareError, match=r"late.*became trainable after amp\.prepare.*has all of its layers"):
+        step(*batch())
+
+
+@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 refuses to assign it")
+@pytest.mark.parametrize("built", [False, True], ids=["not built", "built"])
+def test_a_layer_assigned_between_two_fits_is_refused(built):
+    """Keras itself would run the function of the model as it was."""
+    _, model, optimizer = prepared(make=Growing, loss_scale=8.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(*batch(), verbose=0)
+    model.grow("attribute")
+    if built:
+        model.extra.build((None, 2))
+    with pytest.raises(ua.PrepareError if built else Exception, match=r"PrepareError|late|amp\.prepare"):
+        model.fit(*batch(), verbose=0)
 
 
 def test_fit_respects_what_is_frozen_before_compile():

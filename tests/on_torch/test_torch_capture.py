@@ -102,6 +102,33 @@ def test_freezing_a_layer_is_noticed(monkeypatch):
     assert_same(runs, given)
 
 
+def exchange(layers):
+    layers.insert(0, torch.nn.Tanh())
+    del layers[2]
+
+
+CHANGES = {
+    "insert": lambda layers: layers.insert(1, torch.nn.Tanh()),
+    "append": lambda layers: layers.append(torch.nn.Tanh()),
+    "assign": lambda layers: setattr(layers, "1", torch.nn.Tanh()),
+    "delete": lambda layers: layers.__delitem__(1),
+    "exchange": exchange,
+}
+"""Changes of what a model computes, which leave its parameters alone."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_layers_that_come_or_go_are_noticed(monkeypatch, change):
+    def feed(run, i):
+        if i == 10:
+            CHANGES[change](run.model[0])
+        return run.feed(i)
+
+    runs, given = both(monkeypatch, feed)
+    assert_same(runs, given)
+    assert runs[1].stage is None or runs[1].stage.captures == 2
+
+
 def test_evaluation_mode_is_noticed(monkeypatch):
     def feed(run, i):
         run.model.train(i < 10)

@@ -112,7 +112,47 @@ def other_shards(rank):
         assert not optimizer.state, "nothing was loaded"
 
 
+def extended(how):
+    """A layer comes into a wrapped model, and its parameters into the optimizer; its gradients are not reduced."""
+
+    def run(rank):
+        amp, model, optimizer = prepare(ddp())
+        inner = model.module
+        step(amp, model, optimizer)
+        if how == "added":
+            inner.add_module("extra", linear())
+            inner.register_forward_hook(lambda module, _args, output: module.extra(output))
+            optimizer.add_param_group({"params": list(inner.extra.parameters())})
+        else:
+            inner.weight = torch.nn.Parameter(inner.weight.detach().clone())
+            optimizer.param_groups[0]["params"][0] = inner.weight
+        before = [param.clone() for param in model.parameters()]
+        try:
+            step(amp, model, optimizer)
+        finally:
+            assert all(map(torch.equal, before, model.parameters()))
+
+    return run
+
+
+def wrapped_anew(rank):
+    """What the message says to do."""
+    amp, model, optimizer = prepare(ddp())
+    inner = model.module
+    inner.add_module("extra", linear())
+    inner.register_forward_hook(lambda module, _args, output: module.extra(output))
+    optimizer.add_param_group({"params": list(inner.extra.parameters())})
+    again, optimizer = amp.prepare(torch.nn.parallel.DistributedDataParallel(inner), optimizer)
+    step(amp, again, optimizer)
+    assert amp.applied_steps == 1
+
+
 CASES = {
+    "added": (
+        extended("added"),
+        "'extra.bias' came into the model after DistributedDataParallel wrapped",
+    ),
+    "exchanged": (extended("exchanged"), "'weight' came into the model after DistributedDataParallel wrapped"),
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
     "scale": (different(loss_scale=(8.0, 16.0)), "loss_scale is"),
     "accumulate": (different(accumulate_steps=(1, 2)), "accumulate_steps is 1 on rank 0 and 2 on rank 1"),
@@ -129,7 +169,7 @@ CASES = {
 
 def refusals(rank):
     found = {}
-    for name, (case, _) in CASES.items():
+    for name, (case, _) in {**CASES, "wrapped anew": (wrapped_anew, "")}.items():
         try:
             case(rank)
             found[name] = "nothing"
@@ -150,3 +190,7 @@ def test_both_ranks_are_told(refused, name):
     for rank in refused:
         assert rank[name].startswith(("PrepareError: amp.", "CheckpointError: Adam.load_state_dict"))
         assert CASES[name][1] in rank[name]
+
+
+def test_a_model_that_is_wrapped_anew_trains(refused):
+    assert [rank["wrapped anew"] for rank in refused] == ["nothing", "nothing"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from ..errors import UnsupportedError
+from ..loss_scale import ScaleState
 from ..policy import Policy
 from .capabilities import MatmulShape, PlanRow, Support
 from .recording import Epsilon, RankMessages, RecordedStep, States
@@ -279,6 +280,17 @@ class Distributed:
 
         Raises:
             StepOrderError: it is, and its last gradients were not reduced.
+        """
+
+    def state_loaded(self, state: ScaleState) -> None:
+        """Note that a state was loaded, perhaps on this rank alone; ``Training.write_state`` follows."""
+
+    def check_skips(self, state: ScaleState) -> None:
+        """Refuse to go on where steps were skipped because ranks differ. Called where the host reads the state after
+        steps.
+
+        Raises:
+            AmpError: naming the ranks.
         """
 
     def mp_policy(self) -> Any:

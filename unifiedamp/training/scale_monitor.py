@@ -27,7 +27,7 @@ class ScaleMonitor:
 
     def __init__(self, backend: Backend, loss_scale: LossScale) -> None:
         self._training = backend.training
-        self._device = backend.device
+        self._device, self._distributed = backend.device, backend.distributed
         self._limit = loss_scale.max_consecutive_skips
         self.steps = 0
         self._last: ScaleState | None = None
@@ -40,7 +40,7 @@ class ScaleMonitor:
         self._last = state
         self._near_limit = (0 if state is None else state.bad_steps) >= self._limit - 1
         self._configure()
-        self._left = self._interval
+        self._left = self._until_due()
 
     @property
     def hooks(self) -> Any:
@@ -79,6 +79,11 @@ class ScaleMonitor:
         # Compiling a step can end reading without a synchronization.
         return 1 if self._device.reads_without_sync or self._must_read else POLL_INTERVAL
 
+    def _until_due(self) -> int:
+        """Return how many steps are left to the next poll, the same on all ranks whatever one of them loaded."""
+        interval = self._interval
+        return interval - self.steps % interval
+
     def after_step(self) -> None:
         """Count a step; poll the scale when it is due.
 
@@ -98,6 +103,8 @@ class ScaleMonitor:
         """
         state = self._training.read_state() if self._must_read else self._training.poll_state()
         if state is not None:
+            if self._distributed:
+                self._distributed.check_skips(state)
             if self._hooks is not None:
                 self._notify(state)
             if state.bad_steps >= self._limit and self._collecting:
@@ -107,7 +114,7 @@ class ScaleMonitor:
             if near != self._near_limit:
                 self._near_limit = near
                 self._configure()
-        self._left = self._interval
+        self._left = self._until_due()
 
     def _notify(self, state: ScaleState) -> None:
         before, self._last = self._last, state

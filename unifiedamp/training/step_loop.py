@@ -249,6 +249,8 @@ class StepLoop:
         if pending:
             self._training.update_scale()
         self.order.reset()
+        if self._backend.distributed:
+            self._backend.distributed.state_loaded(state)
         self._set_scale(state)
         if self.listener is not None:
             self.listener.state_loaded(len(self.order.slots))

@@ -29,7 +29,7 @@ from .rank_model import RankModel
 
 KINDS: Mapping[str, RankKind] = {
     "contexts": RankKind(reduction="sum", absent="all", quick=True),
-    "dist_sync": RankKind(reduction="sum", counts=(2,), absent="all", other_forms=("compiled",)),
+    "dist_sync": RankKind(reduction="sum", counts=(2,), absent="all", other_forms=("compiled",), loads_alone=True),
 }
 """A context or a worker that gets no batch leaves all parameters out."""
 
@@ -65,7 +65,7 @@ def train_worker(
     index: int, _processes: int, cases: Sequence[RankCase], form: str, options: Mapping[str, Any]
 ) -> Iterator[list[RankTrace]]:
     """Train cases on one worker; the program of each."""
-    return play_all(Worker(index, options), cases, form)
+    return play_all(Worker(index, options), cases, form, first=index == 0)
 
 
 class Contexts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from unifiedamp.backend import Distributed, LossScale, errors
+from unifiedamp.backend import Distributed, LossScale, ScaleState, errors
 
 from .._types import Trainer
 from .shared_kvstore import SharedKVStore
@@ -16,9 +16,18 @@ class MXNetDistributed(Distributed):
     The kvstore sums gradients over contexts and workers. They are checked after the sum, which holds an inf if any of
     them does: all copies of the weights apply the step, or all skip it. Gluon drives all contexts from one thread, so a
     process has one replica.
+
+    Args:
+        note_loaded: makes the workers compare what they share in their next step.
     """
 
     runs_replicas = False
+
+    def __init__(self, note_loaded: Callable[[], None]) -> None:
+        self._note_loaded = note_loaded
+
+    def state_loaded(self, state: ScaleState) -> None:
+        self._note_loaded()
 
 
 def kvstore_name(trainer: Trainer) -> str:

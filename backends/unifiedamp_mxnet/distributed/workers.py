@@ -93,7 +93,8 @@ class WorkerNumbers:
 
 
 class WorkerAgreement:
-    """Compares the settings of the workers' sessions, in the first step of a Trainer with a distributed kvstore.
+    """Compares the settings of the workers' sessions, in the first step of a Trainer with a distributed kvstore, and
+    in the first after one of them loaded a state.
 
     Args:
         trainer: a ``gluon.Trainer``.
@@ -102,17 +103,22 @@ class WorkerAgreement:
 
     def __init__(self, trainer: Trainer, settings: Callable[[], Mapping[str, str]]) -> None:
         self._trainer, self._settings, self._checked = trainer, settings, False
+        self._numbers: WorkerNumbers | None = None
 
-    def check(self) -> None:
-        """Refuse settings that differ between workers. Does nothing after the first call.
+    def check(self, loaded: bool = False) -> None:
+        """Refuse settings that differ between workers. Does nothing after the first call, unless a worker ``loaded`` a
+        state; all workers call it then.
 
         Raises:
             PrepareError: on every worker, naming the setting.
         """
         store = self._trainer._kvstore
-        if self._checked or not is_distributed(self._trainer) or store.num_workers == 1:
+        if (self._checked and not loaded) or not is_distributed(self._trainer) or store.num_workers == 1:
             return
+        if self._numbers is None:
+            self._numbers = WorkerNumbers(store, SETTINGS_KEY)
         settings = self._settings()
-        found = WorkerNumbers(store, SETTINGS_KEY).gather(rank_settings.checksums(settings))
-        rank_settings.refuse_differing(settings, found, "amp.step", "worker")
+        found = self._numbers.gather(rank_settings.checksums(settings))
+        call = "amp.load_state_dict" if loaded else "amp.step"
+        rank_settings.refuse_differing(settings, found, call, "worker")
         self._checked = True

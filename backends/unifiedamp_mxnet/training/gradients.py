@@ -57,6 +57,7 @@ class GradientBuffer:
         found_inf: whether a gradient was inf or nan; None when not checked.
         losses: unscaled losses of the window, for diagnosis.
         condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
+        loaded: whether this worker loaded a state since its last step.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class GradientBuffer:
         self._workers = WorkerFlags(trainer, WRITTEN_KEY)
         self._agreement = WorkerAgreement(trainer, settings)
         self._names, self._widens, self._rescales = names, widens, rescales
+        self.loaded = False
         self.restart()
 
     def restart(self) -> None:
@@ -208,7 +210,11 @@ class GradientBuffer:
         held = {(context, entry.place) for context, entries in enumerate(written) for entry in entries}
         stale: list[Array] = []
         here = {place for _, place in held}
-        anywhere = self._workers.any([index in here for index in range(len(self.trainer._params))])
+        flags = [index in here for index in range(len(self.trainer._params))]
+        *anywhere, loaded = self._workers.any([*flags, self.loaded])
+        self.loaded = False
+        if loaded:
+            self._agreement.check(loaded=True)
         for index, param in enumerate(self.trainer._params):
             places = [(context, index) for context in range(len(written))]
             if param._grad is not None:

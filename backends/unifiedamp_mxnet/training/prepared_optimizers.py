@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from unifiedamp.backend import SessionSpec, rank_settings
+from unifiedamp.backend import ScaleState, SessionSpec, rank_settings
 
 from .._types import HostArray, Parameter, Trainer, Undo
 from ..precision.low_precision_params import Arrays
@@ -75,8 +75,17 @@ class PreparedOptimizers:
 
     def _settings(self) -> dict[str, str]:
         """Return what workers must share; a checkpoint may have set the scale on some."""
-        scale = self._scaler.state.scale if self._scaler.enabled else 1.0
-        return {**rank_settings.settings_of(self._spec), "the present loss scale": f"{scale:g}"}
+        state = self._scaler.state if self._scaler.enabled else ScaleState()
+        return {
+            **rank_settings.settings_of(self._spec),
+            "the present loss scale": f"{state.scale:g}",
+            "the number of good steps in a row": str(state.good_steps),
+        }
+
+    def state_loaded(self) -> None:
+        """Note that this worker loaded a state."""
+        for prepared in self:
+            prepared.buffer.loaded = True
 
     def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
         if self._policy.update is not None or self._policy.state_dtype is not None:

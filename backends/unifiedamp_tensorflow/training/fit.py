@@ -60,6 +60,7 @@ class Fitting:
         self._native_steps, self._prepared, self._scaler, self._recorder = native_steps, prepared, scaler, recorder
         self._runs: dict[int, list[FitRun]] = {}
         self._losses: dict[int, FitLosses] = {}
+        self._layouts: dict[int, tuple[int, ...]] = {}
         self._due = False
 
     def attach(self, model: Model, replicas: Replicas) -> Callable[[], None]:
@@ -120,6 +121,11 @@ class Fitting:
     def _make(self, model: Model, make: Callable[..., Any], force: bool = False) -> Any:
         """Make the model's train function as Keras does, and follow it."""
         check_fit(model, self._prepared.optimizers, self._spec)
+        layout = self._prepared.trainability.layout()
+        if self._layouts.setdefault(id(model), layout) != layout:
+            self._prepared.trainability.check()
+            self._layouts[id(model)] = self._prepared.trainability.layout()
+            force = True  # Keras would run the function of the model that was
         function: Any = make(force) or model.train_function
         if getattr(function, "followed_by", None) is not self:
             model.train_function = function = self._followed(model, make, function)

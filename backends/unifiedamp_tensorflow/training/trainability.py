@@ -9,11 +9,11 @@ import tensorflow as tf
 from unifiedamp.backend import errors
 
 from .._types import Layer, Model, Named, Sequential, Variable
-from ..internals import descendants, native
+from ..internals import descendants, native, tracked
 
 
 class Trainability:
-    """Follows the ``trainable`` flags of prepared models, and which layers ``Sequential`` ones have.
+    """Follows the ``trainable`` flags of prepared models, and which layers they have.
 
     The flags are few and cheap to read; what follows from them is recomputed only when one has changed.
 
@@ -26,6 +26,7 @@ class Trainability:
         self._models: list[Model] = []
         self._flagged: list[Layer | Variable] = []
         self._sequences: list[Sequential] = []
+        self._tree: list[Layer] = []
         self._before: list[Variable] = []
         self._key: tuple[int, ...] | None = None
         self._ids: frozenset[int] = frozenset()
@@ -41,13 +42,21 @@ class Trainability:
     def _look(self) -> None:
         """Find what decides which parameters train."""
         self._flagged = [holder for model in self._models for holder in _flagged(model)]
-        layers = (layer for model in self._models for layer in (model, *descendants(model)))
-        self._sequences = [layer for layer in layers if isinstance(layer, tf.keras.Sequential)]
+        self._tree = [layer for model in self._models for layer in (model, *descendants(model))]
+        self._sequences = [layer for layer in self._tree if isinstance(layer, tf.keras.Sequential)]
 
     def key(self) -> tuple[int, ...]:
         """Return all flags and layers as they are now: part of what picks the trace of a compiled step."""
+        return (*[holder.trainable for holder in self._flagged], *self.layout())
+
+    def layout(self) -> tuple[int, ...]:
+        """Return what changes whenever a layer is added to the models, exchanged or taken away."""
         layers = [id(layer) for sequence in self._sequences for layer in sequence.layers]
-        return tuple([holder.trainable for holder in self._flagged] + layers)
+        return (*layers, *[each for layer in self._tree for each in tracked(layer)])
+
+    def check(self) -> None:
+        """Refuse layers that came into the models, see :meth:`training`."""
+        self.training({})
 
     def training(self, named: Named) -> Named:
         """Return those of the named variables that train now.

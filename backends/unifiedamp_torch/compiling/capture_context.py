@@ -73,7 +73,7 @@ class CaptureContext:
             self.steps.reports.keep,
             self.steps.averages.version,
             self.steps.prepared.updates.version,
-            self.steps.prepared.late.version,
+            self.steps.prepared.late.layout(),
             self.steps.float8.fixed(),
             self.spec.policy,
         )

@@ -122,6 +122,8 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step."""
         shared = self._context.steps
+        if shared.loaded.pending:
+            shared.loaded.meet()
         shared.flags.save_with_regions()
         shared.prepared.masters.attach(shared.prepared.optimizers)
         shared.prepared.compensations.drop_stale()

@@ -133,8 +133,10 @@ class TorchCompiler(Compiler):
         return CapturedStep(fn, self._capture_context, order, must_run or self.must_run, updates)
 
     def must_run(self) -> bool:
-        """Return whether the next step's Python must run: a replay inspects nothing, and counts no products."""
-        return self.steps.reports.collect or self._counting()
+        """Return whether the next step's Python must run: a replay inspects nothing, counts no products, and does not
+        look at what other ranks loaded.
+        """
+        return self.steps.reports.collect or self._counting() or self.steps.loaded.alone
 
     def _looks_at_layers(self, inside: bool = False) -> bool:
         """Return whether the layers of this step must call hooks, which compiled code does not.

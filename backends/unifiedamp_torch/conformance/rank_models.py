@@ -16,14 +16,14 @@ from unifiedamp.conformance.ranks import Array, RankKind
 _ON_DEVICE = ("eager-on-device",)
 _COMPILED = ("compiled",)
 KINDS: Mapping[str, RankKind] = {
-    "ddp": RankKind(absent="some", quick=True),
-    "fsdp2": RankKind(),
-    "hsdp": RankKind(counts=(4,), other_forms=_COMPILED),
+    "ddp": RankKind(loads_alone=True, absent="some", quick=True),
+    "fsdp2": RankKind(loads_alone=True),
+    "hsdp": RankKind(loads_alone=True, counts=(4,), other_forms=_COMPILED),
     "tensor parallel": RankKind(counts=(2,), shared_by=2),
     "fsdp2 + tensor parallel": RankKind(counts=(4,), shared_by=2, other_forms=_COMPILED),
     "plain beside dtensors": RankKind(own=frozenset({1})),
     "cpu offload": RankKind(counts=(2,), other_forms=_COMPILED),
-    "unwrapped": RankKind(own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE, quick=True),
+    "unwrapped": RankKind(loads_alone=True, own=frozenset({0, 1, 2}), absent="any", other_forms=_ON_DEVICE, quick=True),
 }
 """Name → a way of sharing a model. No rank of FSDP2's may leave out what the others gather and reduce."""
 

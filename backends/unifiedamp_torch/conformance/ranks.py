@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from unifiedamp.conformance.ranks import (
     play_all,
 )
 
+from ..distributed import loaded
 from .rank_models import RankModel, shared
 
 LATE = ("torch.distributed.fsdp", "torch._dynamo")
@@ -73,7 +75,15 @@ def train(
     rank: int, count: int, cases: Sequence[RankCase], kind: str, form: str, options: Mapping[str, Any]
 ) -> Iterator[list[RankTrace]]:
     """Train cases on this rank; the program of each process."""
-    return play_all(TorchRank(rank, kind if count > 1 else "unwrapped", form, options), cases, form)
+    side = TorchRank(rank, kind if count > 1 else "unwrapped", form, options)
+    for case in cases:
+        patience = loaded.PATIENCE
+        try:
+            if case.loads is not None:
+                loaded.PATIENCE = timedelta(seconds=0.2)  # which a rank that loads alone waits in vain
+            yield from play_all(side, [case], form, first=rank == 0)
+        finally:
+            loaded.PATIENCE = patience
 
 
 class TorchRank:

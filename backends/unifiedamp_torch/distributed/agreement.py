@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unifiedamp.backend import SessionSpec, errors, rank_settings
+from unifiedamp.backend import ScaleState, SessionSpec, errors, rank_settings
 
 from .ranks import TrainingRanks
 from .wrapped import groups_of, replicated
 
 NAMED = "backend_options={'torch': {'process_group': ...}}"
 SCALE = "the present loss scale"
+GOOD = "the number of good steps in a row"
 ITERATION = "the iteration of the schedule"
 HISTORIES = "what was loaded of amax histories"
 LAYOUT = "the memory layout of parameters"
-LOADED = frozenset({SCALE, ITERATION, HISTORIES})
+LOADED = frozenset({SCALE, GOOD, ITERATION, HISTORIES})
 """What a loaded state changes."""
 SHOWN = 16
 """Ranks that a message lists."""
@@ -44,7 +46,17 @@ def check_group(ranks: TrainingRanks, models: Iterable[torch.nn.Module]) -> None
             )
 
 
-def _compare(found: Sequence[Mapping[str, str]], ranks: Sequence[int], call: str) -> None:
+def compare(found: Sequence[Mapping[str, str]], ranks: Sequence[int], call: str) -> None:
+    """Refuse settings that differ.
+
+    Args:
+        found: for each rank, name → value.
+        ranks: their numbers.
+        call: what the message begins with.
+
+    Raises:
+        PrepareError: naming the setting, the ranks and their values.
+    """
     first = found[0]
     for name in first:
         for rank, settings in zip(ranks, found, strict=True):
@@ -81,46 +93,62 @@ class Agreement:
         spec: the session's.
 
     Attributes:
+        state: returns the present loss scale and its counts, which a checkpoint may have set.
+        checked: whether the ranks were compared in the first step.
+        name, members: of all ranks that were compared, directly or by way of others: a name that no others have, and
+            their numbers.
         iteration: of the session's schedule, where the session goes on.
         histories: what tells the amax histories that were loaded from others.
         layout: of the parameters, see :func:`layout_of`.
     """
 
     def __init__(self, ranks: TrainingRanks, spec: SessionSpec) -> None:
-        self._ranks, self._spec, self._checked = ranks, spec, False
+        self._ranks, self._spec = ranks, spec
+        self.state: Callable[[], ScaleState] = ScaleState
+        self.checked = False
+        self.name, self.members = "", [0]
         self.iteration, self.histories, self.layout = 0, "nothing", ""
 
-    def check(self, scale: float, call: str = "amp.prepare") -> None:
+    def loaded(self) -> dict[str, str]:
+        """Return what a loaded state changes: name → present value."""
+        state = self.state()
+        return {
+            SCALE: f"{state.scale:g}", GOOD: str(state.good_steps), ITERATION: str(self.iteration),
+            HISTORIES: self.histories,
+        }  # fmt: skip
+
+    def check(self, call: str = "amp.prepare") -> None:
         """Refuse settings that differ between ranks; communicates once over each of their groups.
 
         Args:
-            scale: the present loss scale, which a checkpoint may have set.
             call: what the message begins with.
 
         Raises:
             PrepareError: on every rank of a group, naming the setting, the ranks and their values.
         """
-        own = {**rank_settings.settings_of(self._spec), SCALE: f"{scale:g}", ITERATION: str(self.iteration)}
-        own[HISTORIES], own[LAYOUT] = self.histories, self.layout
+        own = {**rank_settings.settings_of(self._spec), **self.loaded(), LAYOUT: self.layout}
+        name, members = uuid.uuid4().hex, [dist.get_rank()]
         for group in self._ranks.groups:
             found: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(found, own, group)
-            _compare(found, dist.get_process_group_ranks(group or dist.group.WORLD), call)
+            dist.all_gather_object(found, (own, name, members), group)
+            compare([each for each, *_ in found], dist.get_process_group_ranks(group or dist.group.WORLD), call)
+            name, members = found[0][1], sorted({rank for *_, ranks in found for rank in ranks})
+        self.name, self.members = name, members
 
-    def check_first_step(self, scale: torch.Tensor) -> None:
+    def check_first_step(self) -> None:
         """See :meth:`check`; does nothing after the first call."""
-        if self._checked:
+        if self.checked:
             return
         if self._ranks.groups:
-            self.check(float(scale), "amp.step")
-        self._checked = True
+            self.check("amp.step")
+        self.checked = True
 
     def check_first_unscaled(self) -> None:
         """The same in sessions without a loss scale, of ranks that hold a model together: a state has the iteration of
         a schedule, and amax histories.
         """
         delayed = any(each.compute_dtype == "float8" and each.recipe == "delayed" for each in self._spec.policies)
-        if (delayed or self._spec.schedule is not None) and not self._checked:
+        if (delayed or self._spec.schedule is not None) and not self.checked:
             if self._ranks.together(False):
-                self.check(1.0, "amp.step")
-            self._checked = True
+                self.check("amp.step")
+            self.checked = True

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Distributed, SessionSpec, Unsupported, errors
+from unifiedamp.backend import Distributed, ScaleState, SessionSpec, Unsupported, errors
 
+from .loaded import LoadedStates
 from .ranks import TrainingRanks
 from .wrapped import AVAILABLE
 
@@ -17,8 +18,9 @@ class TorchDistributed(Distributed):
 
     means = "found_inf is all-reduced over torch.distributed"
 
-    def __init__(self, spec: SessionSpec, ranks: TrainingRanks) -> None:
+    def __init__(self, spec: SessionSpec, ranks: TrainingRanks, loaded: LoadedStates) -> None:
         self._policy, self._ranks, self._reduce_dtype = spec.policy, ranks, spec.reduce_dtype
+        self._loaded = loaded
         self._scheduled = len(spec.policies) > 1
         self._last = True
         # Master weights take each micro-batch's gradients from the model, so these must be reduced.
@@ -36,6 +38,12 @@ class TorchDistributed(Distributed):
                 "micro-batch before it, so its gradients were not reduced over the ranks: enter amp.autocast() for a "
                 "micro-batch after amp.step(optimizer) of the one before; amp.discard_step(optimizer) drops this window"
             )
+
+    def state_loaded(self, state: ScaleState) -> None:
+        self._loaded.note(state)
+
+    def check_skips(self, state: ScaleState) -> None:
+        self._loaded.check_skips(state)
 
     def mp_policy(self) -> Any:
         """Return the ``MixedPrecisionPolicy`` for ``fully_shard``: parameters are gathered in the policy's dtype,
@@ -64,11 +72,12 @@ class TorchDistributed(Distributed):
         return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=None if reduced is None else getattr(torch, reduced))
 
 
-def distributed_here(spec: SessionSpec, ranks: TrainingRanks) -> TorchDistributed | Unsupported:
+def distributed_here(spec: SessionSpec, ranks: TrainingRanks, loaded: LoadedStates) -> TorchDistributed | Unsupported:
     """Return the role.
 
     Args:
         spec: the session's.
         ranks: those that train together.
+        loaded: compares the states that they load.
     """
-    return TorchDistributed(spec, ranks) if AVAILABLE else Unsupported("built without distributed")
+    return TorchDistributed(spec, ranks, loaded) if AVAILABLE else Unsupported("built without distributed")

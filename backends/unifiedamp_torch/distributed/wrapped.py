@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -59,6 +59,22 @@ def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]
     """Yield the parameters whose gradients a model reduces: those that train, but for the ones it is told to ignore."""
     ignored = model.parameters_to_ignore
     yield from (each for name, each in model.module.named_parameters() if each.requires_grad and name not in ignored)
+
+
+def unreduced(
+    models: Iterable[torch.nn.Module], reduced: Callable[[torch.Tensor], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters that came into models of several ranks after ``DistributedDataParallel`` wrapped them, by name.
+
+    Args:
+        models: which a session has prepared.
+        reduced: whether a parameter was there when they were wrapped.
+    """
+    for each in replicated(models):
+        if dist.get_world_size(each.process_group) > 1:
+            for name, param in each.module.named_parameters():
+                if name not in each.parameters_to_ignore and not reduced(param):
+                    yield name, param
 
 
 def is_shared(model: torch.nn.Module) -> bool:

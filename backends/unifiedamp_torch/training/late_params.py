@@ -1,13 +1,14 @@
-"""Refuses parameters that come into prepared models after ``prepare`` and that no optimizer has: they would not train.
+"""Refuses parameters that come into prepared models after ``prepare`` and that no optimizer has, which would not train,
+or no reducer of ``DistributedDataParallel``, which would train apart on each rank.
 
 A step asks only whether layers changed since the last look. torch's registration hooks tell of what is assigned or
-added to a module; ``insert`` of a container goes past them, and changes its length.
+added to a module; ``insert`` and ``del`` of a container go past them, and change its length or its dict.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ from torch.nn.modules import module as torch_module
 
 from unifiedamp.backend import errors
 
-from ..distributed.wrapped import sharded
+from ..distributed.wrapped import sharded, unreduced
 from ..layer_paths import plain_name
 from .gradients import parameters
 
 Optimizer = torch.optim.Optimizer
-_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 class LateParams:
@@ -29,20 +30,18 @@ class LateParams:
     Args:
         optimizers: the session's; the list grows.
         model_param: returns the model's parameter of a master weight, and any other parameter unchanged.
-
-    Attributes:
-        version: how often registered layers or parameters changed.
     """
 
     def __init__(self, optimizers: list[Optimizer], model_param: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.version = 0
+        self._version = 0
         self._optimizers, self._model_param = optimizers, model_param
         self._models: list[torch.nn.Module] = []
         self._before: list[dict[str, weakref.ref[torch.Tensor]]] = []  # of each model, when it was prepared
         self._modules: set[int] = set()
-        self._containers: list[Any] = []
-        self._length = self._seen = 0
+        self._containers: list[torch.nn.Module] = []
+        self._seen: Hashable = None
         self._late: list[tuple[str, torch.Tensor]] = []
+        self._unreduced: list[tuple[str, torch.Tensor]] = []
 
     def follow(self, models: Sequence[torch.nn.Module]) -> list[Callable[[], None]]:
         """Follow further models, with the parameters that they have now; return what ends that."""
@@ -55,11 +54,15 @@ class LateParams:
     def note(self, module: torch.nn.Module) -> None:
         """Note that a layer or parameter is registered with a module."""
         if id(module) in self._modules:
-            self.version += 1
+            self._version += 1
+
+    def layout(self) -> Hashable:
+        """Return what changes whenever layers or parameters of the models are added, exchanged or taken away."""
+        return self._version, [(id(each._modules), len(each._modules)) for each in self._containers]
 
     def trainable(self) -> list[torch.Tensor]:
         """Return the late parameters that no optimizer has and that are not frozen."""
-        if self.version != self._seen or sum(map(len, self._containers)) != self._length:
+        if self.layout() != self._seen:
             self._look()
         if not self._late:
             return []
@@ -67,12 +70,15 @@ class LateParams:
         return [param for _, param in self._late if param.requires_grad and id(param) not in owned]
 
     def check(self, optimizer: Optimizer) -> None:
-        """Refuse a step while late parameters have gradients that no optimizer applies, and drop those.
+        """Refuse a step while late parameters have gradients that no optimizer applies, or that no other rank is given,
+        and drop those of the former.
 
         Raises:
             PrepareError: naming the parameters.
         """
-        found = {id(param) for param in self.trainable() if param.grad is not None}
+        trainable = self.trainable()
+        self._check_reduced(optimizer)
+        found = {id(param) for param in trainable if param.grad is not None}
         if not found:
             return
         names = []
@@ -87,6 +93,16 @@ class LateParams:
             "(requires_grad_(False)), or call amp.prepare once the model has all of its layers"
         )
 
+    def _check_reduced(self, optimizer: Optimizer) -> None:
+        names = [name for name, param in self._unreduced if param.requires_grad and param.grad is not None]
+        if names:
+            raise errors.PrepareError(
+                f"amp.step({type(optimizer).__name__}): {errors.first_names(names)} came into the model after "
+                "DistributedDataParallel wrapped it, so their gradients are not reduced and each rank would train its "
+                "own; wrap the complete model, and prepare that: "
+                "amp.prepare(DistributedDataParallel(model.module), optimizer)"
+            )
+
     def _owned(self) -> set[int]:
         return {id(self._model_param(param)) for each in self._optimizers for param in parameters(each)}
 
@@ -94,9 +110,11 @@ class LateParams:
         """Find the modules, and the parameters that were not there before."""
         modules = [each for model in self._models for each in model.modules()]
         self._modules = set(map(id, modules))
-        self._containers = [each._modules for each in modules if isinstance(each, _CONTAINERS)]
-        self._length, self._seen = sum(map(len, self._containers)), self.version
+        self._containers = [each for each in modules if isinstance(each, _CONTAINERS)]
+        self._seen = self.layout()
         self._late = list(self._find())
+        there = {id(ref()) for refs in self._before for ref in refs.values()}
+        self._unreduced = list(unreduced(self._models, lambda param: id(param) in there))
 
     def _find(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield late parameters; not those in the place of one that no optimizer trained either."""

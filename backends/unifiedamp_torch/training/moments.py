@@ -43,21 +43,25 @@ class Moments:
     """
 
     def __init__(self, policy: Policy, name_of: Callable[[torch.Tensor], str]) -> None:
-        self._dtype, self._name_of = policy.state_dtype, name_of
+        self._dtype, self._update, self._name_of = policy.state_dtype, policy.update, name_of
         self.in_use = self._dtype is not None
 
     def watch(self, optimizer: Optimizer) -> list[Callable[[], None]]:
-        """Check an optimizer, and have its native state hold bfloat16 moments; return what ends that.
+        """Check an optimizer, and have its native state hold bfloat16 moments, and its copies moments in which they
+        can step; return what ends that.
 
         Raises:
             PrepareError: its moments are not known, or cannot be kept.
         """
-        if not self.in_use:
+        if not (self.in_use or self._update):
             return []
-        _check(optimizer, str(self._dtype))
-        hook = optimizer.register_state_dict_post_hook(_export)
+        undo: list[Callable[[], Any]] = []
+        if self.in_use:
+            _check(optimizer, str(self._dtype))
+            hook = optimizer.register_state_dict_post_hook(_export)
+            undo = [hook.remove, lambda: self._release(optimizer)]
         vars(optimizer)["__getstate__"] = lambda: self._copied(optimizer)  # where copy and pickle look for it
-        return [hook.remove, lambda: vars(optimizer).pop("__getstate__"), lambda: self._release(optimizer)]
+        return [*undo, lambda: vars(optimizer).pop("__getstate__")]
 
     @torch.no_grad()
     def widen(self, optimizer: Optimizer, param: torch.Tensor) -> None:
@@ -121,12 +125,15 @@ class Moments:
         return sum(local_part(each).nbytes for each in kept if isinstance(each, torch.Tensor))
 
     def _copied(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what a copy of an optimizer is made of: float32 moments, since no session rounds the copy's."""
+        """Return what a copy of an optimizer is made of. No session rounds the copy's moments: they are float32, or
+        where updates are rounded, of the parameter's dtype, as torch's own steps ask for.
+        """
         state: dict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         for param, known in optimizer.state.items():
             for name, value in known.items():
                 if _is_moment(name, value, param):
                     value = _wide(known.get(name + SCALES), value, name, optimizer, param)
+                    value = value.to(param.dtype) if self._update else value
                 if not name.endswith(SCALES):
                     state[param][name] = value
         native: dict[str, Any] = type(optimizer).__getstate__(optimizer)

@@ -38,7 +38,6 @@ class Preparation:
         agreement: compares them.
         native: detects native steps of the optimizers.
         tuner: tunes them.
-        read_scale: returns the present loss scale.
         cache_enabled: regions keep casts of parameters.
         emulate: float8 is emulated under each policy.
         float8_state: what float8 layers keep from one pass to the next.
@@ -57,7 +56,6 @@ class Preparation:
         agreement: Agreement,
         native: NativeCalls,
         tuner: TorchTuner,
-        read_scale: Callable[[], float],
         cache_enabled: bool,
         emulate: bool,
         float8_state: Float8State,
@@ -66,7 +64,7 @@ class Preparation:
         self._spec, self._device = spec, device
         self._prepared, self._native, self._tuner = prepared, native, tuner
         self._ranks, self._agreement = ranks, agreement
-        self._read_scale, self._cache_enabled, self._emulate = read_scale, cache_enabled, emulate
+        self._cache_enabled, self._emulate = cache_enabled, emulate
         self._float8_state, self._min_features = float8_state, min_features
         self._images = spec.compile_mode == "max" or bool(spec.tuning.channels_last)
         self._undo: list[Callable[[], None]] = []
@@ -88,7 +86,7 @@ class Preparation:
         self._ranks.follow([*prepared.models, *new])
         if any(map(is_shared, new)):
             self._agreement.layout = layout_of(new, self._converts_layout)
-            self._agreement.check(self._read_scale())
+            self._agreement.check()
         check_reduction(new, self._spec)
         for model in (
             new if optimizers else ()

@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 from unifiedamp.backend import LossScale, float32
 
 from ..distributed.agreement import Agreement
+from ..distributed.loaded import LoadedStates
 from ..distributed.ranks import TrainingRanks
 from . import gradients
 from .ema import MovingAverages
@@ -32,6 +33,7 @@ class Scaler(torch.amp.GradScaler):
         ranks: those that skip together; None for all.
         averages: the session's, which steps of torch's own form move too; None for none.
         agreement: compares the ranks' scales in the first step; None for none.
+        loaded: compares the states that ranks load later; None for none.
 
     Attributes:
         scale_tensor: the scale, a float32 scalar on the device.
@@ -46,6 +48,7 @@ class Scaler(torch.amp.GradScaler):
         ranks: TrainingRanks | None = None,
         averages: MovingAverages | None = None,
         agreement: Agreement | None = None,
+        loaded: LoadedStates | None = None,
     ) -> None:
         super().__init__(device.type, init_scale=float32(settings.first_scale))
         self._growth_factor = settings.growth_factor
@@ -53,6 +56,7 @@ class Scaler(torch.amp.GradScaler):
         self._growth_interval = settings.growth_interval
         self._lazy_init_scale_growth_tracker(device)
         self._ranks, self._averages, self._agreement = ranks or TrainingRanks(), averages, agreement
+        self._loaded = loaded
         self._nothing_found = torch.tensor([1.0, 0.0], device=device)
         assert self._scale is not None
         assert self._growth_tracker is not None
@@ -81,7 +85,7 @@ class Scaler(torch.amp.GradScaler):
 
     def _unscale(self, optimizer: torch.optim.Optimizer, record: dict[str, Any]) -> None:
         if self._agreement is not None:
-            self._agreement.check_first_step(self.scale_tensor)
+            self._agreement.check_first_step()
         counted = self._nothing_found.clone()
         found_inf = counted[1]
         there = gradients.unscale(optimizer, self.scale_tensor.reciprocal(), found_inf)
@@ -180,4 +184,7 @@ class Scaler(torch.amp.GradScaler):
         self._write(scale=float32(state_dict["scale"]), good_steps=int(state_dict["_growth_tracker"]))
 
     def _write(self, **changes: Any) -> None:
-        self.state.write(replace(self.state.read(), **changes))
+        state = replace(self.state.read(), **changes)
+        self.state.write(state)
+        if self._loaded is not None:
+            self._loaded.note(state)

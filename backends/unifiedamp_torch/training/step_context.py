@@ -9,6 +9,7 @@ import torch
 from unifiedamp.backend import SessionSpec
 
 from ..distributed.agreement import Agreement
+from ..distributed.loaded import LoadedStates
 from ..distributed.ranks import TrainingRanks
 from ..precision.float8_state import Float8State
 from .ema import MovingAverages
@@ -31,6 +32,7 @@ class StepContext:
         prepared: the models and optimizers.
         ranks: those that train together.
         agreement: compares them.
+        loaded: compares the states that they load.
         native: native calls beside the session's.
         flags: what holds for the thread where a call begins.
         loss: the last unscaled loss.
@@ -44,6 +46,7 @@ class StepContext:
     prepared: PreparedObjects
     ranks: TrainingRanks
     agreement: Agreement
+    loaded: LoadedStates
     native: NativeCalls
     flags: ThreadFlags
     loss: LastLoss
@@ -64,13 +67,17 @@ class StepContext:
         reports = SkipReports(prepared.gradients, loss, reads_without_sync)
         averages = MovingAverages(prepared, device, reads_without_sync)
         agreement = Agreement(ranks, spec)
-        scaler = Scaler(device, scaling, reads_without_sync, ranks, averages, agreement) if scaling.enabled else None
+        loaded = LoadedStates(ranks, agreement, scaling.enabled)
+        scaler = (
+            Scaler(device, scaling, reads_without_sync, ranks, averages, agreement, loaded) if scaling.enabled else None
+        )
         conditions = SkipConditions(device, ranks)
         steps = (
             PlainSteps(averages, conditions, reads_without_sync, agreement)
             if scaler is None
             else ScaledSteps(scaler, reads_without_sync, reports, averages, conditions)
         )
+        agreement.state = steps.read
         if prepared.updates.in_use:
             steps.weight_updates = prepared.updates
         steps.float8 = float8 = Float8State(
@@ -81,4 +88,4 @@ class StepContext:
             scheduled=any(p.compute_dtype == "float8" for p in spec.policies[1:]),
         )
         flags = ThreadFlags(device.type)
-        return cls(prepared, ranks, agreement, native, flags, loss, reports, averages, steps, scaler, float8)
+        return cls(prepared, ranks, agreement, loaded, native, flags, loss, reports, averages, steps, scaler, float8)

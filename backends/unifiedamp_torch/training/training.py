@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -61,7 +62,7 @@ class TorchTraining(Training):
         self._prepared, self._masters = context.prepared, context.prepared.masters
         self._ranks = context.ranks
         self._native, self._flags, self._steps = context.native, context.flags, context.steps
-        self._scaler = context.scaler
+        self._scaler, self._loaded = context.scaler, context.loaded
         self._loss, self._reports = context.loss, context.reports
         self._backward_context = BackwardContext(
             context.native, self._masters, context.flags, partial(op_choices, spec.policy), switches or None
@@ -103,8 +104,12 @@ class TorchTraining(Training):
         first = self._native.begin(loss, optimizers)
         if self._loss.wanted:
             self._loss.note(value.detach(), alone=self._steps.capturing)
+        if self._loaded.pending:
+            self._loaded.meet()
         if self._scaler is not None:
             value = self._scaler.scaled(value)
+            if self._loaded.alone and self._loaded.spoils():
+                value = value * math.nan
         if self._spec.accumulate_steps > 1:
             value = value / self._spec.accumulate_steps
         return TorchScaledLoss(self._backward_context, value, loss, optimizers, inputs, first)

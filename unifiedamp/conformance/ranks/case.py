@@ -44,6 +44,7 @@ class RankKind:
         other_forms: forms besides "eager" that the suite runs, with the first of ``counts``; None for all.
         costly: left out unless ``--amp-trajectories`` asks for 10,000.
         quick: a step takes milliseconds; 10,000 random ones then run, eager, with the first of ``counts``.
+        loads_alone: each rank has a session, which may load a state while the others' do not.
     """
 
     reduction: str = "mean"
@@ -54,6 +55,7 @@ class RankKind:
     other_forms: tuple[str, ...] | None = None
     costly: bool = False
     quick: bool = False
+    loads_alone: bool = False
 
     def runs(self, form: str) -> tuple[int, ...]:
         """Return with how many ranks the suite runs a form: eager steps with all, others with the fewest."""
@@ -81,6 +83,7 @@ class RankCase:
         weights: what the parameters begin with, float32.
         state: a session's state to load after ``amp.prepare``; None begins afresh.
         read_every: weights are wanted after each step with this many before it, and after the last.
+        loads: a step before which the first rank alone loads its state with another scale; all ranks must refuse.
     """
 
     name: str
@@ -93,6 +96,7 @@ class RankCase:
     weights: tuple[Array, ...] = field(default_factory=start_weights)
     state: Mapping[str, Any] | None = None
     read_every: int = 1
+    loads: int | None = None
 
     @property
     def leaves_out(self) -> bool:
@@ -127,12 +131,14 @@ class RankTrace:
     """What one rank did in a case.
 
     Attributes:
-        steps: in order.
+        steps: in order; with ``RankCase.loads`` the last one says what the rank was like when it refused.
         state: the session's afterwards.
+        refused: the error that ended a case with ``RankCase.loads``.
     """
 
     steps: Sequence[RankStep]
     state: Mapping[str, Any]
+    refused: str = ""
 
 
 @dataclass(frozen=True)

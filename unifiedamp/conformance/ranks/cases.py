@@ -132,6 +132,12 @@ def two_optimizers(make: Maker) -> list[RankCase]:
     ]
 
 
+def loading(kind: RankKind, count: int) -> RankCase:
+    """Return a training in which the first rank alone loads a state before the third of four steps."""
+    make = Maker(kind, count, seed=count)
+    return RankCase("a state that one rank loads", make.frozen(make.batches(4)), SCALE, loads=2)
+
+
 def random_steps(make: Maker, steps: int) -> list[RankCase]:
     """``steps`` steps with overflows on random ranks, in three settings, each again and again for :data:`LONGEST`."""
     cases = []

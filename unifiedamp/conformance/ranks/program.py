@@ -41,14 +41,16 @@ class RankSide(Protocol):
         """Return, for each rank of this process, the whole parameters in float64."""
 
 
-def play(side: RankSide, case: RankCase, form: str) -> list[RankTrace]:
+def play(side: RankSide, case: RankCase, form: str, first: bool = False) -> list[RankTrace]:
     """Train a case; return what each rank of this process did.
 
     Args:
         side: the framework's part.
         case: what to train.
         form: how steps run, see ``Harness.forms``.
+        first: this process is the rank that loads, see ``RankCase.loads``.
     """
+    refused = ""
     amp = ua.Amp(policy="float32", loss_scale=case.scale, accumulate_steps=case.window, **side.options())
     try:
         with amp.scope():
@@ -57,11 +59,27 @@ def play(side: RankSide, case: RankCase, form: str) -> list[RankTrace]:
         if case.state is not None:
             amp.load_state_dict(case.state)
         step = _stepping(side, case, amp, model, optimizers, form)
-        seen = [_trained(side, case, amp, model, step, index) for index in range(len(case.batches) // case.window)]
+        seen = []
+        try:
+            for index in range(len(case.batches) // case.window):
+                if first and index == case.loads:
+                    _load_alone(amp)
+                seen.append(_trained(side, case, amp, model, step, index))
+        except ua.AmpError as error:
+            if case.loads is None:
+                raise
+            refused = f"{error}"
+            applied = amp.applied_steps - len(seen)
+            seen.append([RankStep(applied, 0, amp.loss_scale, (), weights) for weights in side.weights(model)])
         state = amp.state_dict()
     finally:
         amp.close()
-    return [RankTrace([steps[rank] for steps in seen], state) for rank in range(len(seen[0]))]
+    return [RankTrace([steps[rank] for steps in seen], state, refused) for rank in range(len(seen[0]))]
+
+
+def _load_alone(amp: ua.Amp) -> None:
+    state = amp.state_dict()
+    amp.load_state_dict({**state, "state": {**state["state"], "scale": 4 * state["state"]["scale"]}})
 
 
 def _stepping(side: RankSide, case: RankCase, amp: ua.Amp, model: Any, optimizers: Sequence[Any], form: str) -> Step:
@@ -94,10 +112,10 @@ def _trained(side: RankSide, case: RankCase, amp: ua.Amp, model: Any, step: Step
     return [RankStep(*counts, amp.loss_scale, *of_rank) for of_rank in zip(norms, weights, strict=True)]
 
 
-def play_all(side: RankSide, cases: Sequence[RankCase], form: str) -> Iterator[list[RankTrace]]:
+def play_all(side: RankSide, cases: Sequence[RankCase], form: str, first: bool = False) -> Iterator[list[RankTrace]]:
     """Yield what the ranks of this process did in each case: a program for ``RankProcesses``."""
     for case in cases:
-        yield play(side, case, form)
+        yield play(side, case, form, first)
 
 
 def answers_of(processes: RankProcesses, program: Program, cases: Sequence[RankCase], *args: Any) -> Answers:

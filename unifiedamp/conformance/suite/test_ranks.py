@@ -11,7 +11,7 @@ import pytest
 
 from unifiedamp.conformance.harness import load_harness
 from unifiedamp.conformance.ranks import RankFailure
-from unifiedamp.conformance.ranks.cases import cases_of, resumed
+from unifiedamp.conformance.ranks.cases import cases_of, loading, resumed
 from unifiedamp.conformance.ranks.oracle import RankOracle
 
 pytestmark = pytest.mark.needs("several_devices")
@@ -101,6 +101,23 @@ def test_optimizers_skip_one_by_one_on_all_ranks(check):
 
 def test_random_steps_of_all_ranks_follow_the_oracle(check):
     check("random")
+
+
+def test_a_state_that_one_rank_loads_is_refused_on_all(harness, form, ranks):
+    """Before a step is applied: its gradients would be those of two scales, and later steps differ for good."""
+    kind, count = ranks
+    rules = harness.rank_kinds[kind]
+    if form != "eager" or not rules.loads_alone or count != rules.counts[0]:
+        pytest.skip("eager steps of the fewest ranks, each with a session")
+    case = loading(rules, count)
+    (traces,) = harness.run_ranks(kind, count, form, [case]).values()
+    assert not isinstance(traces, RankFailure), traces.why
+    for trace in traces:
+        assert len(trace.steps) == 1 + case.loads, "no step after it"
+        *_, before, after = trace.steps
+        assert after.applied == 0
+        assert all(map(np.array_equal, before.weights, after.weights))
+        assert "load" in trace.refused
 
 
 def test_training_goes_on_with_another_number_of_ranks(harness, form, ranks):
