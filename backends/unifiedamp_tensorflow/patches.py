@@ -115,26 +115,14 @@ def forget_wrapper(optimizer: Optimizer) -> None:
 SUMMING = "_all_reduce_sum_gradients"
 """Keras 3's method that sums gradients over replicas; Keras 2 takes an argument instead."""
 
-UPDATING = "_distributed_tf_update_step"
-"""Keras 3's method that updates variables on all replicas."""
-
 
 @contextmanager
-def gradients_summed_already(
-    optimizer: Optimizer, updating: Callable[[Optimizer, Callable[..., None]], Callable[..., None]] | None = None
-) -> Iterator[dict[str, bool]]:
-    """Keep an optimizer from summing gradients over replicas inside; yield the options of ``apply_gradients``.
-
-    Args:
-        optimizer: the one that is applied inside.
-        updating: takes it and its method that updates variables; returns what takes the method's place (Keras 3).
-    """
+def gradients_summed_already(optimizer: Optimizer) -> Iterator[dict[str, bool]]:
+    """Keep an optimizer from summing gradients over replicas inside; yield the options of ``apply_gradients``."""
     if not hasattr(optimizer, SUMMING):
         yield {"skip_gradients_aggregation": True}
         return
-    native = getattr(optimizer, UPDATING, None)
-    replaced = {} if native is None or updating is None else {UPDATING: updating(optimizer, native)}
-    with attributes(optimizer, **{SUMMING: list}, **replaced):
+    with attributes(optimizer, **{SUMMING: list}):
         yield {}
 
 

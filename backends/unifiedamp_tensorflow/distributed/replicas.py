@@ -19,8 +19,8 @@ from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Variable
 from .agreement import check_workers, refuse_scales, scale_row
 from .reduction import sum_of
-from .replica_programs import compiled_by_xla, end_program, outside_programs
-from .xla_updates import updating_by_xla
+from .replica_programs import end_program, outside_programs
+from .xla_updates import updates_by_xla
 
 T = TypeVar("T")
 MakePairs = Callable[[], list[tuple[Gradient, Variable]]]
@@ -254,8 +254,8 @@ class MirroredReplicas:
 
     def apply(self, optimizer: Optimizer, pairs: MakePairs) -> None:
         """Apply on each replica, without summing the gradients a second time."""
-        by_xla = updating_by_xla if compiled_by_xla() else None
-        with patches.gradients_summed_already(optimizer, by_xla) as options, outside_programs():
+        summed = patches.gradients_summed_already(optimizer)
+        with summed as options, updates_by_xla(optimizer), outside_programs():
             self.strategy.extended.call_for_each_replica(lambda: optimizer.apply_gradients(pairs(), **options))
 
     def update(self, variable: Variable, change: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -4,24 +4,35 @@ for each variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from .. import patches
 from .._types import Gradient, Optimizer, Strategy, Tensor, Variable
-from .replica_programs import needs_host
+from .replica_programs import compiled_by_xla, needs_host
 
-Update = Callable[[Strategy, Sequence[tuple[Gradient, Variable]], Tensor], None]
+UPDATE = "_distributed_tf_update_step"
 """Keras 3's method that updates variables on all replicas: strategy, (gradient, variable) pairs, learning rate."""
 
 
-def updating_by_xla(optimizer: Optimizer, native: Update) -> Update:
-    """Return what takes the place of a Keras 3 optimizer's ``native``.
+@contextmanager
+def updates_by_xla(optimizer: Optimizer) -> Iterator[None]:
+    """Have XLA compile the updates of a Keras 3 optimizer inside, where it compiles the replicas' programs.
 
-    Sparse gradients, and an ``update_step`` that asks the host, are left to ``native``.
+    Sparse gradients, and an ``update_step`` that asks the host, are left to TensorFlow.
     """
+    native = getattr(optimizer, UPDATE, None)
+    if native is None or not compiled_by_xla():
+        yield
+        return
+    with patches.attributes(optimizer, **{UPDATE: _update_by_xla(optimizer, native)}):
+        yield
 
+
+def _update_by_xla(optimizer: Optimizer, native: Callable[..., None]) -> Callable[..., None]:
     def update(strategy: Strategy, pairs: Sequence[tuple[Gradient, Variable]], learning_rate: Tensor) -> None:
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if any(_is_sparse(gradient) for gradient in gradients):
