@@ -43,7 +43,8 @@ def descendants(layer: Layer) -> Iterator[Layer]:
 def tracked(layer: Layer) -> list[int]:
     """Return what changes whenever a layer is assigned to an attribute of a layer, or added to a list there."""
     if not hasattr(layer, "_set_dtype_policy"):
-        return [id(each) for each in layer._layers]
+        layers: Sequence[Layer] = getattr(layer, "_layers", ())
+        return [id(each) for each in layers]
     found: Sequence[Any] = getattr(layer, "_self_tracked_trackables", ())
     return [*map(id, found), *[len(each) for each in found if isinstance(each, Sized)]]
 
