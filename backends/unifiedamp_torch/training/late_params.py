@@ -58,7 +58,7 @@ class LateParams:
 
     def layout(self) -> Hashable:
         """Return what changes whenever layers or parameters of the models are added, exchanged or taken away."""
-        return self._version, [(id(each._modules), len(each._modules)) for each in self._containers]
+        return self._version, tuple([(id(each._modules), len(each._modules)) for each in self._containers])
 
     def trainable(self) -> list[torch.Tensor]:
         """Return the late parameters that no optimizer has and that are not frozen."""
