@@ -217,6 +217,16 @@ def test_a_workload_of_a_users_own_by_three_commands_in_json(command):
     assert "again" in done.out
 
 
+def test_init_takes_the_backend_of_the_environment(command, monkeypatch):
+    backend = installed()[-1]
+    monkeypatch.setenv("UNIFIEDAMP_BACKEND", backend)
+    assert json.loads(command("init", "my_model.py", "--json").out)["backend"] == backend
+    monkeypatch.setenv("UNIFIEDAMP_BACKEND", "nothing")
+    done = command("init", "other_model.py")
+    assert done.code == 2
+    assert "environment variable UNIFIEDAMP_BACKEND: unknown backend 'nothing'" in done.err
+
+
 def test_quiet_leaves_the_table_and_no_progress(command, fake):
     arguments = ("compare", MLP, "--policies", "float32,mixed_bfloat16", "--rounds", 1)
     loud, quiet = command(*arguments), command(*arguments, "--quiet")

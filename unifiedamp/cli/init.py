@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import plugins
+from ..config import environment, plugins
 from ..errors import ConfigError
 from ..output.files import check_file, write_whole
 from . import choices
@@ -32,7 +32,7 @@ def init(
     if file.exists():
         raise ConfigError(f"{file} is there already: name another file")
     check_file(file, "FILE")
-    name = choices.one_backend(backend)
+    name = choices.one_backend(backend or environment.text_of("backend"))
     write_whole(file, starter(name))
     lines = (
         f"unifiedamp train {file}",
