@@ -142,11 +142,9 @@ JAX_CACHE = {
 PROVED = ["commands", "compare_parts", "core/test_structure.py", "workloads/test_workload_killed.py"]
 PROVED += [f"migrate/test_{name}.py" for name in ("any_python", "bounds", "command", "growth", "refused_listings")]
 PROVED += [f"migrate/test_{name}_refused.py" for name in ("keras", "torch")]
-PROVED += [
-    f"test_{name}.py"
-    for name in ("author_path", "benchmarks", "checkpoint_file", "contributing", "doc_commands", "killed_training", "kit")
-]
-PROVED += [f"test_{name}.py" for name in ("kit_faults", "kit_ranks", "mutants", "report_hostile", "time_limits")]
+PROVED += [f"test_{name}.py" for name in ("author_path", "benchmarks", "checkpoint_file", "contributing")]
+PROVED += [f"test_{name}.py" for name in ("doc_commands", "killed_training", "kit", "kit_faults", "kit_ranks")]
+PROVED += [f"test_{name}.py" for name in ("mutants", "report_hostile", "time_limits")]
 PROVED += ["on_mxnet/test_rank_mutants.py"]
 # The MXNet of keras2 is that of main: of its tests, those on_mxnet run there, on an older numpy.
 MXNET_PROVED = [
