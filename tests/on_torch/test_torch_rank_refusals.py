@@ -135,6 +135,14 @@ def extended(how):
     return run
 
 
+def extended_before(rank):
+    """A layer comes into a wrapped model before that is prepared."""
+    model = ddp()
+    model.module.add_module("extra", linear())
+    model.module.register_forward_hook(lambda module, _args, output: module.extra(output))
+    step(*prepare(model))
+
+
 def wrapped_anew(rank):
     """What the message says to do."""
     amp, model, optimizer = prepare(ddp())
@@ -152,6 +160,7 @@ CASES = {
         extended("added"),
         "'extra.bias' came into the model after DistributedDataParallel wrapped",
     ),
+    "before prepare": (extended_before, "'extra.bias' came into the model after DistributedDataParallel wrapped"),
     "exchanged": (extended("exchanged"), "'weight' came into the model after DistributedDataParallel wrapped"),
     "policy": (different(policy=("float32", "mixed_bfloat16")), "and policy is float32"),
     "scale": (different(loss_scale=(8.0, 16.0)), "loss_scale is"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,20 +61,14 @@ def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]
     yield from (each for name, each in model.module.named_parameters() if each.requires_grad and name not in ignored)
 
 
-def unreduced(
-    models: Iterable[torch.nn.Module], reduced: Callable[[torch.Tensor], bool]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters that came into models of several ranks after ``DistributedDataParallel`` wrapped them, by name.
-
-    Args:
-        models: which a session has prepared.
-        reduced: whether a parameter was there when they were wrapped.
-    """
-    for each in replicated(models):
-        if dist.get_world_size(each.process_group) > 1:
-            for name, param in each.module.named_parameters():
-                if name not in each.parameters_to_ignore and not reduced(param):
-                    yield name, param
+def unreduced(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters that came into models of several ranks after ``DistributedDataParallel`` wrapped them, by name."""
+    wrapped = [each for each in replicated(models) if dist.get_world_size(each.process_group) > 1]
+    known = {id(param) for each in wrapped for param in each._module_parameters}
+    for each in wrapped:
+        for name, param in each.module.named_parameters():
+            if name not in each.parameters_to_ignore and id(param) not in known:
+                yield name, param
 
 
 def is_shared(model: torch.nn.Module) -> bool:

@@ -113,8 +113,7 @@ class LateParams:
         self._containers = [each for each in modules if isinstance(each, _CONTAINERS)]
         self._seen = self.layout()
         self._late = list(self._find())
-        there = {id(ref()) for refs in self._before for ref in refs.values()}
-        self._unreduced = list(unreduced(self._models, lambda param: id(param) in there))
+        self._unreduced = list(unreduced(self._models))
 
     def _find(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield late parameters; not those in the place of one that no optimizer trained either."""
