@@ -62,7 +62,7 @@ def reduced_parameters(model: DistributedDataParallel) -> Iterator[torch.Tensor]
 
 
 def unreduced(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters that came into models of several ranks after ``DistributedDataParallel`` wrapped them, by name."""
+    """Yield parameters that came into models of several ranks after they were wrapped, by name."""
     wrapped = [each for each in replicated(models) if dist.get_world_size(each.process_group) > 1]
     known = {id(param) for each in wrapped for param in each._module_parameters}
     for each in wrapped:
