@@ -38,10 +38,9 @@ class TensorFlowPrecision(Precision):
         return self._tuner.scope(self._mode.scope())
 
     def autocast(self, enabled: bool, policy: Policy | None) -> AbstractContextManager[Any]:
-        if policy is None:
-            return Region(self.tapes, self._tuner.switches, functools.partial(self._mode.region, enabled, None))
-        found = self._mode.region(enabled, policy)
-        return Region(self.tapes, self._tuner.switches, lambda: found)
+        found = self._mode.region(enabled, policy)  # which may refuse it
+        present = functools.partial(self._mode.region, enabled, None) if policy is None else lambda: found
+        return Region(self.tapes, self._tuner.switches, present)
 
     def inference(self, models: Sequence[Model]) -> AbstractContextManager[Any]:
         """Return a region without gradients; Keras passes the mode with each call, so all prepared models evaluate."""
