@@ -189,6 +189,6 @@ def resumed_rank_begins_with_a_fresh_scale():
     return _on_the_last_rank(lambda training, _: training.read_state())
 
 
-@mutant("fsdp2", "resume")
+@mutant("fsdp2", "resume", refused="the number of good steps in a row is")
 def growth_counted_per_rank_after_a_resume():
     return _on_the_last_rank(lambda _, state: replace(state, good_steps=0))
