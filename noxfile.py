@@ -14,8 +14,10 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import nox
+import nox.command
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"
@@ -163,6 +165,10 @@ SUITE_ONLY = (*EAGER, SUITE, *WITHOUT_RANKS, "tests/test_checkpoint_file.py")
 SOME = (*SUITE_ONLY, "--ignore", "tests/core/test_structure.py", "tests/core")
 
 
+KERAS2 = {"keras2": (SUITE, "tests/test_declared.py"), "keras2_tests": ("tests",)}
+"""Name of a report → what a process of ``tests_keras2`` runs. A file of ``tests`` brings its conftest's options."""
+
+
 def run_tests(session: nox.Session, environment: str, trajectories: int, *options: str) -> None:
     """Install the dependency group of this name and run the suite in it."""
     install(session, "--group", environment, "-e", ".[examples,test]")
@@ -178,6 +184,15 @@ def pytest(session: nox.Session, environment: str, trajectories: int, *options: 
     session.run(*command, env={**ALONE, "UNIFIEDAMP_TEST_ENVIRONMENT": environment})
 
 
+def passed(session: nox.Session, *arguments: Any) -> bool:
+    """Call :func:`pytest`; return whether all tests passed."""
+    try:
+        pytest(session, *arguments)
+    except nox.command.CommandFailed:
+        return False
+    return True
+
+
 @nox.session(python=PYTHON)
 def tests(session: nox.Session) -> None:
     """The suite on torch, TensorFlow with Keras 3 and MXNet 1.9, in one process; everything else on one of them."""
@@ -188,7 +203,12 @@ def tests(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def tests_keras2(session: nox.Session) -> None:
     """The suite on TensorFlow with Keras 2; MXNet's own tests on an older numpy."""
-    run_tests(session, "keras2", 100, "--proved-backend", "mxnet", *MXNET_PROVED, *LESS)
+    install(session, "--group", "keras2", "-e", ".[examples,test]")
+    options = ("--proved-backend", "mxnet", *MXNET_PROVED, *LESS)
+    # One process after the other: TensorFlow keeps what it has compiled, and one for all would need 10 GiB.
+    failed = [name for name, paths in KERAS2.items() if not passed(session, name, 100, *options, *paths)]
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session(python=PYTHON)

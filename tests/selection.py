@@ -14,7 +14,8 @@ from unifiedamp.conformance.plugin import backend_of, declared
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 ENVIRONMENTS = {
-    "main": FRAMEWORKS, "keras2": ("tensorflow", "mxnet"), "mxnet2": ("mxnet",), "numpy2": ("torch", "tensorflow"),
+    "main": FRAMEWORKS, "keras2": ("tensorflow", "mxnet"),
+    "keras2_tests": ("tensorflow", "mxnet"), "mxnet2": ("mxnet",), "numpy2": ("torch", "tensorflow"),
     "python313": ("tensorflow",), "integrations": ("torch",),
     "ray": ("torch", "tensorflow"),
 }  # fmt: skip
