@@ -88,8 +88,9 @@ def run(folder, line):
     """Run a line in a shell, as a reader with one framework does: with several, some commands ask for `--backend`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {**os.environ, "PATH": path, "UNIFIEDAMP_BACKEND": "torch"}
-    options = {"capture_output": True, "text": True, "timeout": 900, "check": False}
-    return subprocess.run(line, shell=True, cwd=folder, env=variables, **options)
+    return subprocess.run(
+        line, shell=True, cwd=folder, env=variables, capture_output=True, text=True, timeout=900, check=False
+    )
 
 
 @pytest.mark.skipif(not FULL, reason="trains for many minutes; UNIFIEDAMP_TEST_EFFORT=full runs it")
