@@ -35,16 +35,10 @@ OFF_V1 = [("        opt = tf.compat.v1.mixed_precision.enable_mixed_precision_gr
 ON_CPU = [('"mixed_float16"', '"float32"')]
 
 pytestmark = [
+    pytest.mark.usefixtures("policy_put_back"),
     pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _policy_put_back():
-    found = tf.keras.mixed_precision.global_policy()
-    yield
-    tf.keras.mixed_precision.set_global_policy(found)
 
 
 def seed() -> None:

@@ -21,17 +21,11 @@ REWRITES = sorted(path.stem for path in (OLD / "rewrite").glob("*.py"))
 SAME = {"rtol": 2e-4, "atol": 2e-5}
 
 pytestmark = [
+    pytest.mark.usefixtures("policy_put_back"),
     pytest.mark.filterwarnings("ignore::unifiedamp.errors.PolicyWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _policy_put_back():
-    found = tf.keras.mixed_precision.global_policy()
-    yield
-    tf.keras.mixed_precision.set_global_policy(found)
 
 
 def natively(text: str) -> str:

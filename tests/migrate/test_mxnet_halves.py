@@ -22,11 +22,7 @@ HALVES = Path(__file__).parent / "old" / "mxnet_halves"
 NAMES = sorted(path.name for path in HALVES.iterdir() if path.is_dir())
 
 
-@pytest.fixture(autouse=True)
-def _engine_forgotten():
-    sys.modules.pop("engine", None)
-    yield
-    sys.modules.pop("engine", None)
+pytestmark = pytest.mark.usefixtures("engine_forgotten")
 
 
 def engine(name: str) -> str:

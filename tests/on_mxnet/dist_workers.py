@@ -21,8 +21,9 @@ MOMENTS = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 0))
 """Whether the condition holds on each worker."""
 
 
-def train(rank):
-    amp = ua.Amp("mxnet", "float32", loss_scale=8.0, device="cpu")
+def prepared(loss_scale):
+    """Return a session, a model of one weight, its Trainer, and the weight."""
+    amp = ua.Amp("mxnet", "float32", loss_scale=loss_scale, device="cpu")
     import mxnet as mx
     from mxnet import gluon
 
@@ -33,6 +34,11 @@ def train(rank):
     )
     _, trainer = amp.prepare(model, trainer)
     (weight,) = model.collect_params().values()
+    return amp, model, trainer, weight
+
+
+def train(rank):
+    amp, model, trainer, weight = prepared(8.0)
     seen = []
     for index, moment in enumerate(MOMENTS):
         amp.backward(lambda: model(amp.to_native(np.ones((1, 1), np.float32))).sum(), trainer)
@@ -44,17 +50,7 @@ def train(rank):
 
 def load(rank):
     """Worker 0 alone loads, then both the same; return what was said, and the weights and scales after."""
-    amp = ua.Amp("mxnet", "float32", loss_scale=ua.DynamicLossScale(initial_scale=8.0), device="cpu")
-    import mxnet as mx
-    from mxnet import gluon
-
-    model = gluon.nn.Dense(1, use_bias=False, in_units=1)
-    model.initialize(mx.init.One())
-    trainer = gluon.Trainer(
-        model.collect_params(), "sgd", {"learning_rate": 0.25}, kvstore="dist_sync", update_on_kvstore=False
-    )
-    _, trainer = amp.prepare(model, trainer)
-    (weight,) = model.collect_params().values()
+    amp, model, trainer, weight = prepared(ua.DynamicLossScale(initial_scale=8.0))
     seen = []
     for loads in ((), (0,), (0, 1), ()):
         if rank in loads:

@@ -132,7 +132,7 @@ def test_under_strict_a_scale_out_of_bounds_is_refused(harness):
 
 
 def test_a_session_without_a_scaler_takes_the_counts(harness, form):
-    """Also where a step of its own was dropped."""
+    """A step that the session dropped before does not count after that."""
     scaled, run = probe_run(harness, loss_scale=SCALE), probe_run(harness, form, loss_scale="none")
     run.feed(1.0)
     x = run.amp.to_native(np.float32([1.0]))
