@@ -62,7 +62,11 @@ class TorchBackend(Backend):
         self.tuner = TorchTuner(spec, native)
         switches, no_sync = self.tuner.switches, self.device.reads_without_sync
         self._steps = steps = StepContext.create(
-            spec, native, no_sync, TrainingRanks(options.process_group, options.shards_reduce_once)
+            spec,
+            native,
+            no_sync,
+            TrainingRanks(options.process_group, options.shards_reduce_once),
+            options.float8_all_gather,
         )
         explain = steps.prepared.dtypes.explain
         self._regions = Regions(spec, native, switches, options.cache_enabled, self._check_region, explain)
@@ -134,6 +138,7 @@ class TorchBackend(Backend):
         if self.spec.policy.compute_dtype == "float8":
             least, emulate = options.float8_min_features, options.emulate or self.spec.policy.emulate
             rows += float8_layers.rows(self._preparation.float8, self.spec.policy.float8, emulate, least)
+            rows += self._steps.float8.rows()
         return rows + emulation.rows(self.spec.policy)
 
     def close(self) -> None:

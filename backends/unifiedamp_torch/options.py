@@ -19,6 +19,8 @@ class TorchOptions:
         emulate: run the numerics of float8 on any device.
         float8_min_features: the smallest in_features and out_features of linear layers that run in float8; smaller ones
             may lose more to casts than their products gain.
+        float8_all_gather: ``fully_shard`` gathers the weights of layers with one float8 scale in float8: a quarter of
+            the traffic of float32. What reads such a weight outside its layer sees float8 numbers.
         scale_on_device: keep the loss scale in device scalars on a CPU too, as on a GPU; for testing that path.
         scope_device: ``amp.scope()`` creates tensors on the session's device. False leaves them where torch creates
             them, and ``amp.prepare`` moves the models.
@@ -31,6 +33,7 @@ class TorchOptions:
     cache_enabled: bool | None = None
     emulate: bool = False
     float8_min_features: int = 0
+    float8_all_gather: bool = False
     scale_on_device: bool = False
     scope_device: bool = True
     process_group: Any = None
@@ -61,7 +64,24 @@ class TorchOptions:
                 "mixed_float8",
                 errors.PolicyWarning,
             )
+        _check_all_gather(spec, options)
         return options
+
+
+def _check_all_gather(spec: SessionSpec, options: TorchOptions) -> None:
+    """Refuse to gather weights in float8 where they have no single scale, or not always.
+
+    Raises:
+        ConfigError: another policy than one of float8 with a scale for each tensor, or a schedule.
+    """
+    if not options.float8_all_gather:
+        return
+    recipe = spec.policy.float8 if spec.policy.compute_dtype == "float8" else None
+    if len(spec.policies) > 1 or recipe is None or recipe.scaling not in ("tensorwise", "delayed"):
+        raise errors.ConfigError(
+            "backend_options.torch.float8_all_gather needs policy 'mixed_float8' with recipe 'tensorwise' or 'delayed' "
+            f"throughout, got {str(spec.policy)!r}{' and a schedule' if len(spec.policies) > 1 else ''}"
+        )
 
 
 def _check_group(value: Any) -> None:

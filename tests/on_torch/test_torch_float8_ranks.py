@@ -65,9 +65,13 @@ def histories(amp):
     return {name.removeprefix("module."): each.tolist() for name, each in amp.backend.amax_history.read().items()}
 
 
+GATHERS = {"gather": {"backend_options": {"torch": {"float8_all_gather": True}}}}
+
+
 def delayed(rank, wrap):
     """Train; return histories, scales and weights, and those of a session that loads what rank 0 saved."""
-    amp, model, optimizer = prepared(DELAYED, wrap)
+    options, wrap = GATHERS.get(wrap, {}), {"gather": "shard"}.get(wrap, wrap)
+    amp, model, optimizer = prepared(DELAYED, wrap, **options)
     reductions = []
     reduce = dist.all_reduce
 
@@ -83,7 +87,7 @@ def delayed(rank, wrap):
     saved = [json.dumps(amp.state_dict())]
     dist.broadcast_object_list(saved, 0)
     weights = {name.removeprefix("module."): each for name, each in amp.master_weights(model).items()}
-    other, twin, _ = prepared(DELAYED, wrap)
+    other, twin, _ = prepared(DELAYED, wrap, **options)
     other.load_master_weights(twin, amp.master_weights(model))
     other.load_state_dict(json.loads(saved[0]))
     x = rows(STEPS, rank)[0]
@@ -102,7 +106,7 @@ def alone():
     return histories(amp), amp.master_weights(model)
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "shard"])
+@pytest.mark.parametrize("wrap", ["ddp", "shard", "gather"])
 def test_a_history_is_the_maximum_over_the_ranks(alone, wrap):
     first, second = checked(run_ranks(delayed, wrap))
     assert first[0] == second[0]
@@ -162,9 +166,9 @@ def test_what_one_rank_alone_has_seen_counts_on_all():
     assert all(first["main.0"][1])
 
 
-def tensorwise(rank):
+def tensorwise(rank, how):
     """Return what a sharded layer computes of known inputs, and the gradient of these."""
-    amp = session("mixed_float8;emulate=true")
+    amp = session("mixed_float8;emulate=true", **GATHERS.get(how, {}))
     model = wrapped(torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE, bias=False)), None)
     with torch.no_grad():
         model[0].weight.copy_(torch.from_numpy(known_weight()))
@@ -189,14 +193,15 @@ def scaled(values, format_):
     return format_.round(np.clip(values * scale, -format_.largest, format_.largest)) / scale
 
 
-def test_the_scale_of_a_sharded_weight_is_that_of_the_whole_weight():
+@pytest.mark.parametrize("how", ["shard", "gather"])
+def test_the_scale_of_a_sharded_weight_is_that_of_the_whole_weight(how):
     x, weight = rows(0, 0)[0].double().numpy(), known_weight().astype(np.float64)
     grad = rows(1, 0)[0].bfloat16().double().numpy()
     w8 = scaled(weight, kit.E4M3)
     out, dx = scaled(x, kit.E4M3) @ w8.T, scaled(grad, kit.E5M2) @ w8
     by_shard = np.concatenate([scaled(half, kit.E4M3) for half in np.split(weight, 2)])
     assert np.abs(by_shard - w8)[SIZE // 2 :].max() > 2.0**-4 * np.abs(weight[SIZE // 2 :]).max()
-    for held, found, gradient in checked(run_ranks(tensorwise)):
+    for held, found, gradient in checked(run_ranks(tensorwise, how)):
         assert held == SIZE // 2
         np.testing.assert_allclose(found, out, rtol=2.0**-8, atol=2.0**-26)  # of bfloat16 results
         np.testing.assert_allclose(gradient, dx, rtol=2.0**-8, atol=2.0**-20)

@@ -37,18 +37,23 @@ class ShardWindows:
         if not self._modules:
             return
         dropped = set(map(id, params))
-        for held in self._held():
+        for held in _held(self._modules):
             if id(held.sharded_param) in dropped:
                 held.unsharded_accumulated_grad = None
                 if hasattr(held, "_unsharded_param"):  # after the first all-gather
                     held._unsharded_param.grad = None
 
-    def _held(self) -> Iterator[Any]:
-        """Yield what ``fully_shard`` keeps of each parameter."""
-        from torch.distributed.fsdp import fully_shard
 
-        for module in self._modules:
-            state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # added by a decorator
-            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later have several
-            for group in [state._fsdp_param_group] if groups is None else groups:
-                yield from group.fsdp_params if group is not None else ()
+def sharded_parameters(models: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """Yield what ``fully_shard`` keeps of each parameter."""
+    return _held(wrapped_by(models, "FSDPModule"))
+
+
+def _held(modules: Iterable[Any]) -> Iterator[Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    for module in modules:
+        state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # added by a decorator
+        groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later have several
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            yield from group.fsdp_params if group is not None else ()

@@ -57,6 +57,11 @@ class How(NamedTuple):
         return casts.SQUARES if self.scaling == casts.BLOCKS else self.scaling
 
     @property
+    def whole_weight(self) -> bool:
+        """Whether weights have one scale, and both products with them run in float8."""
+        return self.scaling == casts.TENSOR and self.fprop and self.dgrad
+
+    @property
     def of_gradients(self) -> torch.dtype:
         """The float8 dtype of gradients."""
         return E5M2 if self.scaling == casts.TENSOR else E4M3

@@ -10,9 +10,11 @@ import torch
 from ..layer_paths import modules_by_path
 from .autocast import Region
 from .float8 import UNKNOWN, How, linear, takes
+from .float8_casts import Scaled
 from .float8_scales import LayerScales
 from .float8_state import Float8State
-from .float8_weights import NOTHING, CachedWeight
+from .float8_weights import NOTHING, CachedWeight, Pair
+from .gathered_weight import GatheredWeight
 from .layers import Forward
 
 
@@ -53,7 +55,10 @@ class Float8Forward(Forward):
         with self._region:
             weight = self._linear.weight
             scales = UNKNOWN if self._scales is None else self._scales.now()
-            low = NOTHING if self._cached is None else self._cached.get(weight)
+            if isinstance(weight, GatheredWeight):
+                low: Pair = Scaled(weight.low, weight.unscale), None
+            else:
+                low = NOTHING if self._cached is None else self._cached.get(weight)
             return linear(x, weight, self._linear.bias, self._emulate, self._how, scales, *low)
 
 
@@ -82,6 +87,8 @@ def wrap(
     names = {path: prefix + (path or "(the model)") for path in paths}
     sizes = {name: (modules[path].in_features, modules[path].out_features) for path, name in names.items()}
     scales = state.scaling.add(sizes) if state.scaling is not None else {}
+    if state.gathered is not None and how.whole_weight:
+        undo += state.gathered.add(model, {name: modules[path] for path, name in names.items()}, scales)
     for path, name in names.items():
         module, known = modules[path], scales.get(name)
         cached = None if state.weights is None else state.weights.add(module, how, known)

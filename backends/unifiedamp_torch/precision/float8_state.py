@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from unifiedamp.backend import Policy
+from unifiedamp.backend import PlanRow, Policy
 
 from ..distributed.ranks import TrainingRanks
+from .float8_gather import GatheredWeights
 from .float8_scales import DelayedScaling
 from .float8_weights import CachedWeights
 
@@ -24,16 +25,25 @@ class Float8State:
         device: the session's.
         ranks: those that train together.
         scheduled: :meth:`follow` may be called.
+        gathers: weights of ``fully_shard`` are gathered in float8.
 
     Attributes:
         scaling: of recipe "delayed"; else None.
         weights: the cached weights; None without windows.
+        gathered: the weights that are gathered in float8; None where none is.
     """
 
     def __init__(
-        self, policy: Policy, windows: bool, device: torch.device, ranks: TrainingRanks, scheduled: bool = False
+        self,
+        policy: Policy,
+        windows: bool,
+        device: torch.device,
+        ranks: TrainingRanks,
+        scheduled: bool = False,
+        gathers: bool = False,
     ) -> None:
         self._windows, self._device, self._ranks, self._scheduled = windows, device, ranks, scheduled
+        self._gathers = gathers
         self._in_step = False
         self.follow(policy)
 
@@ -45,11 +55,20 @@ class Float8State:
         scaling = (recipe.amax_history, recipe.margin, self._device, self._ranks)
         self.scaling = DelayedScaling(*scaling) if delayed else None
         self.weights = CachedWeights() if in_use and self._windows else None
+        self.gathered = GatheredWeights() if in_use and self._gathers else None
 
     @property
     def in_use(self) -> bool:
         """Whether anything is kept, or may be under a later policy."""
-        return self._scheduled or self.scaling is not None or self.weights is not None
+        return self._scheduled or any(each is not None for each in (self.scaling, self.weights, self.gathered))
+
+    def rows(self) -> list[PlanRow]:
+        """Return the row of ``amp.explain()`` on what is gathered."""
+        if self.gathered is None:
+            return []
+        value = f"{len(self.gathered)} weights"
+        note = "of layers in float8 that fully_shard divides by rows; one all-reduce for all scales after each update"
+        return [PlanRow("float8 all-gather", value, "fsdp_pre_all_gather, fsdp_post_all_gather", note=note)]
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -64,8 +83,7 @@ class Float8State:
             self.scaling.note_step(skipped)
             if ends_iteration:
                 self.scaling.end()
-        if self.weights is not None:
-            self.weights.drop()
+        self._drop()
 
     def end_iteration(self) -> None:
         """End an iteration that no step ended."""
@@ -77,8 +95,12 @@ class Float8State:
         self._in_step = False
         if self.scaling is not None:
             self.scaling.discard()
-        if self.weights is not None:
-            self.weights.drop()
+        self._drop()
+
+    def _drop(self) -> None:
+        for each in (self.weights, self.gathered):
+            if each is not None:
+                each.drop()
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Callable[[], None]]:
         """Take in native steps, of loops that others own; return what ends that."""
@@ -113,9 +135,13 @@ class Float8State:
 
     def window(self) -> tuple[bool, ...]:
         """Return which weights are cast in this window."""
-        return () if self.weights is None else self.weights.state()
+        weights = () if self.weights is None else self.weights.state()
+        return weights if self.gathered is None else (*weights, self.gathered.fresh)
 
     def restore_window(self, window: Sequence[bool]) -> None:
         """Restore what :meth:`window` returned."""
+        if self.gathered is not None:
+            *window, fresh = window
+            self.gathered.restore(fresh)
         if self.weights is not None:
             self.weights.set_state(window)

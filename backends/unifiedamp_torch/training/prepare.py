@@ -230,6 +230,13 @@ class Preparation:
         paths = [path for path, why in chosen.items() if not why]
         self._forwards += float8_forward.wrap(model, paths, self._device.type, how, emulate, self._float8_state, prefix)
 
+        if self._float8_state.gathered is not None and not len(self._float8_state.gathered):
+            self._spec.warn(
+                f"backend_options.torch.float8_all_gather has no effect on {type(model).__name__}: it holds no float8 "
+                "layer that fully_shard divides by rows on its device",
+                errors.PolicyWarning,
+            )
+
     def _converts_layout(self, model: torch.nn.Module) -> bool:
         """Return whether a model's convolutions are changed to channels last."""
         free = not is_wrapped(model) or (not sharded([model]) and not any(map(why_kept, replicated([model]))))

@@ -58,7 +58,12 @@ class StepContext:
 
     @classmethod
     def create(
-        cls, spec: SessionSpec, device: torch.device, reads_without_sync: bool, ranks: TrainingRanks
+        cls,
+        spec: SessionSpec,
+        device: torch.device,
+        reads_without_sync: bool,
+        ranks: TrainingRanks,
+        float8_all_gather: bool = False,
     ) -> StepContext:
         """Return the context of a new session; ``reads_without_sync``: see ``Device``."""
         scaling = spec.loss_scale
@@ -86,6 +91,7 @@ class StepContext:
             device,
             ranks,
             scheduled=any(p.compute_dtype == "float8" for p in spec.policies[1:]),
+            gathers=float8_all_gather and len(spec.policies) == 1,
         )
         flags = ThreadFlags(device.type)
         return cls(prepared, ranks, agreement, loaded, native, flags, loss, reports, averages, steps, scaler, float8)
