@@ -112,7 +112,7 @@ class GatheredWeights:
 
     def _made(self, held: Any, scales: LayerScales | None) -> ShardedWeight:
         with torch.inference_mode(False):
-            scale, unscale = torch.ones(2, 1, device=held.device).unbind()
+            scale, unscale = (torch.ones(1, device=held.device) for _ in range(2))  # cuBLAS reads aligned scales
         self._all.append(ShardedWeight(held, scales, self, scale, unscale))
         return self._all[-1]
 

@@ -31,6 +31,10 @@ class GatheredWeight(torch.Tensor):
         made.low, made.unscale = low, unscale
         return made
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Return a text that reads no numbers: compilers print tensors that have none."""
+        return f"GatheredWeight({tuple(self.shape)}, {self.dtype})"
+
     def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
         return ["low", "unscale"], self.dtype
 
