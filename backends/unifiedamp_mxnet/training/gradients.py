@@ -58,6 +58,7 @@ class GradientBuffer:
         losses: unscaled losses of the window, for diagnosis.
         condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
         loaded: whether this worker loaded a state since its last step.
+        on_reduced: called once the window's gradients are summed; None where nothing is to be called.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class GradientBuffer:
         self.found_inf: bool | None = None
         self.condition: bool | None = None
         self.losses: list[Array] = []
+        self.on_reduced: Callable[[], None] | None = None
         self._wide: dict[tuple[int, int], Array] = {}
         self._own: set[tuple[int, int]] = set()
 
@@ -201,6 +203,8 @@ class GradientBuffer:
         self._sum()
         for index in {index for _, index in self._wide}:
             self._sum_wide(index)
+        if self.on_reduced is not None:
+            self.on_reduced()
 
     def _fill_in(self) -> None:
         """Zero what no backward pass of this window wrote, which MXNet would add again; let all contexts and workers
