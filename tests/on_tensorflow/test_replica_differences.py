@@ -17,10 +17,12 @@ PLANTED = {
     "reduction": (2, "reduction", "layer1.kernel", ""),
     "overflow": (2, "reduction", "layer1.kernel", ""),
 }
-CASES = [
-    *(("eager", case) for case in PLANTED), *(("compiled", case) for case in ("plain", "data", "gradient", "reduction")),
-    *(("max", case) for case in ("plain", "reduction")),
-]  # fmt: skip
+FORMS = {
+    "eager": tuple(PLANTED),
+    "compiled": ("plain", "data", "gradient", "reduction"),
+    "max": ("plain", "reduction"),
+}
+CASES = [(form, case) for form, cases in FORMS.items() for case in cases]
 
 
 @pytest.fixture
