@@ -99,6 +99,24 @@ PLANTED = {
 }
 
 
+def recorded_by_torch(rate=0.1):
+    """Record the same three steps of the same model in another framework, on the whole batch."""
+    torch = pytest.importorskip("torch")
+    linear, rng = torch.nn.Linear, np.random.default_rng(0)
+    model = torch.nn.Sequential(linear(*SIZES[:2]), torch.nn.ReLU(), linear(*SIZES[1:]))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.copy_(torch.from_numpy(rng.normal(0, 0.5, tuple(param.shape)).astype(np.float32)))
+    amp = ua.Amp("torch", "float32", device="cpu", loss_scale=8.0)
+    model, optimizer = amp.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
+    kept = Kept()
+    with contextlib.closing(amp), amp.record(kept, every=1, compare=True):
+        for batch in BATCHES:
+            amp.backward(lambda x=batch: model(torch.from_numpy(x)).square().mean(), optimizer)
+            amp.step(optimizer)
+    return kept.recording()
+
+
 def check(found, case):
     first, expected = found.first, PLANTED[case]
     if expected is None:
@@ -156,4 +174,18 @@ def test_a_context_without_a_batch():
     found = difference(recorded(1), recorded(case="idle"))
     assert (found.first, found.steps) == (None, 3)
     found = difference(recorded(1, case="rate"), recorded(case="idle"))
+    assert (found.first.step, found.first.part) == (1, "update")
+
+
+def test_two_contexts_and_another_framework():
+    """Layers by the norms of the whole batch, gradients after the sum."""
+    other = recorded_by_torch()
+    for runs in ((other, recorded()), (recorded(), other)):
+        found = difference(*runs)
+        assert (found.first, found.steps) == (None, 3)
+        assert any("layers by norms over the whole batch" in line for line in found.compared)
+    for case, expected in (("rate", (1, "update")), ("gradient", (2, "backward")), ("reduction", (2, "backward"))):
+        found = difference(other, recorded(case=case))
+        assert (found.first.step, found.first.part) == expected
+    found = difference(recorded_by_torch(0.2), recorded())
     assert (found.first.step, found.first.part) == (1, "update")

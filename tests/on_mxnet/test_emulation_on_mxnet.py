@@ -187,8 +187,9 @@ def test_layers_in_other_dtypes_are_emulated_too(net):
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        ("bfloat16;emulate=true", "'mixed_bfloat16;emulate=true' is the nearest"),
-        ("p=float32,c=bfloat16,o=bfloat16;emulate=true", "output_dtype='float32'"),
+        ("p=bfloat16,c=float16,o=float32;emulate=true", "'mixed_float16;emulate=true' is the nearest"),
+        ("p=float16,c=bfloat16,o=float32;emulate=true", "'mixed_bfloat16;emulate=true' is the nearest"),
+        ("p=float32,c=bfloat16,o=float16;emulate=true", "output_dtype='float32'"),
         ("mixed_float8", "'mixed_float8;emulate=true' runs its numerics"),
     ],
 )

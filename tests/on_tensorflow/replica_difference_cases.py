@@ -15,7 +15,7 @@ from unifiedamp.conformance.recorded import Kept
 BATCHES = [np.random.default_rng(seed).normal(size=(8, 6)).astype(np.float32) for seed in range(3)]
 SIZES = (6, 8, 2)
 PLANTED = {
-    "eager": ("plain", "rate", "data", "gradient", "reduction", "overflow"),
+    "eager": ("plain", "renamed", "rate", "data", "gradient", "reduction", "overflow"),
     "compiled": ("plain", "data", "gradient", "reduction"),
     "max": ("plain", "reduction"),
 }
@@ -28,10 +28,10 @@ def spoiled(x, factor):
     return tf.identity(x), lambda gradient: (gradient * factor, None)
 
 
-def network():
+def network(name="layer"):
     rng, model = np.random.default_rng(0), keras.Sequential([keras.Input((SIZES[0],))])
     for place, (inputs, outputs) in enumerate(itertools.pairwise(SIZES)):
-        layer = keras.layers.Dense(outputs, activation=None if place else "relu", name=f"layer{place}")
+        layer = keras.layers.Dense(outputs, activation=None if place else "relu", name=f"{name}{place}")
         model.add(layer)
         layer.set_weights([rng.normal(0, 0.5, shape) for shape in ((inputs, outputs), (outputs,))])
     return model
@@ -57,7 +57,8 @@ def recorded(form, case, count=2):
     amp = ua.Amp("tensorflow", "float32", device="cpu", loss_scale=8.0)
     with STRATEGY.scope() if count > 1 else contextlib.nullcontext(), amp.scope():
         total = tf.Variable(1.0, trainable=False)
-        model, optimizer = network(), keras.optimizers.SGD(0.2 if case == "rate" else 0.1)
+        model = network("renamed" if case == "renamed" else "layer")
+        optimizer = keras.optimizers.SGD(0.2 if case == "rate" else 0.1)
     model, optimizer = amp.prepare(model, optimizer)
 
     def step(x, factor):

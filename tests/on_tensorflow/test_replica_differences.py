@@ -11,6 +11,7 @@ pytest.importorskip("tensorflow")
 
 PLANTED = {
     "plain": None,
+    "renamed": None,
     "rate": (1, "update", "layer0", ""),
     "data": (2, "data", "", "on rank 1"),
     "gradient": (2, "backward", "layer1", "on rank 1"),

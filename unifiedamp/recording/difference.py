@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from .alignment import pair_rows
 from .distance import limit_of, lowest
 from .divergence import Difference
-from .ranks_of_step import RankCount
+from .ranks_of_step import RankCount, RanksOfStep
 from .reading import Recording
 from .same_model import Pairing, pairing, unwrapped
 from .step_pair import Comparison, StepPair
@@ -76,7 +76,7 @@ def _compared(
         yield from (RAN[each].format(which) for each in sorted(ran) if each in RAN)
     yield from _ranks_compared(about)
     if about.pairing.part == "ordered":
-        rows, others = (each["compare"]["layers"] for each in pairs[0])
+        rows, others = RanksOfStep(*pairs[0], about.ranks, layouts=False).rows()
         matched, of_all = len(pair_rows(rows, others, names=False)), len(rows)
         yield (
             f"{a.header['backend']} and {b.header['backend']}: {matched} of {of_all} inputs and "

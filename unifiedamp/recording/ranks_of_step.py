@@ -55,6 +55,12 @@ class RanksOfStep:
         one, other = (_whole(step, merged) for step, merged in zip(self._steps, self._merged, strict=True))
         return one, other
 
+    def rows(self) -> tuple[Rows, Rows]:
+        """Return the rows of layers that are of one batch: of the whole one where the runs divide it otherwise."""
+        if self.differ:
+            return self.whole()
+        return self._steps[0]["compare"]["layers"], self._steps[1]["compare"]["layers"]
+
     def others(self) -> Iterator[tuple[str, Rows, Rows]]:
         """Yield the rows of layers of each rank but the first, of runs with one number of ranks."""
         one, other = (each.get("layers", {}) for each in self._merged)
