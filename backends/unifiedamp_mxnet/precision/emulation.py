@@ -46,10 +46,13 @@ def rounded_floats(value: object) -> Any:
 
 def _rounded_float(tensor: Any) -> Any:
     if isinstance(tensor, NDArray):
-        kept = is_empty(tensor) or tensor.stype != "default" or dtype_code(tensor) not in _TAKEN
-    else:
-        kept = is_unknown(tensor)
-    return tensor if kept else rounded(cast(tensor, "float32"), "bfloat16")
+        if is_empty(tensor) or tensor.stype != "default" or dtype_code(tensor) not in _TAKEN:
+            return tensor
+        if dtype_code(tensor) == CODES["float32"]:  # amp_cast has no gradient for a scalar array on MXNet 2
+            return rounded(tensor, "bfloat16")
+    elif is_unknown(tensor):
+        return tensor
+    return rounded(cast(tensor, "float32"), "bfloat16")
 
 
 class ThreadLayer(threading.local):
