@@ -18,8 +18,8 @@ def take_ran() -> list[str]:
 
 
 def emulation_of(harness: Any, policy: Any) -> ua.Policy | None:
-    """Return a mixed policy, or one with ``update``, with ``emulate``; None for others, and where the backend emulates
-    none.
+    """Return a mixed policy, or one with bfloat16 parameters, with ``emulate``; None for others, and where the backend
+    emulates none.
 
     Args:
         harness: of the backend under test.
@@ -28,7 +28,7 @@ def emulation_of(harness: Any, policy: Any) -> ua.Policy | None:
     known = ua.Policy.parse(policy) if isinstance(policy, str) else policy
     if not isinstance(known, ua.Policy) or known.emulate:
         return None
-    if known.update is None and (known.param_dtype != "float32" or not known.is_mixed):
+    if known.param_dtype != "bfloat16" and (known.param_dtype != "float32" or not known.is_mixed):
         return None
     return known.replace(emulate=True) if harness.capabilities().feature("emulation") else None
 

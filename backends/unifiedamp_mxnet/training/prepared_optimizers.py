@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-from unifiedamp.backend import ScaleState, SessionSpec, rank_settings
+from unifiedamp.backend import ScaleState, SessionSpec, rank_settings, rounding
 
 from .._types import HostArray, Parameter, Trainer, Undo
+from ..precision.bfloat16_bits import write_rounded
 from ..precision.low_precision_params import Arrays
 from .master_weights import MasterWeights, create_states
 from .prepared_optimizer import PreparedOptimizer
@@ -122,9 +123,14 @@ class PreparedOptimizers:
         return next((arrays for arrays in found if arrays is not None), before)
 
     def load_masters(self, param: Parameter, values: HostArray) -> bool:
-        """Set a parameter whose updates are rounded to float32 values; return False for another one."""
-        rounded = [prepared.masters for prepared in self if isinstance(prepared.masters, RoundedWeights)]
-        return any(weights.load(param, values) for weights in rounded)
+        """Set a parameter that is rounded, by its Trainer or without one, to float32 values; return False for another."""
+        if any(weights.load(param, values) for _, weights in self.rounded()):
+            return True
+        if id(param) not in self._emulated:
+            return False
+        for array in param.list_data():
+            write_rounded(array, rounding.nearest(values))
+        return True
 
     def close(self) -> None:
         """Give the Trainers back as they were."""
