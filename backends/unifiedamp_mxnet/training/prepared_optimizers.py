@@ -123,7 +123,7 @@ class PreparedOptimizers:
         return next((arrays for arrays in found if arrays is not None), before)
 
     def load_masters(self, param: Parameter, values: HostArray) -> bool:
-        """Set a parameter that is rounded, by its Trainer or without one, to float32 values; return False for another."""
+        """Set a rounded parameter, with a Trainer or without, to float32 values; return False for another one."""
         if any(weights.load(param, values) for _, weights in self.rounded()):
             return True
         if id(param) not in self._emulated:
