@@ -35,9 +35,8 @@ def write_bits(array: Array, bits: HostArray) -> None:
 
 def read_rounded(array: Array) -> HostArray:
     """Return the numbers of a bfloat16 array, or of a float32 array rounded to bfloat16, as float32."""
-    if dtype_name(array) == "float32":
-        return rounding.nearest(array.asnumpy())
-    return wide(read_bits(array))
+    found: HostArray = rounding.nearest(array.asnumpy()) if dtype_name(array) == "float32" else wide(read_bits(array))
+    return found
 
 
 def write_rounded(array: Array, values: HostArray) -> None:
