@@ -12,7 +12,6 @@ from unifiedamp.backend import (
     Ranks,
     SessionSpec,
     Unsupported,
-    WeightUpdates,
     errors,
 )
 
@@ -29,12 +28,12 @@ from .interop import MXNetInterop
 from .models.convert import MXNetConverter
 from .models.shapes import MXNetLayerShapes
 from .models.weights import MXNetWeights
-from .mxnet_api import NUMPY_API, mx, upstream
+from .mxnet_api import mx, upstream
 from .options import check_options, emulated, hybridize_call, with_emulation
 from .precision.custom_functions import wrap_custom
 from .precision.float8_scales import DelayedScaling
 from .precision.layers import BoundaryCasts
-from .precision.policies import NO_BFLOAT16_PARAMS_2, check_session_policy, default_policy
+from .precision.policies import check_session_policy, default_policy
 from .precision.policy_switch import MXNetPolicySwitcher
 from .precision.precision import MXNetPrecision
 from .precision.prepared_models import PreparedModels
@@ -55,8 +54,6 @@ class MXNetBackend(Backend):
     name = "mxnet"
     profiler = Unsupported("MXNet's profiler names operators, not the device's kernels")
 
-    weight_updates: WeightUpdates | Unsupported = Unsupported(NO_BFLOAT16_PARAMS_2)
-
     device: MXNetDevice
     precision: MXNetPrecision
     training: MXNetTraining
@@ -76,7 +73,7 @@ class MXNetBackend(Backend):
         tables = CastTables(spec, context, boundaries, tuning.optimize_layout)
         models = PreparedModels(spec, boundaries, tables)
         self._models = models
-        self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, tuning.fuse)
+        self._optimizers = optimizers = PreparedOptimizers(spec, scaler, models.originals, models.emulated, tuning.fuse)
         hybridizer = Hybridizer(spec, models.models)
         self._closing = (optimizers.close, models.close)
         self.device = MXNetDevice(context)
@@ -87,8 +84,7 @@ class MXNetBackend(Backend):
         self.recorder = MXNetRecorder(spec, scaler, models.models, optimizers)
         self.forecaster = MXNetForecaster(scaler, models.models, optimizers)
         self.weights = MXNetWeights(optimizers.masters_of, optimizers.load_masters)
-        if not NUMPY_API:
-            self.weight_updates = MXNetWeightUpdates(optimizers)
+        self.weight_updates = MXNetWeightUpdates(optimizers)
         self.optimizer_states = MXNetOptimizerStates(optimizers)
         self.averaging = MXNetAveraging(optimizers)
         self.policy_switcher = MXNetPolicySwitcher(spec, tables)

@@ -18,9 +18,7 @@ FEATURES = {
     "master_weights": Support(
         True, "multi_precision=True: float32 copies of float16 weights in the optimizer's states"
     ),
-    "emulation": Support(
-        True, "of mixed policies: float32 products of rounded operands, float16 by amp_cast, others by numpy"
-    ),
+    "emulation": Support(True, "float32 products of rounded operands, float16 by amp_cast, others by numpy"),
     "float8": Support(True, "emulated on a CPU by backend_options.mxnet.emulate; MXNet has no float8 type"),
     "reduce_dtype": Support(True, "a cast around the kvstore's sum over the contexts of one process"),
     "no_device_wait": Support(

@@ -94,7 +94,10 @@ def _param_rows(spec: SessionSpec) -> list[PlanRow]:
         rows.append(PlanRow("state_dtype", kept, native, "emulated", note))
     if dtype == "float32":
         return rows
-    rows += [PlanRow("param_dtype", dtype, f"Parameter.cast({dtype!r})", note="batch norm stays float32")]
+    native, effect = f"Parameter.cast({dtype!r})", "native"
+    if spec.policy.emulate and dtype == "bfloat16":
+        native, effect = "float32 arrays, rounded in numpy", "emulated"
+    rows += [PlanRow("param_dtype", dtype, native, effect, "batch norm stays float32")]
     if spec.policy.update is not None:
         native = "Updater.__call__ over float32 values, rounded in numpy"
         note = "gradients add up, are unscaled and clipped in float32; states are float32"

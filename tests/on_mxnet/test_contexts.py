@@ -300,11 +300,3 @@ def test_what_is_summed_otherwise_is_refused(options, said):
     trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
     with pytest.raises(ua.PrepareError, match=said):
         amp.prepare(model, trainer)
-
-
-def test_runs_on_several_contexts_are_not_compared():
-    amp, model, trainer = two_copies()
-    with pytest.raises(ua.UnsupportedError, match="the model is on 2 contexts"):
-        amp.record([].append, every=1, compare=True)
-    feed(amp, model, trainer, ONES, ONES)
-    amp.record([].append, every=1).stop()

@@ -187,8 +187,9 @@ def test_layers_in_other_dtypes_are_emulated_too(net):
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        ("bfloat16;emulate=true", "'mixed_bfloat16;emulate=true' is the nearest"),
-        ("p=float32,c=bfloat16,o=bfloat16;emulate=true", "output_dtype='float32'"),
+        ("p=bfloat16,c=float16,o=float32;emulate=true", "'mixed_float16;emulate=true' is the nearest"),
+        ("p=float16,c=bfloat16,o=float32;emulate=true", "'mixed_bfloat16;emulate=true' is the nearest"),
+        ("p=float32,c=bfloat16,o=float16;emulate=true", "output_dtype='float32'"),
         ("mixed_float8", "'mixed_float8;emulate=true' runs its numerics"),
     ],
 )
@@ -199,12 +200,12 @@ def test_what_cannot_be_emulated_is_refused(policy, match):
 
 def test_the_kit_emulates_what_this_machine_does_not_run(monkeypatch):
     monkeypatch.setattr(policies, "cpu_runs_bfloat16", lambda: False)
-    for name in ("mixed_float16", "mixed_bfloat16", "mixed_float8"):
+    for name in ("mixed_float16", "mixed_bfloat16", "mixed_float8", "bfloat16"):
         assert session(load_harness("mxnet"), policy=name).policy == ua.Policy.parse(f"{name};emulate=true")
-    assert take_ran() == ["mixed_float16", "mixed_bfloat16", "mixed_float8"]
-    for name in ("float16", "bfloat16"):
+    assert take_ran() == ["mixed_float16", "mixed_bfloat16", "mixed_float8", "bfloat16"]
+    for options in ({"policy": "float16"}, {"policy": "bfloat16", "master_weights": True}):
         with pytest.raises(ua.PolicyNotSupportedError):
-            session(load_harness("mxnet"), policy=name)
+            session(load_harness("mxnet"), **options)
     assert take_ran() == []
 
 

@@ -7,7 +7,7 @@ Having the object is the capability: core derives the features in ``ROLE_FEATURE
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from ..errors import UnsupportedError
 from ..loss_scale import ScaleState
@@ -124,6 +124,9 @@ class Recorder:
     records_states: bool = False
     """Whether :meth:`states` is there."""
 
+    reduction: Literal["mean", "sum"] = "mean"
+    """What the gradients of several ranks, replicas or contexts become before they are applied."""
+
     @required
     def begin(self, activations: bool, compare: bool = False) -> None:
         """Record the steps from here to :meth:`end`; nothing may be left that costs time afterwards.
@@ -171,6 +174,12 @@ class Recorder:
         Called between steps, when recording begins and after :meth:`end`; counted where they are, and read at once.
         """
         return {}
+
+    def replicas(self) -> int:
+        """Return how many replicas or contexts of this process train together, each a part of
+        ``RecordedStep.local``.
+        """
+        return 1
 
     def messages(self) -> RankMessages | None:
         """Return what carries a recorded step to the first of several processes; None for a process alone.

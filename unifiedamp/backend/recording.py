@@ -95,14 +95,13 @@ class StepSketches:
     """Sketches of a step's tensors, for ``amp.record(compare=True)``.
 
     Attributes:
-        activations: one for each of ``RecordedStep.activations``, in its order.
-        gradients: parameter name → of its gradient after the sum over ranks, divided by the loss scale.
-        local: the same of this rank's own gradients; empty for a process alone.
+        activations: one for each activation of the step that holds the sketches, in its order.
+        gradients: parameter name → of its gradient, divided by the loss scale: of a :class:`RecordedStep` after the sum
+            over ranks, of a :class:`LocalStep` before it.
     """
 
     activations: Sequence[Sketch] = ()
     gradients: Mapping[str, Sketch] = field(default_factory=dict)
-    local: Mapping[str, Sketch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,11 +112,15 @@ class LocalStep:
         rank: its number.
         activations: as in :class:`RecordedStep`.
         finite: parameter name → whether its gradient was finite before the sum; empty where that is not known.
+        loss: its unscaled loss; None where none was seen.
+        sketches: of its activations and of its gradients before the sum, where they were asked for.
     """
 
     rank: int
     activations: Sequence[Activation] = ()
     finite: Mapping[str, bool] = field(default_factory=dict)
+    loss: float | None = None
+    sketches: StepSketches | None = None
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,13 @@ class RecordedStep:
 
     Attributes:
         scale: the loss scale that its gradients carry.
-        loss: the unscaled loss (the last one, of several); None where none was seen.
+        loss: the unscaled loss (the last one, of several; of several replicas the sum); None where none was seen.
         gradients: parameter name → its counts.
         activations: in the order in which the layers ran; a layer that ran twice is there twice.
         local: of several ranks, replicas or contexts, what each of this process computed; empty for one alone.
         sharded: ``gradients`` are of this rank's shards, and counts of all ranks add up.
-        sketches: of its tensors, where they were asked for.
+        sketches: of its tensors, where they were asked for; of several replicas or contexts of this process, which
+            have those of layers in ``local``, gradients alone.
         weights: the same as ``Recorder.weights``, when a step began whose gradients are noted while tracing; core asks
             for those of other steps itself.
     """

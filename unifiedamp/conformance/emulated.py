@@ -1,4 +1,4 @@
-"""Mixed policies that a machine does not run: the suite runs their emulation in place of skipping, and says so."""
+"""Policies that a machine does not run: the suite runs their emulation in place of skipping, and says so."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ def take_ran() -> list[str]:
 
 
 def emulation_of(harness: Any, policy: Any) -> ua.Policy | None:
-    """Return a policy with ``emulate``; None where that is no other policy, or the backend emulates none.
+    """Return a mixed policy, or one with bfloat16 parameters, with ``emulate``; None for others, and where the backend
+    emulates none.
 
     Args:
         harness: of the backend under test.
         policy: a policy or its text.
     """
     known = ua.Policy.parse(policy) if isinstance(policy, str) else policy
-    if not isinstance(known, ua.Policy) or known.emulate or known.param_dtype != "float32" or not known.is_mixed:
+    if not isinstance(known, ua.Policy) or known.emulate:
+        return None
+    if known.param_dtype != "bfloat16" and (known.param_dtype != "float32" or not known.is_mixed):
         return None
     return known.replace(emulate=True) if harness.capabilities().feature("emulation") else None
 

@@ -9,6 +9,7 @@ from ..errors import ConfigError
 from .alignment import pair_rows
 from .distance import limit_of, lowest
 from .divergence import Difference
+from .ranks_of_step import RankCount, RanksOfStep
 from .reading import Recording
 from .same_model import Pairing, pairing, unwrapped
 from .step_pair import Comparison, StepPair
@@ -56,7 +57,7 @@ def _comparison(a: Recording, b: Recording, paired: Pairing, ulp: float | None) 
     # Optimizers with an epsilon divide by the size of gradients.
     known = {row["layer"] for each in (a, b) for row in each.steps[0]["activations"]}
     adaptive = any(row["layer"] not in known for each in headers for row in each["epsilons"])
-    ranks = int(a.header.get("ranks", 1)), int(b.header.get("ranks", 1))
+    ranks = RankCount.of(a.header), RankCount.of(b.header)
     return Comparison(paired, lowest([*compute, *params]), lowest(params), ulp, same, adaptive, ranks)
 
 
@@ -73,14 +74,9 @@ def _compared(
     for which, steps in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
         ran = {str(step.get("ran", "eager")) for step in steps}
         yield from (RAN[each].format(which) for each in sorted(ran) if each in RAN)
-    counts = about.ranks
-    if counts[0] != counts[1]:
-        yield (
-            f"{counts[0]} and {counts[1]} ranks: layers by norms and sums over the whole batch, gradients by the mean "
-            "of the ranks' own; where a rank did not answer, weights and summed gradients alone"
-        )
+    yield from _ranks_compared(about)
     if about.pairing.part == "ordered":
-        rows, others = (each["compare"]["layers"] for each in pairs[0])
+        rows, others = RanksOfStep(*pairs[0], about.ranks, layouts=False).rows()
         matched, of_all = len(pair_rows(rows, others, names=False)), len(rows)
         yield (
             f"{a.header['backend']} and {b.header['backend']}: {matched} of {of_all} inputs and "
@@ -95,6 +91,19 @@ def _compared(
         if each.damaged:
             lines = "1 line" if each.damaged == 1 else f"{each.damaged} lines"
             yield f"left out of the {which} recording: {lines} that could not be read"
+
+
+def _ranks_compared(about: Comparison) -> Iterator[str]:
+    one, other = about.ranks
+    if one == other:
+        return
+    layouts = about.pairing.part == "sketch"
+    reductions = " or ".join(sorted({each.reduction for each in (one, other) if each.reduction}))
+    own = f"gradients by the {reductions} of the ranks' own" if layouts else "gradients after they were reduced"
+    yield (
+        f"{one.count} and {other.count} ranks: layers by norms{' and sums' if layouts else ''} over the whole batch, "
+        f"{own}; where a rank did not answer, weights and summed gradients alone"
+    )
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

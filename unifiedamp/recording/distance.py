@@ -58,9 +58,12 @@ def measure(one: Mapping[str, Any], other: Mapping[str, Any], part: str = "sketc
     Args:
         one, other: their sketches.
         part: "sketch" compares element by element; "ordered" the values in ascending order, whatever the layout;
-            "batch" norms and sums over the first dimension, which gives a lower bound of the distance.
+            "batch" norms and sums over the first dimension, and "norm" norms alone, which give lower bounds of it.
         floor: distances are relative to this norm at least.
     """
+    if part == "norm":
+        lengths = relative(float(one["norm"]), float(other["norm"]))
+        return Distance(lengths, None, lengths)
     (norm, values), (other_norm, others) = numbers(one, part), numbers(other, part)
     if (norm, values) == (other_norm, others):
         return Distance(0.0, 1.0 if norm else None, 0.0)
@@ -89,15 +92,17 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b))
 
 
-def mean_of(sketches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sketch of the mean of tensors; its norm is estimated from the sketch, which is linear."""
+def sum_of(sketches: Sequence[Mapping[str, Any]], divisor: int = 1) -> dict[str, Any]:
+    """Return the sketch of the sum of tensors, divided by a number; its norm is estimated from the sketch, which is
+    linear.
+    """
     rows = [numbers(each, "sketch")[1] for each in sketches]
-    values = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    values = [sum(column) / divisor for column in zip(*rows, strict=True)]
     return {**sketches[0], "sketch": values, "norm": math.hypot(*values)}
 
 
 def estimated(sketched: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sketch whose norm is estimated, to be compared with :func:`mean_of`."""
+    """Return a sketch whose norm is estimated, to be compared with :func:`sum_of`."""
     return {**sketched, "norm": math.hypot(*numbers(sketched, "sketch")[1])}
 
 

@@ -20,16 +20,20 @@ LAST_WAIT = 10.0
 """Seconds for which the first rank waits, at the end of a recording, for the last messages of the others."""
 
 
-def summarize(seen: LocalStep, reduced: Sequence[str], order: Sequence[str], loss: float | None) -> dict[str, Any]:
+def summarize(seen: LocalStep, reduced: Sequence[str], order: Sequence[str]) -> dict[str, Any]:
     """Return what one rank says of a recorded step.
 
     Args:
         seen: what it computed.
         reduced: names of its gradients that are not finite after the sum.
         order: its parameters in the order in which their layers ran.
-        loss: its loss.
     """
+    loss = seen.loss
     bad = [name for name, finite in seen.finite.items() if not finite]
+    compared: dict[str, Any] = {}
+    if seen.sketches is not None:
+        compared["local"] = {name: to_json(each) for name, each in seen.sketches.gradients.items()}
+        compared["layers"] = rank_layers_to_json(seen.activations, seen.sketches)
     first = first_activation(seen.activations)
     places = [index for index, each in enumerate(seen.activations) if not math.isfinite(each.largest)]
     return {
@@ -42,6 +46,7 @@ def summarize(seen: LocalStep, reduced: Sequence[str], order: Sequence[str], los
         "gradients": bad,
         "looked": bool(seen.finite),
         "reduced": list(reduced),
+        **compared,
     }
 
 
@@ -141,10 +146,7 @@ class MergedRanks:
         if self._messages is None:
             return [merge(step, _of_replicas(seen, order, skipped), [each.rank for each in seen.local], order)]
         reduced = [name for name, counts in seen.gradients.items() if not all_finite(counts.scaled)]
-        own = summarize(seen.local[0], reduced, order, seen.loss)
-        if seen.sketches is not None:
-            own["local"] = {name: to_json(each) for name, each in seen.sketches.local.items()}
-            own["layers"] = rank_layers_to_json(seen.activations, seen.sketches)
+        own = summarize(seen.local[0], reduced, order)
         counts = distributions if seen.sharded else None
         if not self.first:
             self._messages.post(step, json.dumps({"summary": own, "counts": counts}, separators=(",", ":")))
@@ -179,11 +181,15 @@ class MergedRanks:
 
 
 def _of_replicas(seen: RecordedStep, order: Sequence[str], skipped: bool) -> list[dict[str, Any]]:
-    """Return the summaries of replicas of one process. What the sum became is known from the decision alone."""
-    summaries = [summarize(each, [], order, None) for each in seen.local]
+    """Return the summaries of replicas of one process. Without sketches of the sum, what it became is known from the
+    decision alone.
+    """
+    summaries = [summarize(each, [], order) for each in seen.local]
     fine = all(each["place"] is None and not each["gradients"] for each in summaries)
     if skipped and fine:
-        summaries[0] |= {"reduced": [""], "non_finite": True}
+        sums = {} if seen.sketches is None else seen.sketches.gradients
+        reduced = [name for name, each in sums.items() if not math.isfinite(each.norm)]
+        summaries[0] |= {"reduced": reduced or [""], "non_finite": True}
     return summaries
 
 

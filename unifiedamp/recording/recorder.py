@@ -239,7 +239,7 @@ class Recorder:
         further: dict[str, Any] = {}
         if seen.sketches is not None:
             before = {**self._before, **seen.weights}
-            further["compare"] = step_to_json(seen.activations, seen.sketches, before, self._weights())
+            further["compare"] = step_to_json(seen, seen.sketches, before, self._weights())
             further["ran"] = self._ran()
         if self._states:
             further["states"] = _states(self._backend.recorder.states())

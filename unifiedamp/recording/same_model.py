@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ConfigError
 from .alignment import Pairs, pair_rows, pair_weights, weights_in_order
 from .nonfinite_origin import layer_of
+from .ranks_of_step import RankCount, RanksOfStep
 from .reading import Recording
 
 WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -38,7 +39,7 @@ def pairing(a: Recording, b: Recording) -> Pairing:
     Raises:
         ConfigError: no sketches, or two models, naming the first layer or parameter that one alone has.
     """
-    one, other = (_first(which, recording)["compare"] for which, recording in (("first", a), ("second", b)))
+    one, other = _compared_first(a, b)
     problem = next(_differing_names(one, other), None)
     same = a.header["backend"] == b.header["backend"]
     if problem is None:
@@ -58,6 +59,14 @@ def pairing(a: Recording, b: Recording) -> Pairing:
             said = _alone_text(layer_of(name), which, one, other)
             raise ConfigError(f"the recordings are of different models: {said}")
     return Pairing(False, "sketch" if same else "ordered", pairs, [f"`{name}`" for name, _ in alone])
+
+
+def _compared_first(a: Recording, b: Recording) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is compared of the first steps; of different numbers of ranks, with layers of the whole batch."""
+    steps = _first("first", a), _first("second", b)
+    ranks = RanksOfStep(*steps, (RankCount.of(a.header), RankCount.of(b.header)), layouts=True)
+    rows, others = ranks.rows()
+    return {**steps[0]["compare"], "layers": rows}, {**steps[1]["compare"], "layers": others}
 
 
 def unwrapped(recording: Recording) -> Recording:

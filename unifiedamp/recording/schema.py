@@ -167,6 +167,7 @@ class Header(TypedDict):
     compare: NotRequired[Flag]
     states: NotRequired[Flag]
     ranks: NotRequired[Positive]
+    reduction: NotRequired[Literal["mean", "sum"]]
     environment: NotRequired[Annotated[dict[Name, Text], Field(max_length=1000)]]
     settings: NotRequired[Annotated[list[Annotated[list[Text], Field(max_length=3)]], Field(max_length=LAYERS)]]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..backend.recording import Activation, StepSketches
+from ..backend.recording import Activation, LocalStep, RecordedStep, StepSketches
 from ..backend.sketch import Sketch, sketch_of
 from .sinks import number
 
@@ -36,19 +36,18 @@ def rank_layers_to_json(activations: Sequence[Activation], sketches: StepSketche
     return [{name: value for name, value in row.items() if name not in ("sketch", "ordered")} for row in rows]
 
 
-def step_to_json(
-    activations: Sequence[Activation], sketches: StepSketches, before: Weights, after: Weights
-) -> dict[str, Any]:
-    """Return what a step's record holds under ``"compare"``.
+def step_to_json(seen: RecordedStep, sketches: StepSketches, before: Weights, after: Weights) -> dict[str, Any]:
+    """Return what a step's record holds under ``"compare"``; of several ranks, the layers of the first one here.
 
     Args:
-        activations: of the step.
+        seen: the step.
         sketches: of its tensors.
         before: the weights when it began.
         after: when it had ended.
     """
+    own: RecordedStep | LocalStep = next((each for each in seen.local if each.activations), seen)
     return {
-        "layers": layers_to_json(activations, sketches),
+        "layers": layers_to_json(own.activations, own.sketches or sketches),
         "gradients": {name: to_json(each) for name, each in sketches.gradients.items()},
         "before": {name: to_json(sketch_of(_real(array))) for name, array in before.items()},
         "update": {name: to_json(_update(before[name], array)) for name, array in after.items() if name in before},

@@ -46,7 +46,8 @@ def start_recording(
     ranks = MergedRanks(backend.recorder.messages() if every is not None else None)
     header |= {"compare": compare, "states": states}
     if compare:
-        header |= {"ranks": ranks.count, "environment": _environment(), "settings": _settings(backend)}
+        header |= {"ranks": ranks.count * backend.recorder.replicas(), "reduction": backend.recorder.reduction}
+        header |= {"environment": _environment(), "settings": _settings(backend)}
     if every is not None:
         begin(backend, activations, compare)
     try:

@@ -11,7 +11,7 @@ from .alignment import Pairs, layers_in_order, pair_rows, size_of
 from .distance import APART, EPS, Distance, limit_of, lowest, measure, numbers, relative
 from .divergence import Divergence
 from .nonfinite_origin import layer_of, run_order
-from .ranks_of_step import RanksOfStep
+from .ranks_of_step import RankCount, RanksOfStep
 from .same_model import Pairing
 
 AMPLIFIED = 4.0
@@ -38,7 +38,7 @@ class Comparison:
         same_dtype: both runs have one compute dtype and one framework, and emulate it or not, so that each layer
             computes in the same one.
         adaptive: an optimizer divides gradients by their size, so that rounding turns signs of updates.
-        ranks: how many ranks each run has.
+        ranks: of each run.
         drifts: weight → the largest distance that its gradients had so far.
     """
 
@@ -48,7 +48,7 @@ class Comparison:
     ulp: float | None
     same_dtype: bool
     adaptive: bool
-    ranks: tuple[int, int]
+    ranks: tuple[RankCount, RankCount]
     drifts: dict[str, float] = field(default_factory=dict)
 
 
@@ -66,7 +66,8 @@ class StepPair:
         about: Comparison,
     ) -> None:  # fmt: skip
         self._a, self._b, self._before, self._about = a, b, before, about
-        self._part, self._ranks = about.pairing.part, RanksOfStep(a, b, about.ranks)
+        self._part = about.pairing.part
+        self._ranks = RanksOfStep(a, b, about.ranks, layouts=self._part == "sketch")
         self._seen = 0.0
         """The largest distance that was found so far in this step, and is rounding."""
         self._apart: dict[str, float] = {}
@@ -141,9 +142,9 @@ class StepPair:
             yield from self._layers_of_ranks(own, theirs, f"on rank {rank}")
 
     def _layers_of_ranks(self, rows: list[Any], others: list[Any], note: str = "") -> Iterator[Divergence]:
-        computed = False
-        for i, j in pair_rows(rows, others, True):
-            yield from self._layer(rows[i], others[j], computed, "batch", note)
+        part, computed = "batch" if self._part == "sketch" else "norm", False
+        for i, j in pair_rows(rows, others, self._about.pairing.names):
+            yield from self._layer(rows[i], others[j], computed, part, note)
             computed |= rows[i]["place"] == "output"
 
     def _ran_alone(self, rows: list[Any], others: list[Any]) -> Iterator[Divergence]:
@@ -161,7 +162,7 @@ class StepPair:
         kind, name, other_name = one["kind"], one["layer"], other["layer"]
         if name and name == other_name and kind != other["kind"]:
             note = note or f"it is a {kind} in the first run and a {other['kind']} in the second"
-        if one["shape"] != other["shape"] and (part != "ordered" or size_of(one) != size_of(other)):
+        if one["shape"] != other["shape"] and (self._part != "ordered" or size_of(one) != size_of(other)):
             note = f"shapes {tuple(one['shape'])} and {tuple(other['shape'])}"
             yield self._found(stage, name, APART, self._about.dtype, 0.0, note, kind, other_name)
             return
@@ -195,7 +196,7 @@ class StepPair:
         local = False
         for note, ours, theirs in self._ranks.local():
             local = True
-            yield from self._gradients_of("backward", ours, theirs, [(name, name) for name in ours], note)
+            yield from self._gradients_of("backward", ours, theirs, self._about.pairing.weights, note)
         ours, theirs = (each["compare"]["gradients"] for each in (self._a, self._b))
         yield from self._gradients_of("reduction" if local else "backward", ours, theirs, self._about.pairing.weights)
 

@@ -60,7 +60,6 @@ class MXNetHarness(Harness):
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
     float8_emulation: Mapping[str, Any] = {"emulate": True}
-    emulated_parameters: Sequence[str] = ("float16",)
     rank_kinds: Mapping[str, RankKind] = KINDS
     # A CPU runs float16 where its matrix products need not.
     pure_policies: Mapping[str, str | Policy] = {

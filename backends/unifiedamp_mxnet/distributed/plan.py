@@ -30,7 +30,7 @@ def rank_rows(trainers: Iterable[Trainer], spec: SessionSpec) -> list[PlanRow]:
 
 
 def _group_rows(trainer: Trainer) -> list[PlanRow]:
-    contexts, store = [str(each) for each in _contexts(trainer)], trainer._kvstore
+    contexts, store = [str(each) for each in contexts_of(trainer)], trainer._kvstore
     workers = getattr(store, "num_workers", 1) if store else 1
     size, native = str(len(contexts) * workers), "contexts of the Trainer * kvstore.num_workers"
     each = "" if workers == 1 else f" of each of {workers} workers"
@@ -42,7 +42,7 @@ def _group_rows(trainer: Trainer) -> list[PlanRow]:
     ]
 
 
-def _contexts(trainer: Trainer) -> Sequence[Context]:
+def contexts_of(trainer: Trainer) -> Sequence[Context]:
     """Return a Trainer's contexts, which MXNet 2 calls devices."""
     found: Sequence[Context] = vars(trainer)["_contexts" if "_contexts" in vars(trainer) else "_devices"]
     return found

@@ -11,7 +11,7 @@ from unifiedamp.backend import Policy
 from .._types import Array, Symbol
 from ..mxnet_api import CODES, cast, copy, create_native, dtype_code, map_tensors, mx, op_handle
 from ..mxnet_api import Symbol as NativeSymbol
-from .emulation import Emulation
+from .emulation import Emulation, rounded_floats
 from .float8_scales import LayerScales
 from .operations import (
     COMPUTE,
@@ -103,6 +103,12 @@ class CastTable:
         if self.emulation is not None and self.emulation.in_float32:
             return map_tensors(self.emulation.operand, value)
         return cast_floats(value, self.dtype)
+
+    def cast_outputs(self, value: object) -> Any:
+        """Cast the outputs of a prepared model, in nested lists."""
+        if self.policy.emulate and self.policy.output_dtype == "bfloat16":
+            return rounded_floats(value)
+        return cast_floats(value, self.policy.output_dtype)
 
     def cast_arrays(self, handle: int, rule: str, arrays: list[Array]) -> list[Array]:
         """Return an operator's inputs, cast by its rule; dtypes that a policy cannot name stay."""

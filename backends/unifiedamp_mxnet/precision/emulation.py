@@ -4,7 +4,7 @@ float16: MXNet has arrays and casts of it on every CPU, but no matrix product th
 other operators do on them stays MXNet's own. Its casts round to the nearest, ties to even, forward and backward.
 
 bfloat16, and float8 in dense layers: few CPUs run bfloat16 in MXNet, and none float8, so the rounded numbers stay in
-float32 arrays, on which other operators compute in float32.
+float32 arrays, on which other operators compute in float32. Parameters in bfloat16 are such arrays too.
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ from .rounding import is_unknown, rounded
 _FULLY_CONNECTED, _DECONVOLUTION = op_handle("FullyConnected"), op_handle("Deconvolution")
 _FIRST_ONLY = frozenset(map(op_handle, FIRST_INPUT_ONLY))
 _TAKEN = frozenset(CODES.values())
+
+
+def rounded_floats(value: object) -> Any:
+    """Return float32 and 16-bit tensors in nested lists rounded to bfloat16, in float32; everything else stays."""
+    return map_tensors(_rounded_float, value)
+
+
+def _rounded_float(tensor: Any) -> Any:
+    if isinstance(tensor, NDArray):
+        if is_empty(tensor) or tensor.stype != "default" or dtype_code(tensor) not in _TAKEN:
+            return tensor
+        if dtype_code(tensor) == CODES["float32"]:  # amp_cast has no gradient for a scalar array on MXNet 2
+            return rounded(tensor, "bfloat16")
+    elif is_unknown(tensor):
+        return tensor
+    return rounded(cast(tensor, "float32"), "bfloat16")
 
 
 class ThreadLayer(threading.local):
@@ -101,11 +117,11 @@ class Emulation:
 
     def operand(self, tensor: Any) -> Any:
         """Return a tensor's numbers rounded, in float32; arrays of dtypes that a policy cannot name stay."""
+        if self.in_float32:
+            return _rounded_float(tensor)
         if isinstance(tensor, NDArray) and (tensor.stype != "default" or dtype_code(tensor) not in _TAKEN):
             return tensor
-        if not self.in_float32:
-            return cast(cast(tensor, self._dtype), "float32")
-        return tensor if is_unknown(tensor) else rounded(cast(tensor, "float32"), self._dtype)
+        return cast(cast(tensor, self._dtype), "float32")
 
     def result(self, value: Any) -> Any:
         """Return results rounded: an array, a list of arrays, or a symbol with any number of outputs."""

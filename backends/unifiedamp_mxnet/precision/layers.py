@@ -13,7 +13,7 @@ from ..layer_paths import walk
 from ..mxnet_api import NUMPY_API, gluon
 from . import float8_layers
 from .casts import CastTable, cast_floats, current
-from .emulation import current_layer
+from .emulation import current_layer, rounded_floats
 from .float8_scales import DelayedScaling
 
 
@@ -26,14 +26,17 @@ class BoundaryCast:
     Args:
         block: the block to wrap.
         inputs, outputs: dtypes that the block's inputs and outputs are cast to, whatever the table; None leaves them.
+        emulate: bfloat16 numbers are held in float32 arrays.
     """
 
-    def __init__(self, block: Block, inputs: str | None = None, outputs: str | None = None) -> None:
+    def __init__(
+        self, block: Block, inputs: str | None = None, outputs: str | None = None, emulate: bool = False
+    ) -> None:
         cls: Any = type(block)
         hybrid = isinstance(block, gluon.HybridBlock) and not NUMPY_API
         overridden = hybrid and cls.forward is not gluon.HybridBlock.forward
         self._block, self._key = weakref.ref(block), id(block)
-        self._inputs, self._outputs = inputs, outputs
+        self._inputs, self._outputs, self._emulate = inputs, outputs, emulate
         self._method = "hybrid_forward" if hybrid and not overridden else "forward"
         self._native: Callable[..., Any] = getattr(cls, self._method)
 
@@ -42,7 +45,7 @@ class BoundaryCast:
         block = memo.get(id(self._block()))
         if block is None:
             return self
-        cast = BoundaryCast(block, self._inputs, self._outputs)
+        cast = BoundaryCast(block, self._inputs, self._outputs, self._emulate)
         cast._key = self._key
         return cast
 
@@ -52,9 +55,12 @@ class BoundaryCast:
     def __call__(self, *args: Any, **params: Any) -> Any:
         """Run the block's method between its casts."""
         if self._inputs is not None:
-            args = tuple(cast_floats(arg, self._inputs) for arg in args)
+            args = tuple(self._cast(arg, self._inputs) for arg in args)
         output = self._run(args, params)
-        return output if self._outputs is None else cast_floats(output, self._outputs)
+        return output if self._outputs is None else self._cast(output, self._outputs)
+
+    def _cast(self, value: object, dtype: str) -> Any:
+        return rounded_floats(value) if self._emulate and dtype == "bfloat16" else cast_floats(value, dtype)
 
     def _run(self, args: tuple[object, ...], params: dict[str, object]) -> Any:
         block, key = self._block(), self._key
@@ -79,7 +85,7 @@ class BoundaryCast:
             if table.in_float32:  # no operator after it casts: dtypes meet again here
                 output = cast_floats(output, "float32")
         if key in table.outputs:
-            output = cast_floats(output, table.policy.output_dtype)
+            output = table.cast_outputs(output)
         return output
 
     def attach(self) -> None:
@@ -149,13 +155,13 @@ class BoundaryCasts:
                 blocks.setdefault(path, []).append(block)
         return blocks
 
-    def cast_at(self, block: Block, inputs: str, outputs: str | None = None) -> None:
+    def cast_at(self, block: Block, inputs: str, outputs: str | None = None, emulate: bool = False) -> None:
         """Cast a block's inputs and outputs wherever it is called: outside regions too."""
-        self._wrap(block, inputs, outputs)
+        self._wrap(block, inputs, outputs, emulate)
 
-    def _wrap(self, block: Block, inputs: str | None = None, outputs: str | None = None) -> None:
+    def _wrap(self, block: Block, inputs: str | None = None, outputs: str | None = None, emulate: bool = False) -> None:
         if id(block) not in self._casts:
-            cast = self._casts[id(block)] = BoundaryCast(block, inputs, outputs)
+            cast = self._casts[id(block)] = BoundaryCast(block, inputs, outputs, emulate)
             cast.attach()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from unifiedamp.backend import Policy, errors, match_layers, rounding
 from .._types import Array, Block, Parameter
 from ..layer_paths import is_hybrid, walk
 from ..mxnet_api import BFLOAT16, context_of, dtype_name, gluon, param_dtype
-from .bfloat16_bits import bits_of, write_bits
+from .bfloat16_bits import bits_of, write_bits, write_rounded
 
 FLOATING = ("float32", "float16", "bfloat16")
 _NORMS = (gluon.nn.LayerNorm, gluon.nn.GroupNorm, gluon.nn.InstanceNorm)
@@ -64,6 +64,26 @@ def cast_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> 
     return before
 
 
+def round_parameters(model: Block, dtypes: Mapping[str, str], policy: Policy) -> dict[int, Parameter]:
+    """Round the parameters that a policy has in bfloat16, in float32 arrays; see :func:`cast_parameters`.
+
+    Returns:
+        id → Parameter, of those.
+
+    Raises:
+        PrepareError: see :func:`cast_parameters`.
+    """
+    wanted = list(_wanted(model, dtypes, policy))
+    _check_sparse([each for each in wanted if each[2] == "bfloat16"])
+    if any(param_dtype(param.dtype) != "float32" for _, param, _ in wanted):
+        cast_parameters(model, dict.fromkeys(dict(walk(model)), "float32"), policy)
+    found = {id(param): param for _, param, dtype in wanted if dtype == "bfloat16"}
+    for param in found.values():
+        for array in param._data or ():
+            write_rounded(array, rounding.nearest(array.asnumpy()))
+    return found
+
+
 def _cast(param: Parameter, dtype: str) -> None:
     before = list(param._data or ())
     param.cast(BFLOAT16 if dtype == "bfloat16" else dtype)
@@ -74,12 +94,18 @@ def _cast(param: Parameter, dtype: str) -> None:
 
 def _changes(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:
     """Yield the path of a block, a Parameter of it that has another dtype than it should, and that dtype."""
+    for path, param, dtype in _wanted(model, dtypes, policy):
+        if param_dtype(param.dtype) != dtype:
+            yield path, param, dtype
+
+
+def _wanted(model: Block, dtypes: Mapping[str, str], policy: Policy) -> Iterator[tuple[str, Parameter, str]]:
+    """Yield the path of a block, a Parameter of it, and the dtype that it should have."""
     seen: set[int] = set()
     for path, block in walk(model):
         dtype = "float32" if hasattr(block, "running_mean") else dtype_at(path, dtypes) or policy.param_dtype
         for param in block._reg_params.values():
-            now = param_dtype(param.dtype)
-            if now in FLOATING and now != dtype and id(param) not in seen:
+            if param_dtype(param.dtype) in FLOATING and id(param) not in seen:
                 seen.add(id(param))
                 yield path, param, dtype
 

@@ -20,19 +20,24 @@ NO_BFLOAT16_PARAMS = (
     "'mixed_bfloat16'"
 )
 NO_BFLOAT16_PARAMS_2 = (
-    "MXNet 2 makes no gradients for parameters in bfloat16 ('unknown type void16'); use 'mixed_bfloat16'"
+    "MXNet 2 makes no gradients for parameters in bfloat16 ('unknown type void16'); use 'mixed_bfloat16', or "
+    "'bfloat16;emulate=true' for its numerics"
 )
 NO_BFLOAT16_LAYERS = "MXNet's optimizers do not train layers with parameters in bfloat16; override them to 'float32'"
 NO_BFLOAT16_CPU = (
     "this CPU has no AVX512, without which the oneDNN in MXNet knows no bfloat16; 'float32' is the nearest that runs"
 )
 EMULATE_WIDE = (
-    "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are parameters; "
-    "'mixed_{compute};emulate=true' is the nearest that runs"
+    "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and float16 ones in float16 arrays: "
+    "parameters and what computes on them cannot be both; 'mixed_{compute};emulate=true' is the nearest that runs"
 )
 EMULATE_OUTPUT = (
     "on MXNet, emulated bfloat16 and float8 numbers are held in float32 arrays, and so are outputs: use "
     "output_dtype='float32'"
+)
+EMULATE_MASTERS = (
+    "master_weights=True: on MXNet, emulated bfloat16 parameters have no master weights; "
+    "'mixed_bfloat16;emulate=true' rounds float32 parameters where they are used, which computes the same"
 )
 EMULATE_ON_CPU = "on MXNet, bfloat16 and float8 are emulated on CPU only; 'mixed_float16' is the nearest that runs"
 EMULATED = "emulated, for its numerics alone"
@@ -79,13 +84,14 @@ def policy_support(policy: Policy, context: Context) -> Support:
 
 def _emulation(policy: Policy, dtypes: set[str], on_cpu: bool) -> Support:
     """Return whether a policy's dtypes can be emulated."""
-    if policy.param_dtype != "float32" and {policy.param_dtype, *dtypes} & {"bfloat16", "float8"}:
+    wide = {"bfloat16", "float8"} & {policy.param_dtype, *dtypes}
+    if policy.param_dtype != "float32" and wide and "float16" in {policy.param_dtype, *dtypes}:
         return Support(False, EMULATE_WIDE.format(compute=policy.compute_dtype))
-    if not dtypes & {"bfloat16", "float8"}:
+    if not wide:
         return Support(True, EMULATED)
     if not on_cpu:
         return Support(False, EMULATE_ON_CPU)
-    return Support(True, EMULATED) if policy.output_dtype == "float32" else Support(False, EMULATE_OUTPUT)
+    return Support(False, EMULATE_OUTPUT) if policy.output_dtype == "float16" else Support(True, EMULATED)
 
 
 def multicasts(policy: Policy, context: Context) -> bool:
@@ -118,6 +124,8 @@ def check_session_policy(spec: SessionSpec, context: Context) -> None:
         UnsupportedError: an operator override that MXNet cannot apply.
     """
     check_policy(spec.policy, context)
+    if spec.master_weights and spec.policy.emulate and spec.policy.param_dtype == "bfloat16":
+        raise errors.PolicyNotSupportedError(f"policy '{spec.policy}': {EMULATE_MASTERS}")
     if spec.policy.compute_dtype == "bfloat16" and not spec.policy.emulate and not cpu_has_bfloat16():
         spec.warn(NO_BFLOAT16, errors.NoGainWarning)
     if spec.options.get("layout_optimization") and not NUMPY_API:

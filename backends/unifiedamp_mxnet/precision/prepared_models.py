@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from unifiedamp.backend import SessionSpec
 
-from .._types import Block
+from .._types import Block, Parameter
 from ..layer_paths import walk
 from . import float8_layers
 from .layers import BoundaryCasts
-from .low_precision_params import Arrays, cast_parameters, layer_dtypes
+from .low_precision_params import Arrays, cast_parameters, layer_dtypes, round_parameters
 from .tables import CastTables
 
 
@@ -22,12 +22,14 @@ class PreparedModels:
 
     Attributes:
         originals: id of a Parameter → its float32 arrays before it was cast.
+        emulated: id of a Parameter → the Parameter, of those whose float32 arrays hold bfloat16 numbers.
     """
 
     def __init__(self, spec: SessionSpec, boundaries: BoundaryCasts, tables: CastTables) -> None:
         self._spec = spec
         self._boundaries, self._tables = boundaries, tables
         self.originals: dict[int, Arrays] = {}
+        self.emulated: dict[int, Parameter] = {}
 
     @property
     def models(self) -> list[Block]:
@@ -59,10 +61,14 @@ class PreparedModels:
     def _cast_parameters(self, model: Block) -> None:
         policy, blocks = self._spec.policy, dict(walk(model))
         dtypes = layer_dtypes(model, policy)
-        self.originals |= cast_parameters(model, dtypes, policy)
-        self._boundaries.cast_at(model, policy.param_dtype)
+        emulate = policy.emulate and policy.param_dtype == "bfloat16"
+        if emulate:
+            self.emulated |= round_parameters(model, dtypes, policy)
+        else:
+            self.originals |= cast_parameters(model, dtypes, policy)
+        self._boundaries.cast_at(model, policy.param_dtype, emulate=emulate)
         for path, dtype in dtypes.items():
-            self._boundaries.cast_at(blocks[path], dtype, policy.param_dtype)
+            self._boundaries.cast_at(blocks[path], dtype, policy.param_dtype, emulate)
 
     def close(self) -> None:
         """Give the models' blocks their methods back."""

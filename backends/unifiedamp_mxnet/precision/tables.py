@@ -60,7 +60,10 @@ class CastTables:
             if enabled and policy is not None:
                 self._check_params(policy)
                 self._check_recipe(policy)
-            region = Region(self._table(policy or self._spec.policy) if enabled else None)
+            # Layers compute in the dtype of their parameters where a region is disabled, and emulated ones so too.
+            own = self._spec.policy
+            emulated = own.emulate and own.param_dtype == "bfloat16"
+            region = Region(self._table(policy or own) if enabled or emulated else None)
             self._regions[(enabled, policy)] = region
         return region
 

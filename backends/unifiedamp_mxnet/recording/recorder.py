@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unifiedamp.backend import Recorder, SessionSpec, errors, recording
+from unifiedamp.backend import Recorder, SessionSpec, recording
 
 from .._types import Array, Block, Trainer
 from ..device.numpy_semantics import in_numpy_semantics
-from ..layer_paths import named_parameters
+from ..distributed.plan import contexts_of
 from ..models.epsilons import epsilons
 from ..models.weights import MXNetWeights
 from ..mxnet_api import NUMPY_API
@@ -17,15 +17,6 @@ from ..training.prepared_optimizers import PreparedOptimizers
 from ..training.scaler import SessionScaler
 from .states import kept_weights, states
 from .step_recorder import StepRecorder
-
-
-def _check_one_context(model: Block) -> None:
-    contexts = max((len(param.list_data()) for _, param in named_parameters(model)), default=1)
-    if contexts > 1:
-        raise errors.UnsupportedError(
-            f"amp.record(compare=True): the model is on {contexts} contexts, whose blocks see parts of a batch; record "
-            "a run on one context"
-        )
 
 
 class MXNetRecorder(Recorder):
@@ -39,6 +30,7 @@ class MXNetRecorder(Recorder):
     """
 
     compares = records_states = True
+    reduction = "sum"
     runs_uncompiled = NUMPY_API
 
     def __init__(
@@ -49,7 +41,15 @@ class MXNetRecorder(Recorder):
         self._kept: dict[str, Array] = {}
 
     def begin(self, activations: bool, compare: bool = False) -> None:
-        self._step = StepRecorder(self._models, activations, compare)
+        self._step = StepRecorder(self._models, self._contexts(), activations, compare)
+
+    def _contexts(self) -> list[str]:
+        """Return the contexts that train together."""
+        trainers = [prepared.trainer for prepared in self._optimizers]
+        return list(dict.fromkeys(str(context) for trainer in trainers for context in contexts_of(trainer)))
+
+    def replicas(self) -> int:
+        return len(self._contexts())
 
     @in_numpy_semantics
     def note_gradients(self, optimizer: Trainer) -> Sequence[str]:
@@ -67,17 +67,12 @@ class MXNetRecorder(Recorder):
 
     @in_numpy_semantics
     def weights(self) -> Mapping[str, Any]:
-        """See the role.
-
-        Raises:
-            UnsupportedError: the models are on several contexts.
-        """
+        """See the role; of several contexts, whose weights are the same, those of the first."""
         reader = MXNetWeights(self._optimizers.masters_of, self._optimizers.load_masters)
         found: dict[str, Any] = {}
         for index, model in enumerate(self._models):
             prefix = f"model{index}." if index else ""
             found |= {prefix + name: array for name, array in reader.read(model).items()}
-            _check_one_context(model)
         return found
 
     @in_numpy_semantics

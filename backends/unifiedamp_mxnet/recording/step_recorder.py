@@ -44,6 +44,7 @@ class StepRecorder:
 
     Args:
         models: the prepared models.
+        contexts: names of those that train together.
         activations: put hooks on their blocks.
         compare: sketch activations and gradients.
 
@@ -51,9 +52,12 @@ class StepRecorder:
         traced: what hooks are called with while a graph is traced; None at other times.
     """
 
-    def __init__(self, models: Sequence[Block], activations: bool, compare: bool = False) -> None:
-        self._compare = compare
+    def __init__(
+        self, models: Sequence[Block], contexts: Sequence[str], activations: bool, compare: bool = False
+    ) -> None:
+        self._contexts, self._compare = contexts, compare
         self._sketches: dict[int, Sketch] = {}
+        self._own_sketches: dict[str, dict[str, Sketch]] = {each: {} for each in contexts}
         self._gradient_sketches: dict[str, Sketch] = {}
         self._functions: dict[str, str] = {}
         self._activations: list[LayerRecord] = []
@@ -62,7 +66,7 @@ class StepRecorder:
         self._known: dict[int, Array] = {}
         self._largest: dict[int, Counted] = {}
         self._reduced = 0
-        self._losses: list[Array] = []
+        self._losses: dict[str, Array] = {}
         self._scale = 1.0
         self._undo: list[Undo] = []
         self._blocks: set[int] = set()
@@ -141,10 +145,25 @@ class StepRecorder:
                 self._counts += [(names[id(grad)], next(counts), next(counts)) for grad in group]
                 self._places += [str(context_of(grad)) for grad in group]
             if self._compare:
-                self._gradient_sketches |= {name: _sketch(grad, scale) for name, grad in found}
-        self._losses += buffer.losses
+                self._sketch_gradients(buffer, found, scale)
+        self._losses |= {str(context_of(loss)): loss for loss in buffer.losses}
         self._scale = scale
         return list(dict.fromkeys(names.values()))
+
+    def _sketch_gradients(self, buffer: GradientBuffer, found: Sequence[tuple[str, Array]], scale: float) -> None:
+        if len(self._contexts) < 2:
+            self._gradient_sketches |= {name: _sketch(grad, scale) for name, grad in found}
+            return
+        for name, grad in found:
+            self._own_sketches[str(context_of(grad))][name] = _sketch(grad, scale)
+        buffer.on_reduced = lambda: self._sketch_sums(buffer, scale)
+
+    def _sketch_sums(self, buffer: GradientBuffer, scale: float) -> None:
+        """Sketch the gradients after they were summed over contexts, all of which hold the sum."""
+        with autograd.pause():
+            for name, grads in buffer.by_name().items():
+                first = grads[0] if isinstance(grads, list) else grads
+                self._gradient_sketches[name] = _sketch(dense(first), scale)
 
     def _reduce(self) -> None:
         """Reduce the activations that were not yet to their largest values."""
@@ -167,18 +186,14 @@ class StepRecorder:
             recording.Activation(*record[:4], float(value[0]), self._functions.get(record.layer, ""))
             for record, value in zip(self._activations, values, strict=True)
         ]
-        loss = float(self._losses[-1].asnumpy().reshape(())) if self._losses else None
+        losses = {context: float(loss.asnumpy().reshape(())) for context, loss in self._losses.items()}
+        loss = sum(losses.values()) if losses else None
         parts = iter(read([part for _, *parts in self._counts for part in parts]))
         counts = [np.stack([next(parts), next(parts)]).astype(np.int64) for _ in self._counts]
-        local = self._of_contexts(activations, counts)
-        gradients = self._gradients(counts)
-        return recording.RecordedStep(self._scale, loss, gradients, activations, local, sketches=self._all_sketches())
-
-    def _all_sketches(self) -> recording.StepSketches | None:
-        if not self._compare:
-            return None
-        drawn = [self._sketches[id(record.array)] for record in self._activations]
-        return recording.StepSketches(drawn, self._gradient_sketches)
+        drawn = [self._sketches[id(record.array)] for record in self._activations] if self._compare else []
+        local = self._of_contexts(activations, drawn, counts, losses)
+        sketches = recording.StepSketches(() if local else drawn, self._gradient_sketches) if self._compare else None
+        return recording.RecordedStep(self._scale, loss, self._gradients(counts), activations, local, sketches=sketches)
 
     def _gradients(self, counts: Sequence[HostArray]) -> dict[str, recording.GradientCounts]:
         sums: dict[str, HostArray] = {}
@@ -187,19 +202,23 @@ class StepRecorder:
         return {name: recording.GradientCounts(*both.tolist()) for name, both in sums.items()}
 
     def _of_contexts(
-        self, activations: Sequence[recording.Activation], counts: Sequence[HostArray]
-    ) -> list[recording.LocalStep]:
+        self, activations: Sequence[recording.Activation], drawn: Sequence[Sketch], counts: Sequence[HostArray],
+        losses: Mapping[str, float],
+    ) -> list[recording.LocalStep]:  # fmt: skip
         """Return what was computed on each of several contexts; their gradients before the sum."""
-        contexts = list(dict.fromkeys(self._places))
-        if len(contexts) < 2:
+        if len(self._contexts) < 2:
             return []
-        rows: dict[str, list[recording.Activation]] = {each: [] for each in contexts}
-        for record, row in zip(self._activations, activations, strict=True):
-            rows.setdefault(str(context_of(record.array)), []).append(row)
-        finite: dict[str, dict[str, bool]] = {each: {} for each in contexts}
+        where = [str(context_of(record.array)) for record in self._activations]
+        finite = {each: {name: True for name, *_ in self._counts} for each in self._contexts}
         for context, (name, *_), both in zip(self._places, self._counts, counts, strict=True):
             finite[context][name] = not both[0][-2:].any()  # inf and nan
-        return [recording.LocalStep(place, rows[each], finite[each]) for place, each in enumerate(contexts)]
+        found = []
+        for rank, context in enumerate(self._contexts):
+            rows = [row for row, place in zip(activations, where, strict=True) if place == context]
+            own = [each for each, place in zip(drawn, where, strict=False) if place == context]
+            sketches = recording.StepSketches(own, self._own_sketches[context]) if self._compare else None
+            found.append(recording.LocalStep(rank, rows, finite[context], losses.get(context), sketches))
+        return found
 
 
 def _arrays(value: object) -> Iterator[Array]:

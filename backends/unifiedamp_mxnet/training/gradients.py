@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from .._types import Array, Trainer
@@ -11,6 +11,7 @@ from ..distributed.distributed import connect
 from ..distributed.reduction import sum_of
 from ..distributed.workers import WRITTEN_KEY, WorkerAgreement, WorkerFlags
 from ..mxnet_api import cast, context_of
+from ..precision.bfloat16_bits import rounded_copy
 from ..precision.low_precision_params import is_low_precision
 from .multi_tensor import zero
 
@@ -49,6 +50,7 @@ class GradientBuffer:
         rescales: gradients are those of a scaled loss or of a window's mean, so native ones must not mix with them.
         reduce_dtype: in which they are summed over contexts; None for their own.
         settings: returns what the workers' sessions must share.
+        emulated: ids of the Parameters whose float32 arrays hold bfloat16 numbers, as their gradients do.
 
     Attributes:
         pending: a loss was scaled for it in this window.
@@ -58,6 +60,7 @@ class GradientBuffer:
         losses: unscaled losses of the window, for diagnosis.
         condition: whether a condition of ``amp.skip_if`` drops the step on this worker; None where none was given.
         loaded: whether this worker loaded a state since its last step.
+        on_reduced: called once the window's gradients are summed; None where nothing is to be called.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class GradientBuffer:
         rescales: bool = False,
         reduce_dtype: str | None = None,
         settings: Callable[[], Mapping[str, str]] = dict,
+        emulated: Container[int] = (),
     ) -> None:
+        self._emulated = emulated
         self.trainer, self._sum = trainer, sum_of(trainer, reduce_dtype)
         self._workers = WorkerFlags(trainer, WRITTEN_KEY)
         self._agreement = WorkerAgreement(trainer, settings)
@@ -83,6 +88,7 @@ class GradientBuffer:
         self.found_inf: bool | None = None
         self.condition: bool | None = None
         self.losses: list[Array] = []
+        self.on_reduced: Callable[[], None] | None = None
         self._wide: dict[tuple[int, int], Array] = {}
         self._own: set[tuple[int, int]] = set()
 
@@ -157,8 +163,10 @@ class GradientBuffer:
         params, taken = self.trainer._params, []
         for context, entries in enumerate(self.written()):
             for entry in entries:
-                if is_low_precision(params[entry.place]):
-                    grad, key = cast(entry.grad, "float32"), (context, entry.place)
+                emulated = id(params[entry.place]) in self._emulated
+                if emulated or is_low_precision(params[entry.place]):
+                    grad = rounded_copy(entry.grad) if emulated else cast(entry.grad, "float32")
+                    key = context, entry.place
                     self._wide[key] = self._wide[key] + grad if key in self._wide else grad
                     taken.append(entry)
         self._mark_dropped([taken])
@@ -201,6 +209,8 @@ class GradientBuffer:
         self._sum()
         for index in {index for _, index in self._wide}:
             self._sum_wide(index)
+        if self.on_reduced is not None:
+            self.on_reduced()
 
     def _fill_in(self) -> None:
         """Zero what no backward pass of this window wrote, which MXNet would add again; let all contexts and workers

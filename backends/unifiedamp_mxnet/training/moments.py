@@ -15,7 +15,7 @@ from unifiedamp.backend import Policy, converted, errors, rounding, state_roundi
 
 from .._types import HostArray, Trainer
 from ..mxnet_api import NDArray, context_of, from_numpy, mx
-from ..precision.bfloat16_bits import bits_of, wide
+from ..precision.bfloat16_bits import bits_of, wide, write_rounded
 
 NAMES: dict[str, tuple[str, ...]] = {"SGD": ("velocity",), "Adam": ("first_moment", "second_moment")}
 """Class of ``mxnet.optimizer`` → our names of the moments in its state, in order."""
@@ -112,6 +112,13 @@ class Moments:
                 key = state_rounding.moment_key(self._name_of(index), moment)
                 kept.append(Kept(each.asnumpy(), str(dtype), moment, key, step))
             self._trainer._updaters[0].states[index] = _like(state, kept)
+
+    def round_nearest(self, places: Sequence[int]) -> None:
+        """Round the float32 moments of parameters to bfloat16, in their arrays."""
+        for index in places:
+            for each in _parts(self._trainer._updaters[0].states.get(index)):
+                if isinstance(each, NDArray):
+                    write_rounded(each, rounding.nearest(each.asnumpy()))
 
     def all(self) -> Iterator[tuple[int, str, Kept | NDArray]]:
         """Yield (place of a parameter, our name of a moment, what is kept of it)."""

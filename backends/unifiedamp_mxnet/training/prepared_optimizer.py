@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from unifiedamp.backend import NonFiniteReport, StepReason, errors, result
@@ -41,7 +41,7 @@ class PreparedOptimizer:
         names: id of a Parameter → its name for users.
         scaler: the session's.
         masters: the Trainer's float32 master weights, or what rounds its bfloat16 weights; None without.
-        rescales, reduce_dtype, settings: see ``GradientBuffer``.
+        rescales, reduce_dtype, settings, emulated: see ``GradientBuffer``.
 
     Attributes:
         buffer: the gradients since the last step.
@@ -60,11 +60,12 @@ class PreparedOptimizer:
         rescales: bool = False,
         reduce_dtype: str | None = None,
         settings: Callable[[], Mapping[str, str]] = dict,
+        emulated: Container[int] = (),
     ) -> None:
         self.trainer, self.masters = trainer, masters
         self.overwriting = OverwriteGradients(trainer._params)
         self.overwriting.apply()
-        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype, settings)
+        self.buffer = GradientBuffer(trainer, names, masters is not None, rescales, reduce_dtype, settings, emulated)
         self.dtypes = ParamDtypes(trainer._params, self.buffer.name)
         self._update = WeightUpdate(trainer, masters)
         self._conditions = WorkerFlags(trainer, CONDITION_KEY)

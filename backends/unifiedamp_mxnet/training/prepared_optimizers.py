@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-from unifiedamp.backend import ScaleState, SessionSpec, rank_settings
+from unifiedamp.backend import ScaleState, SessionSpec, rank_settings, rounding
 
 from .._types import HostArray, Parameter, Trainer, Undo
+from ..precision.bfloat16_bits import write_rounded
 from ..precision.low_precision_params import Arrays
 from .master_weights import MasterWeights, create_states
 from .prepared_optimizer import PreparedOptimizer
@@ -21,6 +22,7 @@ class PreparedOptimizers:
         spec: for master weights, and whether gradients have another size than the loss's.
         scaler: the session's.
         originals: id of a Parameter → its float32 arrays before the session cast it.
+        emulated: ids of the Parameters whose float32 arrays hold bfloat16 numbers.
         fuse: tunes a Trainer; yields what undoes it.
     """
 
@@ -29,9 +31,11 @@ class PreparedOptimizers:
         spec: SessionSpec,
         scaler: SessionScaler,
         originals: Mapping[int, Arrays],
+        emulated: Container[int],
         fuse: Callable[[Trainer], Iterable[Undo]],
     ) -> None:
         self._spec, self._scaler, self._originals, self._fuse = spec, scaler, originals, fuse
+        self._emulated = emulated
         self._policy = spec.policy
         self._master_weights, self._reduce_dtype = spec.master_weights, spec.reduce_dtype
         self._rescales = spec.loss_scale.scale_bounds != (1, 1) or spec.accumulate_steps > 1
@@ -49,7 +53,7 @@ class PreparedOptimizers:
         return len(self._prepared)
 
     def rounded(self) -> Iterator[tuple[PreparedOptimizer, RoundedWeights]]:
-        """Those whose updates are rounded, under ``Policy.update`` or ``Policy.state_dtype``, with their weights."""
+        """Those whose updates are rounded, with their weights: see ``RoundedWeights``."""
         for prepared in self:
             if isinstance(prepared.masters, RoundedWeights):
                 yield prepared, prepared.masters
@@ -66,8 +70,9 @@ class PreparedOptimizers:
             if not isinstance(masters, RoundedWeights):
                 create_states(trainer)
             prepared = PreparedOptimizer(
-                trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype, self._settings
-            )
+                trainer, names, self._scaler, masters, self._rescales, self._reduce_dtype, self._settings,
+                self._emulated,
+            )  # fmt: skip
             self._prepared[id(trainer)] = prepared
             self._undo += self._fuse(trainer)
             for call in self._on_new:
@@ -88,9 +93,11 @@ class PreparedOptimizers:
             prepared.buffer.loaded = True
 
     def _masters(self, trainer: Trainer, names: dict[int, str]) -> MasterWeights | RoundedWeights | None:
-        if self._policy.update is not None or self._policy.state_dtype is not None:
-            params = trainer._params
-            return RoundedWeights(trainer, self._policy, lambda index: names.get(id(params[index]), params[index].name))
+        policy, params = self._policy, trainer._params
+        emulated = policy.emulate and policy.param_dtype == "bfloat16"
+        if policy.update is not None or policy.state_dtype is not None or emulated:
+            names_of = [names.get(id(param), param.name) for param in params]
+            return RoundedWeights(trainer, policy, names_of.__getitem__, self._emulated)
         return MasterWeights(trainer, self._originals) if self._master_weights else None
 
     def on_new(self, call: Callable[[PreparedOptimizer], None]) -> None:
@@ -116,9 +123,14 @@ class PreparedOptimizers:
         return next((arrays for arrays in found if arrays is not None), before)
 
     def load_masters(self, param: Parameter, values: HostArray) -> bool:
-        """Set a parameter whose updates are rounded to float32 values; return False for another one."""
-        rounded = [prepared.masters for prepared in self if isinstance(prepared.masters, RoundedWeights)]
-        return any(weights.load(param, values) for weights in rounded)
+        """Set a rounded parameter, with a Trainer or without, to float32 values; return False for another one."""
+        if any(weights.load(param, values) for _, weights in self.rounded()):
+            return True
+        if id(param) not in self._emulated:
+            return False
+        for array in param.list_data():
+            write_rounded(array, rounding.nearest(values))
+        return True
 
     def close(self) -> None:
         """Give the Trainers back as they were."""

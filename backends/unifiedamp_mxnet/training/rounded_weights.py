@@ -1,21 +1,22 @@
 """Updates of bfloat16 parameters without float32 master weights, and of moments that are kept in fewer bits:
-``Policy.update`` and ``Policy.state_dtype``.
+``Policy.update`` and ``Policy.state_dtype``; and of emulated bfloat16 parameters, which are float32 arrays.
 
 A step runs the Trainer's own updater over float32 values of the parameters and of the moments, which live during it,
-and rounds them back on the host by ``unifiedamp.backend.rounding``. Gradients are float32.
+and rounds them back on the host by ``unifiedamp.backend.rounding``. Gradients are float32. Without ``Policy.update``,
+parameters and their moments are rounded to the nearest, as a fused kernel stores them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 from unifiedamp.backend import Policy, errors, rounding
 
 from .._types import Array, HostArray, Parameter, Trainer
 from ..mxnet_api import context_of, from_numpy, param_dtype
-from ..precision.bfloat16_bits import bits_of, read_bits, wide, write_bits
+from ..precision.bfloat16_bits import bits_of, read_rounded, wide, write_rounded
 from ..precision.low_precision_params import Arrays
 from .gradients import Entry
 from .moments import Moments
@@ -26,7 +27,7 @@ class Compensation(NamedTuple):
 
     Attributes:
         rest: the bits of bfloat16 numbers, uint16.
-        checksum: of the parameter's bits when this was set: another one means that the parameter was written to
+        checksum: of the parameter's numbers when this was set: another one means that the parameter was written to
             otherwise, and that nothing is left out of it.
     """
 
@@ -39,8 +40,9 @@ class RoundedWeights:
 
     Args:
         trainer: a ``gluon.Trainer`` whose parameters are on one context.
-        policy: one with ``update`` or ``state_dtype``.
+        policy: one with ``update``, ``state_dtype`` or emulated bfloat16 parameters.
         name_of: returns the name of the Trainer's parameter at a place.
+        emulated: ids of the Parameters whose float32 arrays hold bfloat16 numbers.
 
     Attributes:
         moments: what the optimizer keeps between steps.
@@ -50,14 +52,15 @@ class RoundedWeights:
         PrepareError: the parameters are on several contexts, or the optimizer's moments are not known.
     """
 
-    def __init__(self, trainer: Trainer, policy: Policy, name_of: Callable[[int], str]) -> None:
+    def __init__(
+        self, trainer: Trainer, policy: Policy, name_of: Callable[[int], str], emulated: Container[int] = ()
+    ) -> None:
         if len(trainer._updaters) > 1:
-            what = f"update={policy.update!r}" if policy.update else f"state_dtype={policy.state_dtype!r}"
             raise errors.PrepareError(
-                f"{what} rounds parameters on one context, and this Trainer's are on "
+                f"{_cause(policy)} rounds parameters on one context, and this Trainer's are on "
                 f"{len(trainer._updaters)}: initialize the model on one, or use 'mixed_bfloat16' without it"
             )
-        self._trainer, self._policy, self._name_of = trainer, policy, name_of
+        self._trainer, self._policy, self._name_of, self._emulated = trainer, policy, name_of, emulated
         self.steps = 0
         self.moments = Moments(trainer, policy, name_of)
         self._rests: dict[int, Compensation] = {}
@@ -85,6 +88,8 @@ class RoundedWeights:
             if values is not entry.data:
                 self._round(entry.place, values.asnumpy(), step)
         self.moments.narrow(places, step)
+        if self._policy.update is None:
+            self.moments.round_nearest([index for index in places if self.rounds(index)])
         self.steps += 1
 
     def restore(self) -> None:
@@ -96,18 +101,19 @@ class RoundedWeights:
         return from_numpy(self.values(entry.place), context_of(entry.data)).as_nd_ndarray()
 
     def _round(self, index: int, values: HostArray, step: int) -> None:
-        if self._policy.update == "kahan":
-            self.split(index, values)
-        else:
+        if self._policy.update == "stochastic":
             key = rounding.param_key(self._name_of(index))
-            write_bits(self._array(index), bits_of(rounding.stochastic(values, key, step)))
+            write_rounded(self._array(index), rounding.stochastic(values, key, step))
+        else:
+            self.split(index, values)
 
     # -- whole parameters ----------------------------------------------------------------------------------------
 
     def rounds(self, index: int) -> bool:
         """Return whether the Trainer's parameter at a place has a value in bfloat16."""
         param = self._trainer._params[index]
-        return self._policy.update is not None and param_dtype(param.dtype) == "bfloat16" and param._data is not None
+        low = self._policy.update is not None and param_dtype(param.dtype) == "bfloat16"
+        return (low or id(param) in self._emulated) and param._data is not None
 
     def places(self) -> list[int]:
         """Return the places of the parameters that are rounded."""
@@ -115,7 +121,7 @@ class RoundedWeights:
 
     def values(self, index: int) -> HostArray:
         """Return the true weights of a parameter, float32."""
-        weight, rest = wide(read_bits(self._array(index))), self.rest(index)
+        weight, rest = read_rounded(self._array(index)), self.rest(index)
         return weight if rest is None else weight + rest
 
     def rest(self, index: int) -> HostArray | None:
@@ -128,10 +134,10 @@ class RoundedWeights:
     def split(self, index: int, values: HostArray) -> None:
         """Set a parameter, and its compensation if there are some, to float32 values."""
         if self._policy.update != "kahan":
-            write_bits(self._array(index), bits_of(rounding.nearest(values)))
+            write_rounded(self._array(index), rounding.nearest(values))
             return
         weight, rest = rounding.kahan_split(values)
-        write_bits(self._array(index), bits_of(weight))
+        write_rounded(self._array(index), weight)
         self.put(index, rest)
 
     def put(self, index: int, rest: HostArray | None) -> None:
@@ -169,4 +175,10 @@ def compensations(weights: RoundedWeights, name_of: Callable[[int], str]) -> Map
 
 
 def _checksum(array: Array) -> int:
-    return zlib.crc32(read_bits(array).tobytes())
+    return zlib.crc32(array.asnumpy().tobytes())
+
+
+def _cause(policy: Policy) -> str:
+    if policy.update:
+        return f"update={policy.update!r}"
+    return f"state_dtype={policy.state_dtype!r}" if policy.state_dtype else f"policy '{policy}'"

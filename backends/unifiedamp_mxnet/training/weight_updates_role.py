@@ -7,6 +7,7 @@ from typing import Any
 
 from unifiedamp.backend import WeightUpdates
 
+from ..mxnet_api import NUMPY_API
 from .prepared_optimizers import PreparedOptimizers
 from .rounded_weights import compensations
 
@@ -19,6 +20,8 @@ class MXNetWeightUpdates(WeightUpdates):
     """
 
     means = "the Trainer's updater over float32 values, rounded back in numpy"
+    if NUMPY_API:
+        means += "; of emulated parameters alone"
 
     def __init__(self, optimizers: PreparedOptimizers) -> None:
         self._optimizers = optimizers

@@ -19,7 +19,7 @@ from ..distributed.replica_programs import ReplicaPrograms
 from ..precision.autocast import thread
 from ..precision.modes import Mode
 from ..recording.recorder import TensorFlowRecorder
-from ..recording.step_recorder import TraceRecord
+from ..recording.trace_record import TraceRecord
 from ..training.prepared_objects import PreparedObjects
 from ..training.step_tracing import StepTracing
 from .retraces import Traces

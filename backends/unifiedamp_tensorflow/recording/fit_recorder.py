@@ -17,7 +17,8 @@ from ..training.prepared_objects import PreparedObjects
 from .native_gradients import NotedOptimizer
 from .recorder import TensorFlowRecorder
 from .step_counter import StepCounter
-from .step_recorder import StepRecorder, TraceRecord
+from .step_recorder import StepRecorder
+from .trace_record import TraceRecord
 
 LOGS, RECORDED = "logs", "recorded"
 

@@ -33,6 +33,7 @@ class TensorFlowRecorder(Recorder):
     """
 
     compares = records_states = True
+    reduction = "sum"
     means = "recorded steps of compiled loops run a separate trace"
 
     def __init__(
@@ -52,7 +53,12 @@ class TensorFlowRecorder(Recorder):
         buffer = self._prepared.buffer(optimizer, "record")
         scale = None if self._scaler is None else self._scaler.scale.read_value()
         self.current.gradients(buffer.collect("record"), scale, buffer.loss)
+        if self.replicas() > 1 and isinstance(self.current, StepRecorder):
+            buffer.on_reduced = self.current.reduced
         return list(buffer.present)
+
+    def replicas(self) -> int:
+        return self._distributed.replicas.count
 
     def note_fit(self, prepared: PreparedOptimizer, scaled: bool) -> None:
         """Note the gradients of a step of ``fit``; ``scaled``: they are multiplied by the scale."""
@@ -73,15 +79,16 @@ class TensorFlowRecorder(Recorder):
         return current.read()
 
     def weights(self) -> Mapping[str, Any]:
-        """Return the weights by layer path and variable name.
+        """Return the weights by layer path and variable name; of several replicas, whose weights are the same, those of
+        the first.
 
         Raises:
-            UnsupportedError: the models are on several replicas.
+            UnsupportedError: the replicas are in several processes.
         """
-        if self._distributed.replicas.count > 1:
+        if self._distributed.replicas.over_workers():
             raise errors.UnsupportedError(
-                f"amp.record(compare=True): the model is on {self._distributed.replicas.count} replicas of a "
-                "tf.distribute strategy, whose layers see parts of a batch; record a run on one device"
+                "amp.record(compare=True): the workers of a MultiWorkerMirroredStrategy record their own steps, of "
+                "parts of a batch; record a run on one worker, or without compare=True"
             )
         return TensorFlowWeights(self._prepared.true_weights, self._prepared.set_true_weights).read_models(
             self._prepared.models

@@ -7,82 +7,27 @@ tensors that hold values; a trace of a compiled step records tensors of its grap
 from __future__ import annotations
 
 import functools
-import math
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from unifiedamp.backend import recording
-from unifiedamp.backend.sketch import Sketch
 
 from .. import patches
-from .._types import Gradient, Graph, Layer, Model, Tensor
+from .._types import Gradient, Layer, Model, Tensor
 from ..device.numerics import real_values
 from ..precision import layers
 from ..precision.autocast import thread
 from ..precision.tapes import current_home
 from .buckets import count_both, count_now
-from .sketches import TraceSketches, whole_values
+from .read_records import ReadRecord, merged
+from .sketches import whole_values
+from .trace_record import LayerRecord, TraceRecord
 from .traced_records import TracedRecords
 
 RECORDER = "_unifiedamp_recorder"
-
-
-class LayerRecord(NamedTuple):
-    """One activation, without its values."""
-
-    layer: str
-    kind: str
-    place: str
-    dtype: str
-    which: int
-    replica: int
-    function: str = ""
-
-
-class TraceRecord:
-    """What one eager step, or one trace, records: what it saw, and the tensors that hold the numbers.
-
-    Attributes:
-        home: the graph of its tensors; None for eager.
-        activations: what was seen, each pointing into ``largest``.
-        names: of the gradients, as ``counts`` holds them, and whose they are: the replica's index.
-        largest: per tensor seen, its largest absolute value and whether all were finite, as two float32 numbers.
-        counts: per gradient, int32 of shape (2, buckets): scaled and true.
-        scalars: "scale", and for each replica "loss" and its index.
-        layers, gradients: sketches of what ``largest`` and ``counts`` are of, where runs are to be compared.
-    """
-
-    def __init__(self, home: Graph | None) -> None:
-        self.home = home
-        self.activations: list[LayerRecord] = []
-        self.names: list[tuple[str, int]] = []
-        self.largest: list[Tensor] = []
-        self.counts: list[Tensor] = []
-        self.scalars: dict[str, Any] = {}
-        self.layers, self.gradients = TraceSketches("layers", batch=True), TraceSketches("gradients", batch=False)
-        self.known: dict[int, tuple[Callable[[], Any], int]] = {}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the numbers as few tensors, to be read or returned from a trace."""
-        found: dict[str, Tensor] = dict(self.scalars)
-        if self.largest:
-            found["largest"] = tf.stack(self.largest)
-        if self.counts:
-            found["counts"] = tf.stack(self.counts)
-        return {**found, **self.layers.tensors(), **self.gradients.tensors()}
-
-    def release_tensors(self) -> dict[str, Tensor]:
-        """Return :meth:`tensors`, and drop them here with their graph."""
-        found = self.tensors()
-        self.home, self.largest, self.counts, self.scalars = None, [], [], dict.fromkeys(self.scalars)
-        self.layers.release()
-        self.gradients.release()
-        self.known.clear()
-        return found
 
 
 class StepRecorder:
@@ -92,7 +37,7 @@ class StepRecorder:
         models: the prepared models.
         activations: record at their layers, until :meth:`stop`.
         replica: returns the index of the calling replica.
-        compare: sketch activations and gradients; of one replica alone.
+        compare: sketch activations and gradients.
         weights: reads the weights, to compare what they were when a traced step began.
 
     Attributes:
@@ -175,73 +120,27 @@ class StepRecorder:
         if loss is not None:
             record.scalars[f"loss{replica}"] = tf.cast(loss, tf.float32)
 
+    def reduced(self, gradients: Mapping[str, Gradient]) -> None:
+        """Sketch gradients that were summed over replicas, all of which hold the sum."""
+        if not self._compare or self._replica():
+            return
+        names, sketches = self._records.current.summed
+        for name, gradient in gradients.items():
+            names.append(name)
+            sketches.add(whole_values(gradient), gradient.dtype.name)
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self) -> recording.RecordedStep:
         """Return all that was recorded; waits for the device."""
-        activations: list[recording.Activation] = []
-        gradients: dict[str, recording.GradientCounts] = {}
-        scalars: dict[str, float] = {}
-        local: list[recording.LocalStep] = []
-        drawn: list[Sketch] = []
-        of_gradients: dict[str, Sketch] = {}
-        for record, tensors in [*self._records.taken, (self._records.current, self._records.current.tensors())]:
-            values = {name: tensor.numpy() for name, tensor in tensors.items()}
-            activations += _activations(record, values.get("largest", ()))
-            gradients |= _gradients(record, values.get("counts", ()))
-            local += _of_replicas(record, values.get("largest", ()), values.get("counts", ()))
-            scalars |= {name: float(values[name]) for name in record.scalars}
-            if self._compare:
-                of_layers = record.layers.read(values)
-                drawn += [of_layers[seen.which] for seen in record.activations]
-                found = record.gradients.read(values, scalars.get("scale", 1.0))
-                of_gradients |= {name: one for (name, _), one in zip(record.names, found, strict=True)}
-        losses = [value for name, value in scalars.items() if name != "scale"]
-        loss = sum(losses) if losses else None
-        sketches = recording.StepSketches(drawn, of_gradients) if self._compare else None
-        scale = scalars.get("scale", 1.0)
-        return recording.RecordedStep(
-            scale, loss, gradients, activations, local, sketches=sketches, weights=self._before
-        )
-
-
-def _activations(record: TraceRecord, largest: Sequence[Any]) -> list[recording.Activation]:
-    """Return a record's activations; of the same call of a layer on several replicas, the largest value."""
-    calls: Counter[tuple[object, ...]] = Counter()
-    found: dict[tuple[object, ...], recording.Activation] = {}
-    for seen in record.activations:
-        value, finite = largest[seen.which]
-        row = recording.Activation(*seen[:4], float(value) if finite else math.inf, seen.function)
-        place = (*seen[:4], calls[*seen[:4], seen.replica])
-        calls[*seen[:4], seen.replica] += 1
-        if place not in found or row.largest > found[place].largest:
-            found[place] = row
-    return list(found.values())
-
-
-def _of_replicas(record: TraceRecord, largest: Sequence[Any], counts: Sequence[Any]) -> list[recording.LocalStep]:
-    """Return what each of several replicas of this process computed; their gradients before the sum."""
-    replicas = sorted({replica for _, replica in record.names})
-    if len(replicas) < 2:
-        return []
-    activations: dict[int, list[recording.Activation]] = {each: [] for each in replicas}
-    for seen in record.activations:
-        value, is_finite = largest[seen.which]
-        row = recording.Activation(*seen[:4], float(value) if is_finite else math.inf)
-        activations.setdefault(seen.replica, []).append(row)
-    finite: dict[int, dict[str, bool]] = {each: {} for each in replicas}
-    for (name, replica), both in zip(record.names, counts, strict=True):
-        finite[replica][name] = not both[0][-2:].any()  # inf and nan
-    return [recording.LocalStep(each, activations[each], finite[each]) for each in replicas]
-
-
-def _gradients(record: TraceRecord, counts: Sequence[Any]) -> dict[str, recording.GradientCounts]:
-    """Return a record's counts by name, those of all replicas together."""
-    sums: dict[str, dict[int, Any]] = {}
-    for (name, replica), both in zip(record.names, counts, strict=True):
-        sums.setdefault(name, {})[replica] = both
-    totals = {name: sum(each.values()) for name, each in sums.items()}
-    return {name: recording.GradientCounts(scaled.tolist(), true.tolist()) for name, (scaled, true) in totals.items()}
+        found = [
+            ReadRecord(record, {name: tensor.numpy() for name, tensor in tensors.items()}, self._compare)
+            for record, tensors in (
+                *self._records.taken,
+                (self._records.current, self._records.current.tensors()),
+            )
+        ]
+        return merged(found, self._before)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -36,6 +36,8 @@ class GradientBuffer:
         flags: bool vector over ``present``, set once they are unscaled (where there is a scaler).
         losses: the unscaled losses, as far as they were made in this call.
         lost: gradients were made in a compiled function that has ended.
+        on_reduced: called with the gradients once they are summed over replicas, before they are unscaled; None where
+            nothing is to be called.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class GradientBuffer:
         self.flags: Tensor | None = None
         self.losses: list[Tensor] = []
         self.lost = False
+        self.on_reduced: Callable[[Mapping[str, Gradient]], None] | None = None
         self._complete = self._filled = False
         self._condition: Tensor | None = None
         self._conditional = False
@@ -168,13 +171,19 @@ class GradientBuffer:
         self._complete = True
         if self._scaler is None:
             values = self._replicas.sum(list(present.values()))
+            self._note_reduced(values)
         else:
             values, checks = self._replicas.sum_of_scale(list(present.values()), self._scaler.scale)
+            self._note_reduced(values)
             known = flags is not None and flags.shape == (len(values),)
             with tf.control_dependencies(checks):
                 self.flags = flags if known else self._scaler.finite_flags(values)
             values = self._scaler.unscale(values) if scaled else values
         present.update(zip(present, values, strict=True))
+
+    def _note_reduced(self, values: Sequence[Gradient]) -> None:
+        if self.on_reduced is not None:
+            self.on_reduced(dict(zip(self.present, values, strict=True)))
 
     def clip_norm(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before."""
@@ -227,6 +236,7 @@ class GradientBuffer:
         self.present = {}
         self.flags = self._home = self._condition = None
         self.losses = []
+        self.on_reduced = None
         self._complete = self._filled = False
 
     # -- compiled calls ------------------------------------------------------------------------------------------

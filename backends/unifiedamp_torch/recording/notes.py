@@ -125,14 +125,14 @@ class ReadNotes:
     drawn: Sequence[float]
     states: recording.States
 
-    def sketches(self, scale: float) -> recording.StepSketches:
-        """Return the sketches; those of gradients are divided by ``scale``."""
+    def sketches(self, scale: float) -> tuple[recording.StepSketches, dict[str, Sketch]]:
+        """Return the sketches, and those of this rank's own gradients; gradients are divided by ``scale``."""
         numbers: Iterator[float] = iter(self.drawn)
-        return recording.StepSketches(
+        found = recording.StepSketches(
             [each.sketch.read(numbers) for each in self.notes.activations if each.sketch is not None],
             {name: each.read(numbers, scale) for name, each in self.notes.sketches.items()},
-            {name: each.read(numbers, scale) for name, each in self.notes.local_sketches.items()},
         )
+        return found, {name: each.read(numbers, scale) for name, each in self.notes.local_sketches.items()}
 
 
 def merged(parts: Sequence[ReadNotes], rank: int | None, compare: bool) -> recording.RecordedStep:
@@ -153,17 +153,20 @@ def merged(parts: Sequence[ReadNotes], rank: int | None, compare: bool) -> recor
         gradients |= part.gradients
         finite |= {name: each and finite.get(name, True) for name, each in part.finite.items()}
     scale, loss = scalars.get("scale", 1.0), scalars.get("loss")
-    own = [] if rank is None or not parts else [recording.LocalStep(rank, activations, finite)]
-    sketches = _sketches([part.sketches(scale) for part in parts]) if compare and parts else None
+    sketches, own_sketches = _sketches([part.sketches(scale) for part in parts]) if compare and parts else (None, None)
+    own = [recording.LocalStep(rank, activations, finite, loss, own_sketches)] if rank is not None and parts else []
     sharded = any(part.notes.sharded for part in parts)
     return recording.RecordedStep(scale, loss, gradients, activations, own, sharded, sketches)
 
 
-def _sketches(parts: Sequence[recording.StepSketches]) -> recording.StepSketches:
-    """Return the sketches of all calls; those of a rank's own gradients add up."""
+def _sketches(
+    parts: Sequence[tuple[recording.StepSketches, dict[str, Sketch]]],
+) -> tuple[recording.StepSketches, recording.StepSketches]:
+    """Return the sketches of all calls, after the sum over ranks and before it; a rank's own gradients add up."""
     gradients: dict[str, Sketch] = {}
     local: dict[str, Sketch] = {}
-    for part in parts:
+    for part, own in parts:
         gradients |= part.gradients
-        local |= {name: each.plus(local[name]) if name in local else each for name, each in part.local.items()}
-    return recording.StepSketches([each for part in parts for each in part.activations], gradients, local)
+        local |= {name: each.plus(local[name]) if name in local else each for name, each in own.items()}
+    activations = [each for part, _ in parts for each in part.activations]
+    return recording.StepSketches(activations, gradients), recording.StepSketches(activations, local)

@@ -20,6 +20,8 @@ def test_it_is_refused_until_it_is_cast_back(harness, form, model, policy, optio
         if needed in ("master_weights", "weight_updates") and not harness.capabilities().feature(needed):
             pytest.skip(f"declares no {needed}")
     amp = session(harness, form, harness.pure_policies.get(policy, policy), **options)
+    if amp.policy.emulate and amp.policy.param_dtype != "float32":
+        pytest.skip("emulated parameters may be arrays of another dtype, which the messages name")
     pair = np.float32([[0.5, 0.25], [0.25, 0.5]]), np.float32([0.25, 0.5])
     with amp.scope():
         net = harness.mlp([pair, pair]) if model == "mlp" else harness.probe([0.5, 0.25])

@@ -136,12 +136,15 @@ def test_a_lower_precision_is_alike_up_to_its_rounding(harness):
 
 @pytest.mark.needs("emulation")
 @pytest.mark.filterwarnings("ignore::unifiedamp.AmpWarning")
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float8;recipe=rowwise", "mixed_nvfp4", "float16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", "mixed_float8;recipe=rowwise", "mixed_nvfp4", "float16", "bfloat16"]
+)
 def test_an_emulated_policy_is_alike_up_to_its_rounding(harness, policy):
     """To float32, and where the policy runs natively to that; what is planted beside it is named."""
-    dtypes = {"output_dtype": "float32"} if policy == "float16" else {}
+    pure = policy in harness.pure_policies
+    dtypes = {"output_dtype": "float32"} if pure else {}
     emulated = ua.Policy.parse(f"{policy};emulate=true").replace(**dtypes)
-    scale = "none" if policy == "float16" else 8.0
+    scale = "none" if pure else 8.0
     run = functools.partial(recorded, harness, momentum=0.0, weights=WIDE, scale=scale)
     low = run(policy=emulated)
     compared = [run()]
