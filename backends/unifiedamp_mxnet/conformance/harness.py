@@ -48,6 +48,7 @@ class MXNetHarness(Harness):
     backend = "mxnet"
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
+    masters_follow_parameters = False
     float8_emulation: Mapping[str, Any] = {"emulate": True}
     emulated_parameters: Sequence[str] = ("float16",)
     rank_kinds: Mapping[str, RankKind] = KINDS

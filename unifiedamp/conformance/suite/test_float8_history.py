@@ -100,6 +100,22 @@ def test_a_history_of_other_layers_is_refused(harness, others, said):
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
 
 
+@pytest.mark.needs("float8", "emulation")
+def test_what_ran_before_a_loaded_state_does_not_enter_the_history(harness):
+    """A forward pass of no step, or of one whose gradients were dropped with it."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED)
+    run.step(values, values)
+    state = json.loads(json.dumps(run.amp.state_dict()))
+    x, _ = run.batch(values * 64, values)
+    with run.amp.autocast():
+        run.model(x)
+    run.amp.load_state_dict(state)
+    run.step(values, values)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5] * 2, [1.0] * 2, [3.5] * 2])
+
+
 @pytest.mark.needs("float8", "emulation", "accumulation")
 def test_a_window_enters_the_history_once(harness):
     """With the largest of its micro-batches; a discarded window and evaluation do not."""
