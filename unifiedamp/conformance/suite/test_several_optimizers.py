@@ -56,6 +56,21 @@ def test_each_skips_by_itself_and_the_scale_is_updated_once(harness, form):
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (9, 5)
 
 
+@pytest.mark.needs("context_form")
+def test_a_discarded_step_spares_the_other_optimizers_loss_of_the_same_region(harness):
+    pair = Pair(harness, "eager")
+    for index in range(2):
+        with pair.amp.autocast():
+            losses = [model(pair.native(1.0)) for model in pair.models]
+        with pair.amp.scale_loss(losses[0], pair.optimizers[0]) as scaled_loss:
+            scaled_loss.backward()
+        pair.amp.discard_step(pair.optimizers[0])
+        with pair.amp.scale_loss(losses[1], pair.optimizers[1]) as scaled_loss:
+            scaled_loss.backward()
+        assert pair.amp.step(pair.optimizers[1]).applied
+        assert pair.weights() == pytest.approx([1.0, 0.9 - 0.1 * index], abs=1e-6)
+
+
 def test_one_loss_for_two_optimizers(harness, form):
     pair = Pair(harness, form)
     first, second = pair.models
