@@ -63,6 +63,8 @@ def test_inside_one_region_the_model_answers_by_what_it_has(harness):
 def test_an_average_that_no_step_has_moved_is_the_present_weights(harness, form, read):
     """Those that were loaded after it was made; also where it is first read when it is swapped in or after closing."""
     averaged = Averaged(harness, form)
+    with averaged.ema.swapped():
+        averaged.check()
     loaded = {name: value + 1 for name, value in averaged.amp.master_weights(averaged.model).items()}
     averaged.amp.load_master_weights(averaged.model, loaded)
     if read == "swapped":
