@@ -23,7 +23,7 @@ STEPS = 3
 
 def recorded(
     harness, form="eager", *, policy="float32", lr=0.05, momentum=0.9, optimizer="sgd", wrong=None, data=None,
-    labels=None, clip=None, written=None, gradient=None, factor=1.0, scale=8.0, every=1, weights=WEIGHTS, tuning=None,
+    labels=None, clip=None, written=None, gradient=None, factor=1.0, scale=8.0, every=1, weights=WEIGHTS,
 ):  # fmt: skip
     """Record three steps of a model of three layers; each option plants one divergence.
 
@@ -36,9 +36,8 @@ def recorded(
         gradient: the layer whose gradients are changed by hand in the second step, and by which factor.
         factor: the loss is multiplied by it.
         weights: of the layers.
-        tuning: the session's.
     """
-    amp = session(harness, form, policy=policy, loss_scale=scale, tuning=tuning)
+    amp = session(harness, form, policy=policy, loss_scale=scale)
     if not amp.backend.recorder.compares:
         pytest.skip("this backend records no sketches of tensors")
     with amp.scope():
@@ -109,15 +108,6 @@ def layer_or_name(first):
 def test_the_planted_divergence_is_named(harness, name):
     found = difference(eager(harness.backend), eager(harness.backend, name))
     assert where(found) == PLANTED[name][1]
-
-
-def test_a_run_with_recomputed_layers_is_alike(harness):
-    """Each layer is recorded once, and not again where the backward pass recomputes it."""
-    support = harness.capabilities().tunes("checkpoint_layers")
-    if not support:
-        pytest.skip(f"declared: {support.reason}")
-    run = recorded(harness, tuning={"checkpoint_layers": ["layer0", "layer1"]})
-    assert difference(eager(harness.backend), run).first is None
 
 
 def test_equal_runs_are_alike_in_every_form(harness, form):
