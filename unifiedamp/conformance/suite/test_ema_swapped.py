@@ -103,6 +103,8 @@ CALLS = {
     "backward": lambda each: each.amp.backward(lambda: None, each.run.optimizer),
     "unscale": lambda each: each.amp.unscale(each.run.optimizer),
     "clip_grad_norm": lambda each: each.amp.clip_grad_norm(each.run.optimizer, 1.0),
+    "clip_grad_value": lambda each: each.amp.clip_grad_value(each.run.optimizer, 1.0),
+    "skip_if": lambda each: each.amp.skip_if(True),
     "step": lambda each: each.amp.step(each.run.optimizer),
     "discard_step": lambda each: each.amp.discard_step(each.run.optimizer),
     "load_state_dict": lambda each: each.amp.load_state_dict(each.amp.state_dict()),

@@ -166,3 +166,41 @@ def test_the_loss_told_is_the_last_one(harness, form):
         for _ in range(2):
             step(amp.to_native(np.float32([1.0])), amp.to_native(np.float32([3.0])))
     assert [record["loss"] for record in kept.of("step")] == [3.0, 1.5]
+
+
+def test_a_discarded_step_is_no_part_of_the_next_one(harness):
+    """Not its gradients, also those that the next loss does not reach, and not its loss."""
+    amp = session(harness, loss_scale=8.0)
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        optimizer = harness.sgd(models, 0.125)
+    *models, optimizer = amp.prepare(*models, optimizer)
+    one, four = (amp.to_native(np.float32([value])) for value in (1.0, 4.0))
+    kept = Kept()
+    with amp.record(kept, every=1):
+        amp.backward(lambda: models[0](four) + models[1](four), optimizer)
+        amp.clip_grad_norm(optimizer, 1e6)
+        amp.discard_step(optimizer)
+        amp.backward(lambda: models[0](one), optimizer)
+        amp.step(optimizer)
+    (record,) = kept.of("step")
+    assert (record["loss"], record["applied"], record["applied_steps"]) == (1.0, True, 1)
+    assert len(record["gradients"]) == 1
+
+
+@pytest.mark.needs("several_optimizers")
+def test_an_optimizer_that_steps_more_often_has_more_iterations(harness):
+    """Each of its losses after a step begins one, in which the other optimizer has no part."""
+    amp = session(harness, loss_scale=8.0)
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        optimizers = [harness.sgd([model], 0.125) for model in models]
+    *models, one, two = amp.prepare(*models, *optimizers)
+
+    x, kept = amp.to_native(np.float32([1.0])), Kept()
+    with amp.record(kept, every=2) as recorder:
+        for index in (0, 0, 0, 1) * 2:
+            optimizer = (one, two)[index]
+            amp.backward(lambda index=index: models[index](x), optimizer)
+            amp.step(optimizer)
+    assert (recorder.step, [record["step"] for record in kept.of("step")]) == (6, [1, 2, 4, 6])
