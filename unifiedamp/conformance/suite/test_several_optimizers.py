@@ -86,6 +86,21 @@ def test_micro_batches_of_two_losses_from_one_region(harness):
     assert (pair.amp.applied_steps, pair.amp.loss_scale) == (4, 8.0)
 
 
+@pytest.mark.needs("context_form")
+def test_losses_of_one_region_train_over_two_iterations(harness):
+    """The first optimizer's second loss begins one, and the other's loss is part of it."""
+    pair = Pair(harness, "eager")
+    one, two = pair.optimizers
+    with pair.amp.autocast():
+        losses = [pair.models[index](pair.native(gradient)) for index, gradient in ((0, 1.0), (0, 2.0), (1, 4.0))]
+    for loss, optimizer in zip(losses, (one, one, two), strict=True):
+        with pair.amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        assert pair.amp.step(optimizer).applied
+    assert pair.weights() == pytest.approx([0.7, 0.6], abs=1e-6)
+    assert pair.amp.loss_scale == 8.0
+
+
 def test_a_second_step_in_one_iteration_is_refused(harness):
     """There was one loss for both optimizers; the other one's step is right."""
     pair = Pair(harness, "eager")
