@@ -102,8 +102,12 @@ def test_of_discarded_steps(harness, form):
         assert tuple(loop.amp.discard_step(loop.optimizer).values) == (False, False, "discarded", 4.0, 4.0)
     assert (loop.observer.take(), loop.scheduler.moves) == ([], 0)
     assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (0, 0)
+    loop.backward(1.0, 1.0)
+    result = loop.amp.discard_step(loop.optimizer)
+    assert result.scale == 4.0
     loop.feed(1.0, 1.0)
     assert (loop.observer.take(), loop.scheduler.moves) == ([("scale", 4.0, 8.0)], 1)
+    assert (result.scale, result.next_scale) == (4.0, 4.0), "what was read stays"
 
 
 @pytest.mark.needs("recording")
