@@ -123,6 +123,22 @@ def test_what_ran_before_a_loaded_state_does_not_enter_the_history(harness):
 
 
 @pytest.mark.needs("float8", "emulation")
+def test_an_overflow_in_one_gradient_alone_keeps_the_iteration_out(harness):
+    """The magnitudes of every layer, also where they are finite."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, loss_scale=ua.DynamicLossScale(2.0, growth_interval=100))
+    run.step(values, values)
+    kept = run.amp.backend.amax_history.read()["layer0"]
+    run.backward(*run.batch(values * 4, values))
+    found = {name: np.array(run.amp.to_numpy(each)) for name, each in run.amp.gradients(run.optimizer).items()}
+    bias = next(name for name, each in found.items() if each.ndim == 1)
+    harness.set_gradients(run.amp, run.optimizer, {bias: np.full_like(found[bias], np.inf)})
+    run.amp.step(run.optimizer)
+    assert run.amp.skipped_steps == 1
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
+@pytest.mark.needs("float8", "emulation")
 def test_operands_that_are_zero_leave_the_others_their_history(harness):
     """Of a loss that is zero, and so are its gradients: also in a state that is saved and loaded."""
     values = uneven(0)
