@@ -333,6 +333,7 @@ def test_a_model_whose_precision_is_fixed_warns(harness, tmp_path):
 
 
 @pytest.mark.needs("context_form")
+@pytest.mark.filterwarnings("ignore::unifiedamp.StepWarning")  # no gradients may be left
 @pytest.mark.parametrize("place", [inside, inside_and_through, instead, afterwards])
 def test_a_loop_that_catches_a_refusal_applies_no_wrong_gradients(harness, place):
     """The step after it is refused, too, or what it applies is right."""
