@@ -72,6 +72,10 @@ def test_a_failure_within_the_update_is_refused_until_it_is_discarded():
     amp.discard_step(optimizer)
     feed(2.0, 4.0)
     np.testing.assert_array_equal(feed(0.0, 0.0), feed(0.0, 0.0))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the step failed"):
+        feed(2.0, 4.0, good=False)
+    before = feed(0.0, 0.0)  # what was discarded is not held against a failure that updated nothing
+    assert feed(2.0, 4.0) == [before[0] - 1.0, before[1] - 2.0]
 
 
 def test_fit_that_fails_leaves_nothing_for_a_loop():

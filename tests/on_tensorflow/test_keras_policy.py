@@ -86,6 +86,20 @@ def test_training_is_the_default_in_regions_only():
     assert flags == [False, True, False, False, True, False]
 
 
+@pytest.mark.skipif(SCALES_LOSS, reason="Keras 3 takes it by its name alone")
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_flag_that_is_given_by_position_decides(flag):
+    """In regions of either kind, as ``training=`` does."""
+    dense = keras.layers.Dense(4, kernel_initializer="ones")
+    model = keras.Sequential([keras.layers.Input((4,)), dense, keras.layers.Dropout(0.5)])
+    amp = ua.Amp("tensorflow", "float32")
+    model = amp.prepare(model)
+    x = tf.ones((64, 4))
+    for region in (amp.autocast(), amp.inference(model)):
+        with region:
+            assert bool(tf.reduce_any(model(x, flag) == 0.0)) == flag
+
+
 def test_inference_records_nothing():
     amp, model, optimizer = prepared(loss_scale=4.0)
     x, y = batch()

@@ -49,6 +49,8 @@ class Harness(OptionalHarness):
         scaling_policies: mixed policies that run on this machine with a loss scaler ("mixed_bfloat16" at least).
         pure_policies: "float16" and "bfloat16" → the policy in which the suite keeps parameters so, with the overrides
             without which it does not run here; what is refused all the same is skipped by its reason.
+        masters_follow_parameters: whether the next call takes over what is set natively in parameters that have master
+            weights; False where it is lost at the next step.
         overrides_reach_run_op: whether op overrides act on whatever runs in a region; False where they act on the
             layers of prepared models alone.
         float8_emulation: ``backend_options`` under which ``mixed_float8`` runs on any device, for a backend that
@@ -66,6 +68,7 @@ class Harness(OptionalHarness):
     float8_emulation: Mapping[str, Any] = {}
     emulated_parameters: Sequence[str] = ("float16", "bfloat16")
     low_precision_op: ClassVar[str] = "matmul"
+    masters_follow_parameters: ClassVar[bool] = True
     overrides_reach_run_op: ClassVar[bool] = True
 
     def capabilities(self) -> Capabilities:

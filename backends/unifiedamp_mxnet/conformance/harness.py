@@ -35,22 +35,11 @@ from . import contexts
 from .changed_models import cast_model, put_layer
 from .models import Attention, Mapped, Picked, Probe, Ratio, Residual, Structured, dense, initialized, named, native
 from .operations import OF_TWO, OPERATIONS, sample
+from .optimizers import BrokenUpdater, Listed
 from .ranks import KINDS, run_on_ranks
 
 nn = gluon.nn
 F = mx.np if NUMPY_API else mx.nd
-
-
-class Listed(mx.lr_scheduler.LRScheduler):  # type: ignore[misc]  # MXNet has no type hints
-    """A learning rate for each update, which MXNet counts before it asks; the last stays."""
-
-    def __init__(self, rates: Sequence[float]) -> None:
-        super().__init__(base_lr=rates[0])
-        self.rates = rates
-
-    def __call__(self, num_update: int) -> float:
-        """Return the rate of the update with this number, from 1."""
-        return self.rates[min(num_update, len(self.rates)) - 1]
 
 
 class MXNetHarness(Harness):
@@ -59,6 +48,7 @@ class MXNetHarness(Harness):
     backend = "mxnet"
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "max": {}}
     low_precision_op = "linear"
+    masters_follow_parameters = False
     float8_emulation: Mapping[str, Any] = {"emulate": True}
     rank_kinds: Mapping[str, RankKind] = KINDS
     # A CPU runs float16 where its matrix products need not.
@@ -131,12 +121,7 @@ class MXNetHarness(Harness):
     @contextmanager
     def interrupted_update(self, optimizer: Trainer, error: BaseException) -> Iterator[None]:
         updaters = optimizer._updaters
-
-        def broken(indices: Sequence[int], gradients: Sequence[NativeArray], weights: Sequence[NativeArray]) -> None:
-            updaters[0](indices[:1], gradients[:1], weights[:1])
-            raise error
-
-        vars(optimizer)["_updaters"] = [broken] * len(updaters)
+        vars(optimizer)["_updaters"] = [BrokenUpdater(updaters[0], error)] * len(updaters)
         try:
             yield
         finally:

@@ -39,6 +39,7 @@ class BoundaryCast:
         self._inputs, self._outputs, self._emulate = inputs, outputs, emulate
         self._method = "hybrid_forward" if hybrid and not overridden else "forward"
         self._native: Callable[..., Any] = getattr(cls, self._method)
+        self._found: Callable[..., Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundaryCast:
         """Return the same cast around the copy of the block, which the tables treat like the block."""
@@ -89,14 +90,20 @@ class BoundaryCast:
         return output
 
     def attach(self) -> None:
-        """Wrap the block's method."""
-        vars(self._block())[self._method] = self
+        """Wrap the block's method, in the place of another session's cast."""
+        fields = vars(self._block())
+        self._found = fields.get(self._method)
+        fields[self._method] = self
 
     def detach(self) -> None:
-        """Give the block its method back."""
-        block = self._block()
-        if block is not None:
-            vars(block).pop(self._method, None)
+        """Give the block back the method that it had."""
+        fields = vars(self._block() or self)
+        if fields.get(self._method) is not self:
+            return
+        if self._found is None:
+            del fields[self._method]
+        else:
+            fields[self._method] = self._found
 
 
 class BoundaryCasts:

@@ -11,6 +11,7 @@ from ..device.arrays import to_numpy
 from ..device.numpy_semantics import in_numpy_semantics
 from ..layer_paths import named_parameters
 from ..mxnet_api import NumpyArray, call, cast, context_of, dtype_name, from_numpy, param_dtype
+from ..precision.autocast import outside_regions
 from ..precision.low_precision_params import Arrays
 from .prepared_optimizer import PreparedOptimizer
 from .prepared_optimizers import PreparedOptimizers
@@ -218,7 +219,7 @@ class ModelAverage(WeightAverage):
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    @in_numpy_semantics
+    @outside_regions
     def swap_in(self) -> None:
         self._catch_up()
         changes = [change for pair in self._pairs() for change in _changes(pair)]
@@ -231,7 +232,7 @@ class ModelAverage(WeightAverage):
         for pair, _ in self._rests:
             pair.split_average()
 
-    @in_numpy_semantics
+    @outside_regions
     def swap_out(self) -> None:
         for array, values in self._kept:
             array[:] = values

@@ -40,6 +40,7 @@ class MasterWeights:
         self._before = before
         self._place = check(trainer, before)
         self._pairs: dict[tuple[int, int], Any] = {}
+        self._updating: list[tuple[Array, Any]] = []
         self._adopt_states()
         trainer._optimizer.multi_precision = True
         for context, index, low in _low_precision_data(trainer):
@@ -76,12 +77,10 @@ class MasterWeights:
         updater = self._trainer._updaters[context]
         try:
             weights = [self._master_to_update(context, index, low) for index, _, low in entries]
+            self._updating = list(zip([low for _, _, low in entries], weights, strict=True))
             updater([e.place for e in entries], [e.grad for e in entries], weights)
         finally:
             self.restore()
-        for (_, _, low), master in zip(entries, weights, strict=True):
-            if master is not low:
-                call("amp_cast", [master], out=low.as_nd_ndarray(), dtype=dtype_name(low))
 
     def _master_to_update(self, context: int, index: int, low: Array) -> Any:
         """Return the weight to update, and let the updater see the optimizer's own state alone.
@@ -97,10 +96,16 @@ class MasterWeights:
         return master
 
     def restore(self) -> None:
-        """Restore the pairs of masters and states in the updaters. Idempotent."""
+        """Restore the pairs of masters and states in the updaters, and set the parameters to their masters; also after
+        an update that failed in the middle. Idempotent.
+        """
         for (context, index), pair in self._pairs.items():
             self._trainer._updaters[context].states[index] = pair
         self._pairs = {}
+        for low, master in self._updating:
+            if master is not low:
+                call("amp_cast", [master], out=low.as_nd_ndarray(), dtype=dtype_name(low))
+        self._updating = []
 
     # -- whole models --------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class TensorFlowHarness(Harness):
     """Plain Keras objects; steps are tested eager, as a ``tf.function`` and by XLA."""
 
     backend = "tensorflow"
-    overrides_reach_run_op = False
+    masters_follow_parameters = overrides_reach_run_op = False
     forms: Mapping[str, Mapping[str, Any]] = {"eager": {}, "compiled": {}, "xla": {"xla": True}}
     scaling_policies = ("mixed_float16", "mixed_bfloat16")
     float8_emulation: Mapping[str, Any] = {"emulate": True}

@@ -88,8 +88,8 @@ class StepRecorder:
     def activation(self, layer: str, kind: str, place: str, value: object) -> None:
         """Record what went into a layer or came out of it."""
         record = self._records.current
-        if not (self.fitting or thread.training) or current_home() is not record.home:
-            return  # inference; or inside a loop, a branch or a function, which keeps its tensors to itself
+        if not (self.fitting or thread.training) or thread.recomputing or current_home() is not record.home:
+            return  # inference; a second time; or inside a loop, a branch or a function, which keeps its tensors
         for tensor in _floats(value):
             known = record.known.get(id(tensor))
             if known is None or known[0]() is not tensor:

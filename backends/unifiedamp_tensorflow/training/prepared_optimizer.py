@@ -184,6 +184,8 @@ class PreparedOptimizer:
     def partly_updated(self) -> bool:
         """Whether an update began and did not end, so that some parameters may be updated and others not."""
         self._partly_updated = self._partly_updated or self._progress.broken()
+        if self._partly_updated and not (tf.inside_function() or tf.distribute.has_strategy()):
+            self.params.follow_masters()  # an update that ends does so last
         return self._partly_updated
 
     def accept_parameters(self) -> None:

@@ -75,6 +75,12 @@ class TrainedVariables:
         for variable in (param,) if trained is param else (trained, param):
             variable.assign(tf.cast(values, variable.dtype))
 
+    def follow_masters(self) -> None:
+        """Set each parameter that has a master to it, rounded."""
+        for name, param in self.named.items():
+            if self.trained[name] is not param:
+                param.assign(tf.cast(self.trained[name], param.dtype))
+
     def training(self) -> Named:
         """Return name → parameter of those that are not frozen now."""
         return self.named if self._trainability is None else self._trainability.training(self.named)

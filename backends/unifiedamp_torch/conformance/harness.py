@@ -108,7 +108,7 @@ class TorchHarness(Harness):
     def interrupted_update(self, optimizer: Any, error: BaseException) -> Iterator[None]:
 
         def broken(*_: Any, **__: Any) -> None:
-            group = optimizer.param_groups[0]
+            group = next(iter(optimizer.param_groups))  # as optimizers go through them
             first = group["params"][0]
             with torch.no_grad():
                 first.sub_(first.grad, alpha=group["lr"])

@@ -173,10 +173,11 @@ def test_a_clip_after_a_discarded_one(harness):
 
 
 @pytest.mark.needs("several_devices")
+@pytest.mark.parametrize("scale", [4.0, 1.0])
 @pytest.mark.parametrize("gradients", [((3.0, 4.0), (3.0, 4.0)), ((3.0, 0.0), (0.0, 4.0))], ids=["alike", "apart"])
-def test_devices_clip_what_they_apply(harness, gradients):
+def test_devices_clip_what_they_apply(harness, gradients, scale):
     """Whether gradients are summed or not: what each device applies has the norm asked for."""
-    moved = 1.0 - np.array(harness.clipped_device_run(gradients, 0.5, dynamic()))
+    moved = 1.0 - np.array(harness.clipped_device_run(gradients, 0.5, dynamic(initial_scale=scale)))
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [0.05, 0.05], rtol=1e-4)
     if gradients[0] == gradients[1]:
         np.testing.assert_allclose(moved, [[0.03, 0.04]] * 2, rtol=1e-4)

@@ -27,3 +27,23 @@ def test_a_deep_copy_computes_with_its_weights(harness, policy):
     amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
     assert amp.step(optimizer).applied
     assert (output(model), output(other)) == (0.5, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, numpy 2
+@pytest.mark.parametrize("kept", [None, "layer0", "*"])
+def test_a_deep_copy_rounds_as_the_model_does(harness, kept):
+    """Layers that are kept in float32 are kept so in the copy, too."""
+    rng, policy = np.random.default_rng(0), "mixed_bfloat16" + (f";layers={kept}:float32" if kept else "")
+    weights = [(rng.normal(size=(8, 8)).astype(np.float32), np.zeros(8, np.float32)) for _ in range(2)]
+    amp = session(harness, policy=policy)
+    with amp.scope():
+        model = harness.mlp(weights)
+    model = amp.prepare(model)
+    rows = rng.normal(size=(4, 8)).astype(np.float32)
+    x, found = amp.to_native(rows), []
+    for each in (copy.deepcopy(model), model):
+        with amp.inference(each), amp.autocast():
+            found.append(np.float64(amp.to_numpy(each(x))))
+    np.testing.assert_array_equal(*found)
+    exact = np.maximum(np.float64(rows) @ weights[0][0], 0.0) @ weights[1][0]
+    assert (np.abs(found[0] - exact).max() < 1e-5) == (kept == "*")

@@ -43,6 +43,22 @@ def test_statistics_are_the_models_own(harness):
     assert bits(amp.master_weights(model)) == bits(own)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_an_average_that_was_read_is_no_view(harness, policy):
+    """It stays while the average moves, and what the loop does to it is its own."""
+    averaged = Averaged(harness, policy=policy)
+    averaged.feed(1.0)
+    first = averaged.ema.weights()
+    before = bits(first)
+    averaged.feed(2.0)
+    assert bits(first) == before != bits(averaged.ema.weights())
+    for value in averaged.ema.weights().values():
+        value += 1.0
+    averaged.check()
+    averaged.feed(3.0)
+    averaged.check()
+
+
 TINY = 2.0**-13
 
 

@@ -70,6 +70,24 @@ def test_the_norm_is_that_of_all_gradients(harness, form, grouped):
         assert float(np.ravel(run.amp.to_numpy(norms[0]))[0]) == pytest.approx(7.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [1.0, 2.0**80])
+def test_the_norm_is_float32(harness, policy, size):
+    """Of gradients in 16 bits too, and of those whose squares float32 does not hold."""
+    if policy == "float16" and size > 1.0:
+        pytest.skip("float16 holds no such gradients")
+    norms = []
+
+    def clip(amp, optimizer):
+        norms.append(amp.clip_grad_norm(optimizer, 1.0))
+
+    policy = harness.pure_policies.get(policy, policy)
+    run = probe_run(harness, values=(1.0, 1.0), clip=clip, policy=policy, loss_scale="none")
+    run.feed(3.0 * size, 4.0 * size)
+    assert harness.dtype_of(norms[0]) == "float32"
+    assert float(np.ravel(run.amp.to_numpy(norms[0]))[0]) == pytest.approx(5.0 * size, rel=1e-2)
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["together", "groups"])
 def test_every_gradient_is_clamped(harness, form, grouped):
     """At the limit itself nothing changes; just beyond it, on either side, it is the limit."""

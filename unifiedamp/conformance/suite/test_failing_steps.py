@@ -1,5 +1,7 @@
 """Steps that fail in the user's own code: only means of whole micro-batches are applied afterwards."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,34 @@ def test_an_exception_between_the_calls_of_a_step(harness, form):
     expected = [10.0 - LR * total for total in ((15.0,) if form.startswith("eager") else (13.0, 15.0))]
     assert any(float(found[0]) == pytest.approx(value, rel=1e-6) for value in expected)
     assert amp.applied_steps == 3
+
+
+@pytest.mark.needs("several_optimizers")
+@pytest.mark.parametrize("call", ["backward", "unscale", "clip_grad_norm", "clip_grad_value", "step"])
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+def test_an_interrupted_call_of_one_optimizer_leaves_the_other_as_far_as_it_was(harness, call, clip):
+    """Which was unscaled and clipped already."""
+    amp = session(harness, loss_scale=64.0)
+    models = [harness.probe([10.0]), harness.probe([10.0])]
+    *models, a, b = amp.prepare(*models, *[harness.sgd([model], LR) for model in models])
+    one, two = (amp.to_native(np.float32([value])) for value in (1.0, 2.0))
+    for x in (one, two):
+        amp.backward(lambda: models[0](x), a)  # noqa: B023
+        if call != "backward":
+            amp.backward(lambda: models[1](one), b)
+        amp.clip_grad_norm(a, clip)
+        if x is two:
+            Interrupter(amp, call, 1, True, fail)
+        with contextlib.nullcontext() if x is one else pytest.raises(Interrupted):
+            if call == "backward":
+                amp.backward(lambda: models[1](one), b)
+            amp.unscale(b)
+            amp.clip_grad_norm(b, 100.0)
+            amp.clip_grad_value(b, 100.0)
+            amp.step(b)
+        assert amp.step(a).applied
+    moved = min(clip, 1.0) + min(clip, 2.0)
+    assert harness.parameters(models[0])["w0"][0] == pytest.approx(10.0 - LR * moved, rel=1e-5)
 
 
 @pytest.mark.needs("several_optimizers")

@@ -106,6 +106,18 @@ def test_an_average_moves_with_each_batch(harness, scale):
     assert ema.updates == 3
 
 
+def test_an_average_that_was_made_between_two_passes_moves(harness):
+    line = Line(harness)
+    line.fit(BATCHES[:2])
+    ema, oracle = line.amp.ema(line.model, 0.5), AverageOracle(0.5)
+    for batch in BATCHES[2:4]:
+        before = harness.parameters(line.model)
+        line.fit([batch])
+        oracle.step(before, harness.parameters(line.model))
+    oracle.check(ema.weights())
+    assert ema.updates == 2
+
+
 def test_an_overflow_skips_a_batch(harness):
     line = Line(harness, loss_scale=ua.DynamicLossScale(initial_scale=8.0, growth_interval=3))
     line.fit([BATCHES[0], BAD, BATCHES[1], BATCHES[2]])

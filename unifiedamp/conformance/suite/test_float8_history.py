@@ -1,5 +1,6 @@
 """Delayed scaling: which magnitudes enter a layer's history, the scales that follow from it, and its saved state."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -43,14 +44,19 @@ def test_delayed_scales_follow_the_history(harness, form):
 
 
 @pytest.mark.needs("float8", "emulation")
-def test_products_outside_layers_do_not_enter_a_history(harness):
-    """The function's operands are larger than those of the layer, which has run before it."""
+@pytest.mark.parametrize("fails", [False, True], ids=["ran", "raised"])
+def test_products_outside_layers_do_not_enter_a_history(harness, fails):
+    """The function's operands are larger than those of the layer, which has run before it, or raised in it."""
     values = uneven(0) / 64
     run = Layers(harness, "delayed", EYE / 64, policy=DELAYED)
     x, y = run.batch(values, values)
+    wrong = run.amp.to_native(np.zeros((2, 3), np.float32))
 
     def loss():
         output = run.model(x)
+        if fails:
+            with contextlib.suppress(Exception):
+                run.amp.to_numpy(run.model(wrong))
         for op in ("matmul", "linear"):
             harness.run_op(op)
         return harness.mean_square(output, y)
@@ -98,6 +104,52 @@ def test_a_history_of_other_layers_is_refused(harness, others, said):
     with pytest.raises(ua.CheckpointError, match=said):
         run.amp.load_state_dict(json.loads(json.dumps(other.amp.state_dict())))
     np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_what_ran_before_a_loaded_state_does_not_enter_the_history(harness):
+    """A forward pass of no step, or of one whose gradients were dropped with it."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED)
+    run.step(values, values)
+    state = json.loads(json.dumps(run.amp.state_dict()))
+    x, _ = run.batch(values * 64, values)
+    with run.amp.autocast():
+        run.model(x)
+    run.amp.load_state_dict(state)
+    run.step(values, values)
+    history = run.amp.backend.amax_history.read()["layer0"]
+    np.testing.assert_array_equal(history, [[3.5] * 2, [1.0] * 2, [3.5] * 2])
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_an_overflow_in_one_gradient_alone_keeps_the_iteration_out(harness):
+    """The magnitudes of every layer, also where they are finite."""
+    values = uneven(0)
+    run = Layers(harness, "delayed", EYE, policy=DELAYED, loss_scale=ua.DynamicLossScale(2.0, growth_interval=100))
+    run.step(values, values)
+    kept = run.amp.backend.amax_history.read()["layer0"]
+    run.backward(*run.batch(values * 4, values))
+    found = {name: np.array(run.amp.to_numpy(each)) for name, each in run.amp.gradients(run.optimizer).items()}
+    bias = next(name for name, each in found.items() if each.ndim == 1)
+    harness.set_gradients(run.amp, run.optimizer, {bias: np.full_like(found[bias], np.inf)})
+    run.amp.step(run.optimizer)
+    assert run.amp.skipped_steps == 1
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], kept)
+
+
+@pytest.mark.needs("float8", "emulation")
+def test_operands_that_are_zero_leave_the_others_their_history(harness):
+    """Of a loss that is zero, and so are its gradients: also in a state that is saved and loaded."""
+    values = uneven(0)
+    run, other = (Layers(harness, "delayed", EYE, policy=DELAYED) for _ in range(2))
+    run.step(values, values)
+    run.step(values * 4, values * 0)
+    expected = [[14.0, 3.5], [1.0, 1.0], [3.5, 0.0]]
+    np.testing.assert_array_equal(run.amp.backend.amax_history.read()["layer0"], expected)
+    other.amp.load_state_dict(json.loads(json.dumps(run.amp.state_dict())))
+    np.testing.assert_array_equal(other.amp.backend.amax_history.read()["layer0"], expected)
+    np.testing.assert_array_equal(other.call(values * 16), run.call(values * 16))
 
 
 @pytest.mark.needs("float8", "emulation", "accumulation")

@@ -61,6 +61,21 @@ def test_every_value_of_a_product_is_counted(harness, form):
     assert found["layer0"].tensors["weight"].largest == pytest.approx(np.abs(first[0]).max(), rel=0.1)
 
 
+def test_a_layer_that_is_called_twice_in_a_step_is_counted_twice(harness):
+    """Its products; it has one gradient of its weight."""
+    amp, model, optimizer, _ = mlp_run(harness, "eager", layers(4, 2), loss_scale=8.0)
+    x, y, zeros = (amp.to_native(np.float32(each)) for each in (batch(1), batch(2), np.zeros((8, 2))))
+    mean_square = harness.mean_square
+    with amp.forecast(steps=1) as run:
+        amp.backward(lambda: mean_square(model(x), zeros) + mean_square(model(y), zeros), optimizer)
+        amp.step(optimizer)
+    tensors = run.totals.layers["layer0"].tensors
+    np.testing.assert_array_equal(tensors["input"].counts, counts_of(batch(1)) + counts_of(batch(2)))
+    found = {name: int(tensors[name].counts.sum()) for name in ("output", "gradient", "weight_gradient")}
+    assert found == {"output": 32, "gradient": 32, "weight_gradient": 8}
+    assert run.totals.layers["layer0"].work == 2 * 8 * 4 * 2
+
+
 @pytest.mark.parametrize("recomputed", [(), ("layer*",)], ids=["kept", "recomputed"])
 def test_counts_of_one_forecast_step(harness, recomputed):
     """Bit by bit: sums of small multiples of powers of two are exact in any order, so that all frameworks agree.

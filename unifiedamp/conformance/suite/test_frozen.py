@@ -213,6 +213,24 @@ def test_a_layer_frozen_inside_a_window_stays(harness, form, frozen):
         assert values == pytest.approx(net.values[layer], rel=1e-5)
 
 
+@pytest.mark.needs("master_weights", "accumulation")
+@pytest.mark.parametrize("frozen", ["layer0", "layer1"])
+def test_a_layer_frozen_inside_a_window_stays_with_its_masters(harness, frozen):
+    policy = harness.pure_policies["bfloat16"]
+    policy = replace(Policy.parse(policy) if isinstance(policy, str) else policy, output_dtype="float32")
+    with session(harness, policy=policy, master_weights=True).scope():
+        net = Net(harness)
+    amp, optimizers = prepare(harness, "eager", [net], policy=policy, master_weights=True, accumulate_steps=2)
+    step = stepping(harness, "eager", amp, [net], optimizers)
+    before = amp.master_weights(net.model)
+    for names in ((), (frozen,)):
+        net.freeze(names)
+        step(1.5, -8.0)
+    net.freeze(())
+    for name, value in amp.master_weights(net.model).items():
+        assert (value == before[name]).all() == (frozen in name), name
+
+
 @pytest.mark.needs("master_weights")
 def test_with_master_weights(harness, form):
     policy = harness.pure_policies["bfloat16"]

@@ -74,6 +74,21 @@ def test_one_that_no_optimizer_has_is_refused(harness, form, name, scale):
 
 
 @pytest.mark.needs("several_optimizers")
+def test_one_that_gets_an_optimizer_after_a_refusal_trains_by_its_own_gradients(harness):
+    """Those of the steps that were refused are gone with them."""
+    loops = [Loop(harness, "eager", loss_scale=4.0) for _ in range(2)]
+    for loop, refused in zip(loops, (2, 0), strict=True):
+        late = loop.put("layer2")
+        for _ in range(refused):
+            with pytest.raises(ua.PrepareError, match=REFUSED):
+                loop.step()
+        _, other = loop.amp.prepare(loop.model, harness.sgd([late], RATE))
+        loop.use(other)
+        assert loop.step() == ["layer2"]
+    assert loops[0].weights() == loops[1].weights()
+
+
+@pytest.mark.needs("several_optimizers")
 def test_one_of_a_model_with_several_optimizers_is_refused(harness):
     """Gradients are asked for the optimizers that a loss names, and the late layer is in none."""
     loop = Loop(harness, "eager", part="layer0")
@@ -104,6 +119,16 @@ def test_a_frozen_one_is_left_alone(harness, form):
     harness.set_trainable(loop.model, "layer2", True)
     with pytest.raises(ua.PrepareError, match=REFUSED):
         loop.step()
+
+
+@pytest.mark.needs("several_optimizers")
+def test_a_frozen_one_beside_several_optimizers_is_left_alone(harness):
+    loop = Loop(harness, "eager", part="layer0")
+    _, second = loop.amp.prepare(loop.model, harness.layer_sgd(loop.model, "layer1", RATE))
+    loop.use(second)
+    loop.put("layer2")
+    harness.set_trainable(loop.model, "layer2", False)
+    assert loop.step() == ["layer1"]
 
 
 def test_a_part_that_no_optimizer_had_stays_without_one(harness, form):

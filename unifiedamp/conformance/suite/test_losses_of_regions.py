@@ -70,6 +70,18 @@ def test_a_loss_of_many_regions_is_right_or_told_of(harness, form, regions):
             assert weights(harness, model) == [1.0 - LR * regions, 1.0 - 2.0 * LR * regions]
 
 
+def test_a_whole_loss_after_many_regions_is_right(harness):
+    """Which are of no use to it: nothing is said of them."""
+    amp, model, optimizer = probe(harness, "eager", strict=True)
+    x = amp.to_native(np.float32([1.0, 2.0]))
+    for _ in range(20):
+        with amp.autocast():
+            model(x)
+    amp.backward(lambda: model(x), optimizer)
+    amp.step(optimizer)
+    assert weights(harness, model) == [1.0 - LR, 1.0 - 2.0 * LR]
+
+
 class Pair:
     """A generator ``a * x + b`` and a discriminator ``c * h + d``, and both in float64."""
 

@@ -144,6 +144,40 @@ def test_masters_begin_from_the_float32_values_of_a_model(harness, policy):
         amp.step(optimizer)
 
 
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("through", ["reading", "swapping", "training"])
+def test_masters_follow_parameters_that_are_set(harness, policy, through):
+    """Natively, as loading the model's own weights does: what is read, put back and trained is the new value."""
+    if not harness.masters_follow_parameters:
+        pytest.skip("amp.load_master_weights sets parameters here: others that are set do not last")
+    run = run_of(harness, "eager", policy, lr=0.25)
+    ema = run.amp.ema(run.model, 0.5) if through == "swapping" else None
+    run.feed(1.0)
+    harness.set_parameters(run.model, {name: value * 0 + 8.0 for name, value in harness.parameters(run.model).items()})
+    if ema is not None:
+        with ema.swapped():
+            assert masters(run) != [8.0]
+    if through == "training":
+        run.feed(1.0)
+        assert (masters(run), run.weights()) == ([7.75], [7.75])
+    else:
+        assert (masters(run), run.weights()) == ([8.0], [8.0])
+
+
+@pytest.mark.needs("master_weights")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_swapped_averages_leave_masters_to_the_last_bit(harness, policy):
+    """They hold more than the parameters do, in steps after too."""
+    run = run_of(harness, "eager", policy)
+    ema = run.amp.ema(run.model, 0.5)
+    for taken in range(1, 4):
+        run.feed(1.0)
+        with ema.swapped():
+            pass
+        assert masters(run) == [1.0 - taken * TINY]
+
+
 def test_refused_where_parameters_are_their_own_masters(harness):
     with pytest.raises(ua.PolicyError, match="its parameters are float32"):
         ua.Amp(harness.backend, "mixed_bfloat16", master_weights=True)

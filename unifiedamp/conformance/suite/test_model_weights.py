@@ -224,12 +224,14 @@ def test_a_copy_leaves_a_compiled_model_alone(harness, form):
 
     def answers():
         with amp.inference(model):
-            inside = np.asarray(amp.to_numpy(call(x)))
+            inside = call(x)
             with amp.autocast(enabled=False):
-                off = np.asarray(amp.to_numpy(call(x)))
-        return inside, off, np.asarray(amp.to_numpy(call(x)))
+                off = call(x)
+        return inside, off, call(x)
 
-    before = answers()
+    before, attached = answers(), harness.attached(model)
     amp.convert_model(model, x)
+    assert harness.attached(model) == attached
     for found, expected in zip(answers(), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
+        assert harness.dtype_of(found) == harness.dtype_of(expected)
+        np.testing.assert_array_equal(np.asarray(amp.to_numpy(found)), np.asarray(amp.to_numpy(expected)))

@@ -55,9 +55,10 @@ def test_policies_follow_each_other(harness, first, second):
 
 
 @pytest.mark.needs("policy_schedule", "float8")
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
 @pytest.mark.parametrize("second", ["mixed_bfloat16", "mixed_float8;emulate=true;wgrad=bfloat16"])
-def test_float8_is_left_or_changed_by_direction(harness, second):
-    first = ua.Policy.parse("mixed_float8;emulate=true")
+def test_float8_is_left_or_changed_by_direction(harness, second, recipe):
+    first = ua.Policy.parse("mixed_float8;emulate=true").replace(recipe=recipe)
     data = batches()
     try:
         second = runs_here(harness, second)
@@ -141,6 +142,20 @@ def test_a_region_that_was_made_before_the_switch_follows_it(harness):
     for region in regions:
         with region:
             assert harness.run_op(harness.low_precision_op) == "bfloat16"
+
+
+@pytest.mark.needs("policy_schedule")
+def test_answers_have_the_output_dtype_of_the_policy_in_force(harness):
+    second = runs_here(harness, "mixed_bfloat16").replace(output_dtype="bfloat16")
+    try:
+        run = Training(harness, "eager", schedule={0: "float32", 1: second, 2: "float32"})
+    except ua.PolicyError as error:
+        pytest.skip(str(error))
+    x = run.amp.to_native(batches(1)[0][0])
+    for expected, (_, y) in zip(("float32", "bfloat16", "float32"), batches(3), strict=True):
+        with run.amp.inference(run.model), run.amp.autocast():
+            assert harness.dtype_of(run.model(x)) == expected
+        run.step(x, run.amp.to_native(y, expected))
 
 
 @pytest.mark.needs("policy_schedule")

@@ -1,5 +1,9 @@
 """``amp.prefetch``: the batches of the loop, in order, each once, and its errors in their place."""
 
+import threading
+import time
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -47,11 +51,45 @@ def test_a_loop_that_is_left_early_leaves_the_rest(harness):
             taken.append(index)
             yield batch
 
+    threads = threading.active_count()
     for batch in amp.prefetch(source(), 2):
         if numbers(amp, [batch]) == [3]:
             break
     assert 4 <= len(taken) <= 10
+    assert threading.active_count() == threads
     assert numbers(amp, amp.prefetch(batches(3), 2)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_more_are_made_ahead_than_asked(harness, size):
+    """They take memory, and on a device that of training."""
+    amp, taken = session(harness), []
+
+    def source():
+        for index, batch in enumerate(batches(20)):
+            taken.append(index)
+            yield batch
+
+    ahead = iter(amp.prefetch(source(), size))
+    for count in range(1, 4):
+        next(ahead)
+        time.sleep(0.02)
+        assert count <= len(taken) <= count + size
+    ahead.close()
+
+
+class Sample(NamedTuple):
+    """What some loaders yield."""
+
+    x: object
+    name: str
+
+
+def test_named_tuples_are_kept(harness):
+    amp = session(harness)
+    (made,) = amp.prefetch([Sample(batches(1)[0], "n")], 1)
+    assert (type(made), made.name) == (Sample, "n")
+    assert numbers(amp, [made.x]) == [0]
 
 
 def test_structures_are_kept(harness):

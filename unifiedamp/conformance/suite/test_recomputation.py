@@ -8,6 +8,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, session
 from unifiedamp.conformance.harness import load_harness
+from unifiedamp.conformance.recorded import Kept
 
 MIXED = ua.Policy.parse("mixed_bfloat16")
 KEPT = {"conv": "float32", "linear": "float32"}
@@ -85,3 +86,30 @@ def test_a_layer_of_two_inputs(harness):
         amp.close()
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.needs("recording")
+def test_what_is_recomputed_is_recorded_once(harness):
+    """The layers inside of one that is recomputed run twice, and are one row each."""
+    found = []
+    for layers in ((), ("block",)):
+        amp = session(harness, tuning={"checkpoint_layers": layers} if layers else None)
+        if not amp.backend.recorder.compares:
+            pytest.skip("this backend records no sketches of tensors")
+        with amp.scope():
+            model = harness.nested_norm(8)
+            optimizer = harness.sgd([model], 0.25)
+        model, optimizer = amp.prepare(model, optimizer)
+        x, y = (amp.to_native(np.full((4, 8), value, np.float32)) for value in (1.0, 0.0))
+
+        def step(x, y, amp=amp, model=model, optimizer=optimizer):
+            amp.backward(lambda: harness.mean_square(model(x), y), optimizer)
+            amp.step(optimizer)
+
+        kept = Kept()
+        with amp.record(kept, every=1, compare=True):
+            step(x, y)
+        (record,) = kept.of("step")
+        found.append([(row["layer"], row["place"]) for row in record["compare"]["layers"]])
+    assert len(found[0]) > 2
+    assert found[0] == found[1]

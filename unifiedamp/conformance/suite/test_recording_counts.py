@@ -67,12 +67,12 @@ def test_inf_and_nan_are_counted_apart(harness, form):
 
 
 def test_a_layer_that_is_called_twice_is_told_by_its_largest(harness):
-    """In one step; it is the first call's here."""
+    """In one step; it is the first call's here. Where runs are compared, each call has a row."""
     amp, model, optimizer, _ = mlp_run(harness, "eager", layers(4, 2), loss_scale=4.0)
     x, y = batch(), np.zeros((8, 2), np.float32)
     first, second, target = map(amp.to_native, (16 * x, x, y))
-    kept = Kept()
-    with amp.record(kept):
+    kept, compares = Kept(), amp.backend.recorder.compares
+    with amp.record(kept, compare=compares):
         amp.backward(
             lambda: harness.mean_square(model(first), target) + harness.mean_square(model(second), target), optimizer
         )
@@ -80,3 +80,6 @@ def test_a_layer_that_is_called_twice_is_told_by_its_largest(harness):
     rows = [row for row in kept.of("step")[0]["activations"] if (row["layer"], row["place"]) == ("layer0", "output")]
     largest = float(np.abs(x @ layers(4, 2)[0][0]).max())
     assert [row["largest"] for row in rows] == pytest.approx([16 * largest], rel=1e-2)
+    if compares:
+        rows = kept.of("step")[0]["compare"]["layers"]
+        assert [(row["layer"], row["place"]) for row in rows].count(("layer0", "output")) == 2

@@ -57,6 +57,19 @@ def test_a_layer_that_overflows_is_named_as_the_first(harness, form):
     assert "1 of 1 skipped step" in found["layer1"]
 
 
+def test_a_layer_that_makes_nan_is_named_as_the_first(harness):
+    """Of one of its numbers; the others are finite. The last layer, since a framework's ReLU may turn nan to 0."""
+    weights = layers(4, 4, 4)
+    weights[1] = (weights[1][0], np.float32([0.0, np.nan, 0.0, 0.0]))
+    amp, _, _, feed = mlp_run(harness, "eager", weights, loss_scale="dynamic")
+    kept = Kept()
+    with amp.record(kept):
+        feed(batch())
+    (record,) = kept.of("step")
+    assert record["non_finite"]["first_activation"]["layer"] == "layer1"
+    assert list(kept.found("non_finite")) == ["layer1"]
+
+
 def test_a_batch_that_holds_inf_is_told_from_the_model(harness, form):
     amp, _, _, feed = mlp_run(harness, form, layers(4, 4, 4), loss_scale="dynamic")
     x = batch()

@@ -8,6 +8,7 @@ import pytest
 import unifiedamp as ua
 from unifiedamp.conformance.driver import compiled, probe_run, session
 from unifiedamp.conformance.recorded import Kept
+from unifiedamp.conformance.suite.test_interrupted import Interrupted, Interrupter, fail
 
 pytestmark = pytest.mark.needs("recording")
 
@@ -140,8 +141,8 @@ def test_two_optimizers_are_one_step(harness, form):
     step = compiled(amp, form, step)
     kept = Kept()
     with amp.record(kept, every=2):
-        for value in (1.0, 1e38, 1.0):
-            step(amp.to_native(np.float32([1.0])), amp.to_native(np.float32([value])))
+        for first, second in ((1.0, 1.0), (1.0, 1e38), (1.0, 1.0), (1e38, 1e38)):
+            step(amp.to_native(np.float32([first])), amp.to_native(np.float32([second])))
     records = kept.of("step")
     assert [record["step"] for record in records][:2] == [1, 2]
     assert [len(record["gradients"]) for record in records][:2] == [2, 2]
@@ -166,3 +167,75 @@ def test_the_loss_told_is_the_last_one(harness, form):
         for _ in range(2):
             step(amp.to_native(np.float32([1.0])), amp.to_native(np.float32([3.0])))
     assert [record["loss"] for record in kept.of("step")] == [3.0, 1.5]
+
+
+@pytest.mark.parametrize("way", ["discarded", "interrupted"])
+def test_a_discarded_step_is_no_part_of_the_next_one(harness, way):
+    """Not its gradients, also those that the next loss does not reach, and not its loss."""
+    amp = session(harness, loss_scale=8.0)
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        optimizer = harness.sgd(models, 0.125)
+    *models, optimizer = amp.prepare(*models, optimizer)
+    one, four = (amp.to_native(np.float32([value])) for value in (1.0, 4.0))
+    kept = Kept()
+    with amp.record(kept, every=1):
+        amp.backward(lambda: models[0](four) + models[1](four), optimizer)
+        amp.clip_grad_norm(optimizer, 1e6)
+        if way == "discarded":
+            amp.discard_step(optimizer)
+        else:
+            Interrupter(amp, "step", 1, False, fail)
+            with pytest.raises(Interrupted):
+                amp.step(optimizer)
+        amp.backward(lambda: models[0](one), optimizer)
+        amp.step(optimizer)
+    (record,) = kept.of("step")
+    assert (record["loss"], record["applied"], record["applied_steps"]) == (1.0, True, 1)
+    assert len(record["gradients"]) == 1
+
+
+@pytest.mark.needs("several_optimizers")
+def test_an_optimizer_that_steps_more_often_has_more_iterations(harness):
+    """Each of its losses after a step begins one, in which the other optimizer has no part."""
+    amp = session(harness, loss_scale=8.0)
+    with amp.scope():
+        models = [harness.probe([1.0]), harness.probe([1.0])]
+        optimizers = [harness.sgd([model], 0.125) for model in models]
+    *models, one, two = amp.prepare(*models, *optimizers)
+
+    x, kept = amp.to_native(np.float32([1.0])), Kept()
+    with amp.record(kept, every=2) as recorder:
+        for index in (0, 0, 0, 1) * 2:
+            optimizer = (one, two)[index]
+            amp.backward(lambda index=index: models[index](x), optimizer)
+            amp.step(optimizer)
+    assert (recorder.step, [record["step"] for record in kept.of("step")]) == (6, [1, 2, 4, 6])
+
+
+def test_a_dropped_step_is_told_alone(harness):
+    """Of the steps before and after it, it is told that they were applied."""
+    run = probe_run(harness, loss_scale=8.0)
+    x, kept = run.amp.to_native(np.float32([1.0])), Kept()
+    with run.amp.record(kept, every=1):
+        for dropped in (False, True, False):
+            run.amp.backward(lambda: run.model(x), run.optimizer)
+            run.amp.skip_if(dropped)
+            run.amp.step(run.optimizer)
+    assert [record["applied"] for record in kept.of("step")] == [True, False, True]
+
+
+@pytest.mark.needs("several_optimizers")
+def test_iterations_of_two_optimizers_are_numbered_on_from_a_loaded_state(harness):
+    """Which counts the steps of both."""
+    amp = session(harness, loss_scale=8.0)
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    *models, one, two = amp.prepare(*models, *[harness.sgd([model], 0.125) for model in models])
+    state, x, kept = amp.state_dict(), amp.to_native(np.float32([1.0])), Kept()
+    state["state"]["applied_steps"] = 40
+    with amp.record(kept, every=1):
+        amp.load_state_dict(state)
+        for model, optimizer in zip(models, (one, two), strict=True):
+            amp.backward(lambda model=model: model(x), optimizer)
+            amp.step(optimizer)
+    assert [record["step"] for record in kept.of("step")] == [21]

@@ -153,6 +153,8 @@ def test_steps_inside_one_region(harness):
         with amp.autocast() if around else contextlib.nullcontext():
             for _ in range(3):
                 amp.backward(lambda model=model, x=x, y=y: harness.mean_square(model(x), y), optimizer)
+                amp.clip_grad_norm(optimizer, 2.0)
+                amp.clip_grad_value(optimizer, 0.25)
                 assert amp.step(optimizer).applied
         trained.append(harness.parameters(model))
     for name, value in trained[0].items():

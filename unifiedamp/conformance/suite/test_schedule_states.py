@@ -57,6 +57,16 @@ def test_states_of_other_schedules_are_named(harness):
     with pytest.warns(ua.StateWarning, match="without a schedule; this session goes on at iteration 4"):
         fresh.amp.load_state_dict({key: value for key, value in state.items() if key != "schedule"})
     assert fresh.amp.policy.compute_dtype == second.compute_dtype
+    beginning, switched = (
+        {**state, "schedule": {**state["schedule"], "step": step}, "policy": str(policy.replace(loss_scale=None))}
+        for step, policy in ((0, ua.Policy()), (AT, second))
+    )
+    for place, policy in ((beginning, ua.Policy()), (switched, second)):
+        run.amp.load_state_dict(place)
+        for broken in (beginning, switched):
+            with pytest.raises(ua.CheckpointError):
+                run.amp.load_state_dict({**broken, "ema": "no list"})
+            assert run.amp.policy.compute_dtype == policy.compute_dtype, "a refused state changes nothing"
     for wrong in ({"step": 1}, [], {"policies": "0: float32", "step": -1}, {"policies": "5: float32", "step": 1}):
         with pytest.raises(ua.CheckpointError, match="schedule"):
             fresh.amp.load_state_dict({**state, "schedule": wrong})

@@ -17,8 +17,8 @@ SCALE = ua.DynamicLossScale(initial_scale=4.0, growth_interval=2)
 class Pair:
     """Two probe models, each with its own optimizer, one session."""
 
-    def __init__(self, harness, form, size=1):
-        self.harness, self.amp, self.size = harness, session(harness, form, loss_scale=SCALE), size
+    def __init__(self, harness, form, size=1, **options):
+        self.harness, self.amp, self.size = harness, session(harness, form, loss_scale=SCALE, **options), size
         first, second = harness.probe([1.0] * size), harness.probe([1.0] * size)
         one, two = harness.sgd([first], 0.1), harness.sgd([second], 0.1)
         self.models = [None, None]
@@ -54,6 +54,66 @@ def test_each_skips_by_itself_and_the_scale_is_updated_once(harness, form):
     assert seen == [4.0, 2.0, 1.0, 0.5, 0.25, 0.25, 0.5]
     assert pair.weights() == pytest.approx([0.5, 0.6], abs=1e-6)
     assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (9, 5)
+
+
+@pytest.mark.needs("context_form")
+def test_a_discarded_step_spares_the_other_optimizers_loss_of_the_same_region(harness):
+    pair = Pair(harness, "eager")
+    for index in range(2):
+        with pair.amp.autocast():
+            losses = [model(pair.native(1.0)) for model in pair.models]
+        with pair.amp.scale_loss(losses[0], pair.optimizers[0]) as scaled_loss:
+            scaled_loss.backward()
+        pair.amp.discard_step(pair.optimizers[0])
+        with pair.amp.scale_loss(losses[1], pair.optimizers[1]) as scaled_loss:
+            scaled_loss.backward()
+        assert pair.amp.step(pair.optimizers[1]).applied
+        assert pair.weights() == pytest.approx([1.0, 0.9 - 0.1 * index], abs=1e-6)
+
+
+@pytest.mark.needs("context_form", "accumulation")
+def test_micro_batches_of_two_losses_from_one_region(harness):
+    """The first optimizer's micro-batch ends before the second one's loss is scaled."""
+    pair = Pair(harness, "eager", accumulate_steps=2)
+    for gradient in (1.0, 3.0, 2.0, 2.0):
+        with pair.amp.autocast():
+            losses = [model(pair.native(gradient)) for model in pair.models]
+        for loss, optimizer in zip(losses, pair.optimizers, strict=True):
+            with pair.amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+            pair.amp.step(optimizer)
+    assert pair.weights() == pytest.approx([0.6, 0.6], abs=1e-6)
+    assert (pair.amp.applied_steps, pair.amp.loss_scale) == (4, 8.0)
+
+
+@pytest.mark.needs("context_form")
+def test_losses_of_one_region_train_over_two_iterations(harness):
+    """The first optimizer's second loss begins one, and the other's loss is part of it."""
+    pair = Pair(harness, "eager")
+    one, two = pair.optimizers
+    with pair.amp.autocast():
+        losses = [pair.models[index](pair.native(gradient)) for index, gradient in ((0, 1.0), (0, 2.0), (1, 4.0))]
+    for loss, optimizer in zip(losses, (one, one, two), strict=True):
+        with pair.amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        assert pair.amp.step(optimizer).applied
+    assert pair.weights() == pytest.approx([0.7, 0.6], abs=1e-6)
+    assert pair.amp.loss_scale == 8.0
+
+
+def test_a_second_step_in_one_iteration_is_refused(harness):
+    """There was one loss for both optimizers; the other one's step is right."""
+    pair = Pair(harness, "eager")
+    one, two = pair.optimizers
+    first, second = pair.models
+    pair.amp.backward(lambda: first(pair.native(1.0)) + second(pair.native(1.0)), [one, two])
+    assert pair.amp.step(one).applied
+    for call in (pair.amp.step, pair.amp.unscale):
+        with pytest.raises(ua.StepOrderError, match="already had its step"):
+            call(one)
+    assert pair.amp.step(two).applied
+    assert pair.weights() == pytest.approx([0.9, 0.9], abs=1e-6)
+    assert (pair.amp.applied_steps, pair.amp.skipped_steps) == (2, 0)
 
 
 def test_one_loss_for_two_optimizers(harness, form):

@@ -277,3 +277,30 @@ def test_what_is_no_condition(harness, wrong):
         with pytest.raises(ua.WrongObjectError, match=r"amp\.skip_if: the condition must be"):
             loop.amp.skip_if(each)
     assert loop.amp.step(loop.optimizer).applied
+
+
+@pytest.mark.parametrize("scale", ["none", 4.0])
+@pytest.mark.parametrize("way", ["skip_if", "discard_step"])
+def test_gradients_of_a_dropped_step_are_gone(harness, form, way, scale):
+    """Also those that the next loss does not reach."""
+    amp = session(harness, form, loss_scale=scale)
+    models = [harness.probe([1.0]), harness.probe([1.0])]
+    *models, optimizer = amp.prepare(*models, harness.sgd(models, RATE))
+
+    def both(x):
+        amp.backward(lambda: models[0](x) + models[1](x), optimizer)
+        if way == "skip_if":
+            amp.skip_if(True)
+            amp.step(optimizer)
+        else:
+            amp.discard_step(optimizer)
+
+    def first(x):
+        amp.backward(lambda: models[0](x), optimizer)
+        amp.step(optimizer)
+
+    x = amp.to_native(np.float32([1.0]))
+    for step in (first, both, first):
+        compiled(amp, form, step)(x)
+    assert [harness.parameters(model).popitem()[1].tolist() for model in models] == [[1.0 - 2 * RATE], [1.0]]
+    assert amp.applied_steps == 2

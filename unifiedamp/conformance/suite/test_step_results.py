@@ -102,8 +102,30 @@ def test_of_discarded_steps(harness, form):
         assert tuple(loop.amp.discard_step(loop.optimizer).values) == (False, False, "discarded", 4.0, 4.0)
     assert (loop.observer.take(), loop.scheduler.moves) == ([], 0)
     assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (0, 0)
+    loop.backward(1.0, 1.0)
+    result = loop.amp.discard_step(loop.optimizer)
+    assert result.scale == 4.0
     loop.feed(1.0, 1.0)
     assert (loop.observer.take(), loop.scheduler.moves) == ([("scale", 4.0, 8.0)], 1)
+    assert (result.scale, result.next_scale) == (4.0, 4.0), "what was read stays"
+
+
+@pytest.mark.needs("recording")
+def test_of_a_skip_after_a_recording(harness, form):
+    """It is said whether the loss was finite, as before; recording leaves no trace."""
+    loop, reports = Loop(harness, form), []
+
+    class Reports:
+        def on_step_skipped(self, report):
+            reports.append(report.loss_was_finite)
+
+    loop.amp.observe(Reports())
+    loop.feed(INF, 1.0)
+    with loop.amp.record(Kept(), every=1):
+        loop.feed(1.0, 1.0)
+    loop.feed(INF, 1.0)
+    assert reports[0] == reports[-1]
+    assert len(reports) == 2
 
 
 @pytest.mark.needs("accumulation")
@@ -126,6 +148,10 @@ def test_of_loaded_states(harness, form):
     assert loop.observer.take() == [("scale", 2.0, 4.0)]
     assert (result.scale, result.next_scale) == (2.0, 4.0)
     assert (loop.amp.applied_steps, loop.amp.skipped_steps) == (2, 1)
+    loop.amp.load_state_dict({**other.amp.state_dict(), "state": {**other.amp.state_dict()["state"], "scale": 32.0}})
+    result = loop.feed(1.0, 1.0)
+    assert (result.scale, result.next_scale) == (32.0, 64.0)
+    assert loop.observer.take() == [("scale", 32.0, 64.0)]
 
 
 def test_of_a_session_without_a_scale(harness, form):
