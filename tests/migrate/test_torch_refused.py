@@ -167,3 +167,34 @@ def test_what_the_old_code_did_wrong_is_said(text, line, what):
     done = migrated(text)
     assert done.changed, done.findings
     assert any(found.line == line and what in found.what and not found.blocks for found in done.findings), done.findings
+
+
+@pytest.mark.parametrize("line", ["step = step(model)", "step, wrap = wrap(step), step(wrap)"])
+def test_a_variable_made_of_itself(line):
+    """``step = step(...)`` beside a class that can be called is no endless question for its class."""
+    text = TORCH + f"class Call:\n    def __call__(self):\n        pass\n\n\n{line}\nstep()\n{TORCH_STEP}"
+    assert migrated(text + "scaler.step(optimizer)\n").changed
+
+
+def test_an_optimizer_of_bare_tensors():
+    made = "log_alpha = torch.zeros(1, requires_grad=True)\nother = torch.optim.Adam([log_alpha], lr=0.1)\n"
+    text = TORCH + made + TORCH_STEP + "scaler.step(optimizer)\n" + TORCH_STEP + "scaler.step(other)\n"
+    done = migrated(text)
+    assert not done.changed
+    assert any("other trains [log_alpha], of no prepared model" in found.what for found in done.findings)
+
+
+def test_a_scaler_made_under_a_condition_on_itself():
+    made = "scaler = None\nif scaler is None:\n    scaler = GradScaler()\n    print(scaler)\n"
+    done = migrated(TORCH.replace("scaler = GradScaler()\n", made) + TORCH_STEP + "scaler.step(optimizer)\n")
+    assert not done.changed
+    assert any("under a condition on itself" in found.what for found in done.findings)
+
+
+def test_a_backward_pass_with_keywords_from_elsewhere():
+    """``loss.backward(**kwargs)`` passes the session by, as ``loss.backward()`` does."""
+    text = APEX + "def run(kwargs):\n" + "".join(f"    {line}\n" for line in APEX_STEP.splitlines())
+    done = migrated(text + "    loss.backward(*kwargs)\n    optimizer.step()\n")
+    assert done.changed  # backward(gradient): no loss
+    done = migrated(text + "    loss.backward(**kwargs, inputs=[])\n    optimizer.step()\n")
+    assert not done.changed

@@ -36,7 +36,7 @@ def bare_backwards(facts: Facts) -> Iterator[Problem]:
         assert isinstance(call.func, cst.Attribute)
         receiver = call.func.value
         text = dotted(receiver) or facts.source.code(receiver)
-        if facts.is_handle(receiver) or any(arg.keyword is None for arg in call.args):
+        if facts.is_handle(receiver) or any(arg.keyword is None and arg.star != "**" for arg in call.args):
             continue
         if isinstance(receiver, cst.Call) and dotted(receiver.func).endswith(".scale"):
             yield call, f"{facts.source.code(call)} is left", _SCALED

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..nodes import dotted
+from ..nodes import dotted, parameters
 from ..sessions import LONGEST, behind, models_of, owners, prepare_line
 from ..source import Source, Statement
 from ..training.aliases import Aliases, Key
@@ -58,7 +58,34 @@ def prepare(work: Work, aliases: Aliases, scaler: Scaler, session: Session, uses
                         "make the session where model and optimizer are made, and add "
                         "`model, optimizer = amp.prepare(model, optimizer)`")  # fmt: skip
     for scope in seen:
-        _in_scope(work, aliases, scaler, session, scope, scopes[scope])
+        for block, assigns in _parts(work.source, scope, scopes[scope]):
+            if block is not None and scope is home and not _is_before(work.source, session.place, block):
+                block = None
+            _in_scope(work, aliases, scaler, session, scope, assigns, block)
+
+
+def _is_before(source: Source, place: Statement, block: cst.CSTNode) -> bool:
+    return source.order[place] < source.order[block] and not source.inside(block, place)
+
+
+def _parts(
+    source: Source, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+) -> list[tuple[cst.IndentedBlock | None, list[cst.Assign]]]:
+    """Return the lines that make optimizers, and the branch of an ``if`` that alone makes them, or None."""
+    parts: dict[cst.IndentedBlock | None, list[cst.Assign]] = {}
+    for assign in assigns:
+        names = [dotted(target.target) for target in assign.targets]
+        made = [one for name in names for one in source.assigns(name) if source.scope(one) is scope]
+        made = [one for one in made if dotted(one.value) != "None"]
+        given = isinstance(scope, cst.FunctionDef) and set(names) & set(parameters(scope))
+        block = None if given or assign not in made else _common_block(source, scope, made)
+        branch = block if isinstance(block, cst.IndentedBlock) and _is_branch(source, block) else None
+        parts.setdefault(branch, []).append(assign)
+    return list(parts.items())
+
+
+def _is_branch(source: Source, block: cst.IndentedBlock) -> bool:
+    return isinstance(source.parents[block], cst.If | cst.Else)
 
 
 def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign) -> bool:
@@ -94,9 +121,15 @@ def _remade(
 
 
 def _in_scope(
-    work: Work, aliases: Aliases, scaler: Scaler, session: Session, scope: cst.CSTNode, assigns: Sequence[cst.Assign]
+    work: Work,
+    aliases: Aliases,
+    scaler: Scaler,
+    session: Session,
+    scope: cst.CSTNode,
+    assigns: Sequence[cst.Assign],
+    branch: cst.IndentedBlock | None,
 ) -> None:
-    """Prepare where the optimizers are made."""
+    """Prepare where the optimizers are made; in the branch that makes them, if one alone does."""
     source = work.source
     models = list(dict.fromkeys(name for assign in assigns for name in _models(source, aliases, assign)))
     optimizers = list(dict.fromkeys(dotted(t.target) for assign in assigns for t in assign.targets if dotted(t.target)))
@@ -105,9 +138,9 @@ def _in_scope(
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
     home = source.scope(scaler.first.assign) is scope
     amp = scaler.session if home else scaler.seen_from(assigns[-1])
-    place = session.place if home else source.statement(assigns[-1])
+    place = session.place if home and branch is None else source.statement(assigns[-1])
     assert amp is not None
-    block = _common_block(source, scope, [place, *assigns])
+    block = branch or _common_block(source, scope, [place, *assigns])
     place = source.in_block(place, block) or place
     wrapped = [a for name in models for a in source.assigns(name) if source.scope(a) is scope]
     used = min((source.order[use] for use in scaler.uses if not _makes(source, use)), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from ..nodes import argument, dotted, literal
+from ..nodes import argument, conjuncts, dotted, literal, none_of, walk
 from ..sessions import dynamic, session_line
 from ..source import Statement
 from ..training.aliases import Aliases
@@ -81,6 +81,8 @@ class Session:
         first = calls[0]
         statement = statement_in(work, first)
         chain = guards(source, statement, ())
+        if any(self._asks_for_scaler(guard.node.test) for guard in chain):
+            return self._made_once(statement, chain[-1].node)
         nones = [statement_in(work, made) for made in here if made.call is None]
         if not chain:
             for made in here:
@@ -104,6 +106,32 @@ class Session:
             work.edits.statement(statement_in(work, made), plain if made.call is None else self._line())
         if not nones:
             otherwise(work, chain, [made.assign for made in calls], plain)
+        return outer
+
+    def _asks_for_scaler(self, test: cst.BaseExpression) -> bool:
+        """Whether a condition looks at the scaler that is made under it: ``fp16 and self.scaler is None``."""
+        return any(self._aliases.of(one) in self._scaler.groups for one in walk(test) if dotted(one))
+
+    def _made_once(self, statement: Statement, outer: cst.If) -> Statement:
+        """Write ``if flag and scaler is None: scaler = GradScaler()`` for a session, which has no flag around it.
+
+        Raises:
+            CannotMigrate: the ``if`` is about more than that.
+        """
+        work, source = self._work, self._source
+        kept = [part for part in conjuncts(outer.test) if not self._asks_for_scaler(part)]
+        asked = [part for part in conjuncts(outer.test) if part not in kept]
+        first = none_of(asked[0]) if len(asked) == 1 else ""
+        alone = outer.orelse is None and source.parents.get(statement) is outer.body and len(outer.body.body) == 1
+        if not first or not alone:
+            raise work.stop(outer, f"the GradScaler is made under a condition on itself: if {source.code(outer.test)}",
+                            "make the session once, before the training loop")  # fmt: skip
+        for made in self._scaler.made:
+            if made.call is None:
+                work.edits.statement(statement_in(work, made), f"{self._scaler.name(target_of(made.assign))} = None")
+        tests = " and ".join(source.code(part).strip() for part in kept)
+        line = self._line(tests or None).replace("\n", "\n    ")
+        work.edits.statement(outer, f"if {self._scaler.session} is None:\n    {line}")
         return outer
 
     def _only_nones(self, outer: cst.If, statement: Statement, gone: set[Statement]) -> bool:

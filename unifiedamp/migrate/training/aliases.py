@@ -35,6 +35,7 @@ class Aliases:
         self._attributes: dict[str, list[Key]] = {}
         self._functions: dict[str, list[cst.FunctionDef]] = {}
         self._classes: dict[str, list[cst.ClassDef]] = {}
+        self._looked_up: set[str] = set()  # the variables whose classes are being asked for
         for owner in source.of(cst.ClassDef):
             self._classes.setdefault(owner.name.value, []).append(owner)
         self._find_scopes()
@@ -144,8 +145,12 @@ class Aliases:
 
     def _classes_of(self, name: str) -> list[cst.ClassDef]:
         """Return the classes of this file that a variable is made of."""
+        if name in self._looked_up:
+            return []  # wrap = wrap(other): what it is made of is asked already
+        self._looked_up.add(name)
         made = [assign.value for assign in self._source.assigns(name) if isinstance(assign.value, cst.Call)]
         inits = [f for value in made for f in self.functions(value) if f.name.value == "__init__"]
+        self._looked_up.discard(name)
         return [owner for owner in map(self.class_of, inits) if owner is not None]
 
     def arguments(self, call: cst.Call) -> Iterator[tuple[cst.Arg, cst.FunctionDef, str]]:
