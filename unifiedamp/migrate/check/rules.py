@@ -241,7 +241,9 @@ def _steps_others(facts: Facts, call: cst.Call) -> bool:
 
 def _places(facts: Facts, call: cst.Call, depth: int = 2) -> list[cst.Call]:
     """Return where a clipping happens: in its own function if that trains, else where that is called."""
-    scope = facts.source.scope(call)
+    scope, order = facts.source.scope(call), facts.source.order
+    if any(order[one] < order[call] for one in facts.in_scope(facts.calls("unscale"), scope)):
+        return [call]  # a function that unscales and clips
     if facts.in_scope(facts.calls("step", "scale_loss"), scope) or not isinstance(scope, cst.FunctionDef) or not depth:
         return [call]
     callers = facts.aliases.calls(scope)

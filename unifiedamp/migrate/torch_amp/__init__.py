@@ -15,6 +15,7 @@ from ..work import Work
 from .arguments import AUTOCAST, CUSTOM, NAME, OLD_IMPORTS, SCALERS
 from .calls import rewrite_calls
 from .entered import entered
+from .named import by_choice
 from .prepare import model_groups, prepare
 from .regions import leave, rewrite_regions, seen_regions
 from .scaler import Scaler, find_scalers
@@ -118,4 +119,4 @@ def _note_custom(work: Work) -> None:
                 work.note(node, dotted(called), write)
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "SCALERS", "by_choice", "found", "plan"]

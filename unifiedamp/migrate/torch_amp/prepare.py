@@ -9,14 +9,13 @@ import libcst as cst
 from ..nodes import dotted, parameters
 from ..sessions import LONGEST, behind, models_of, owners, prepare_line
 from ..source import Source, Statement
-from ..training.aliases import Aliases, Key
+from ..training.aliases import MODEL_WORDS, Aliases, Key
 from ..training.values import peeled
 from ..work import Work
 from .scaler import Scaler
 from .session import Session
 from .uses import Uses
 
-_MODELS = ("model", "net", "network", "module")
 _MODEL_CALLS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict")
 
 
@@ -160,7 +159,7 @@ def _in_home(
     """Prepare behind the session's line, in a function that is given model and optimizer."""
     optimizers = [name for group in groups for name in _seen_as(aliases, home, group)[:1]]
     models = [name for group in model_groups(work.source, aliases) for name in _seen_as(aliases, home, group)[:1]]
-    models = models or [name for name in _MODELS if aliases.binds(home, name)]
+    models = models or [name for name in MODEL_WORDS if aliases.binds(home, name)]
     if not models:
         raise work.stop(scaler.call, f"it is not clear which models {' and '.join(optimizers)} trains",
                         "add `model, optimizer = amp.prepare(model, optimizer)` by hand")  # fmt: skip
@@ -193,7 +192,7 @@ def _models(source: Source, aliases: Aliases, assign: cst.Assign) -> list[str]:
     known = model_groups(source, aliases)
     if not models and isinstance(assign.value, cst.Call):
         given = [arg.value for arg in assign.value.args if dotted(arg.value)]
-        models = [dotted(g) for g in given if aliases.of(g) in known or dotted(g).rpartition(".")[2] in _MODELS]
+        models = [dotted(g) for g in given if aliases.of(g) in known or dotted(g).rpartition(".")[2] in MODEL_WORDS]
     if not models:
         models = [name for group in known for name in _seen_as(aliases, scope, group)[:1]]
     return [name.removesuffix(".module") for name in models]

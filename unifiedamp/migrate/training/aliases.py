@@ -19,6 +19,9 @@ _EVERYWHERE = (
     "step", "update", "get", "append", "add", "items", "keys", "values", "reset", "save", "load", "to", "log",
 )  # fmt: skip
 
+_OF_MODULES = ("train", "eval")
+MODEL_WORDS = ("model", "net", "network", "module")
+
 
 class Aliases:
     """Groups of expressions that stand for one object.
@@ -132,7 +135,20 @@ class Aliases:
             return [f for f in found if self.class_of(f) is owner] or [f for f in found if self.class_of(f) is not None]
         if root in self._source.imports or last in _EVERYWHERE:
             return []
-        return [f for f in found if self.class_of(f) is not None]
+        found = [f for f in found if self.class_of(f) is not None]
+        if found and last in _OF_MODULES and not call.args and self._is_module(root):
+            made = self._classes_of(root)
+            return [f for f in found if self.class_of(f) in made]
+        return found
+
+    def _is_module(self, name: str) -> bool:
+        """Whether a variable is a torch module by its name, or by what is asked of it: ``model.train()`` is torch's."""
+        if name.rpartition(".")[2].rstrip("s").endswith(MODEL_WORDS):
+            return True
+        asked = [
+            call.func for method in ("parameters", "state_dict", "zero_grad") for call in self._source.methods(method)
+        ]
+        return any(dotted(one.value) == name for one in asked if isinstance(one, cst.Attribute))
 
     def _is_open(self, function: cst.FunctionDef, module: cst.Module) -> bool:
         """Whether a file's importers can name a function: its own functions, and classes by their ``__init__``."""
