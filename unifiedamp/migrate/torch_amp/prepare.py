@@ -95,14 +95,26 @@ def _comes_first(work: Work, aliases: Aliases, scaler: Scaler, made: cst.Assign)
         return False
     if aliases.class_of(home) is None or aliases.class_of(method) is not aliases.class_of(home):
         return False
-    scalers = [(source.scope(call), source.order[call]) for call in aliases.calls(home)]
-    scalers.append((home, source.order[scaler.first.assign]))
-    optimizers = [(source.scope(call), source.order[call]) for call in aliases.calls(method)]
-    optimizers.append((method, source.order[made]))
+    scalers = _reached(source, aliases, home, scaler.first.assign)
+    optimizers = _reached(source, aliases, method, made)
     together = [(one, other) for place, one in optimizers for beside, other in scalers if place is beside]
-    if not together and method.name.value == "__init__":
-        return True
+    if not together:
+        return any(isinstance(place, cst.FunctionDef) and place.name.value == "__init__" for place, _ in optimizers)
     return any(one < other for one, other in together)
+
+
+def _reached(
+    source: Source, aliases: Aliases, function: cst.FunctionDef, line: cst.CSTNode, depth: int = 3
+) -> list[tuple[cst.CSTNode, int]]:
+    """Return the functions in which a line runs, its own and those that call it, with the place in each."""
+    found: list[tuple[cst.CSTNode, int]] = [(function, source.order[line])]
+    for call in aliases.calls(function) if depth else ():
+        caller = source.scope(call)
+        if isinstance(caller, cst.FunctionDef) and caller is not function:
+            found += _reached(source, aliases, caller, call, depth - 1)
+        else:
+            found.append((caller, source.order[call]))
+    return found
 
 
 def _remade(
