@@ -198,3 +198,16 @@ def test_a_backward_pass_with_keywords_from_elsewhere():
     assert done.changed  # backward(gradient): no loss
     done = migrated(text + "    loss.backward(**kwargs, inputs=[])\n    optimizer.step()\n")
     assert not done.changed
+
+
+def test_functions_registered_with_apex():
+    """torch's autocast runs einsum in half precision by itself; of sigmoid it does not say what it runs in."""
+    start = "model, optimizer = amp.initialize"
+    known = APEX.replace(start, f'amp.register_half_function(torch, "einsum")\n{start}')
+    done = migrated(known + APEX_STEP + "optimizer.step()\n")
+    assert done.changed
+    assert b"einsum" not in done.after
+    other = APEX.replace(start, f'amp.register_float_function(torch, "sigmoid")\n{start}')
+    done = migrated(other + APEX_STEP + "optimizer.step()\n")
+    assert not done.changed
+    assert any("op_overrides" in found.write for found in done.findings)

@@ -15,6 +15,7 @@ from .available import answer
 from .held import by_name
 from .initialize import Start, initialize
 from .loop import rewrite_loops
+from .registered import drop_registered
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
 
 
@@ -39,6 +40,7 @@ def plan(work: Work) -> None:
     aliases = Aliases(work.source)
     answer(work)
     _read_scale(work)
+    drop_registered(work)
     _refuse_unknown(work)
     made: list[Start] = []
     sessions: dict[cst.CSTNode, str] = {}

@@ -13,10 +13,13 @@ NAME = "apex.amp"
 OLD_IMPORTS = ("apex.amp", "apex")
 SAME = ("state_dict", "load_state_dict")
 IN_LOOPS = ("scale_loss", "master_params", *SAME)
+_REGISTER = "name the operation in the policy's `op_overrides`: see docs/policies.md"
 HANDS = {
     "half_function": "decorate the function with `ua.amp_function(cast_inputs=\"compute\")`",
     "float_function": "decorate the function with `ua.amp_function(cast_inputs=\"float32\")`",
     "promote_function": "decorate the function with `ua.amp_function`",
+    "register_half_function": _REGISTER,
+    "register_float_function": _REGISTER,
     "disable_casts": "write `with amp.autocast(enabled=False):`",
 }  # fmt: skip
 CLIP = "torch.nn.utils.clip_grad_norm_"
