@@ -29,6 +29,7 @@ APIS: tuple[ModuleType, ...] = (apex, torch_amp, keras, sessions_v1, mxnet)
 TORCH = (apex.NAME, torch_amp.NAME)
 FOLDS = (
     (apex, apex.by_name),
+    (apex, apex.by_keyword),
     (torch_amp, torch_amp.by_choice),
     (keras, keras.without_flags),
     (mxnet, mxnet.without_flags),
@@ -84,6 +85,7 @@ def _without_flags(source: Source) -> tuple[bytes, list[Finding]]:
     before, found = source.module.bytes, []
     folds = (
         (apex, apex.by_name),
+        (apex, apex.by_keyword),
         (torch_amp, torch_amp.by_choice),
         (keras, keras.without_flags),
         (mxnet, mxnet.without_flags),

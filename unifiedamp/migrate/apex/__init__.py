@@ -17,6 +17,7 @@ from .initialize import Start, initialize
 from .loop import rewrite_loops
 from .registered import drop_registered
 from .settings import HANDS, IN_LOOPS, NAME, OLD_IMPORTS, SAME, calls_of
+from .starred import by_keyword
 
 
 def found(source: Source) -> bool:
@@ -96,4 +97,4 @@ def _refuse_unknown(work: Work) -> None:
             work.block(node, f"amp.{name}", HANDS.get(name, "the session has no such call"))
 
 
-__all__ = ["NAME", "OLD_IMPORTS", "by_name", "found", "plan"]
+__all__ = ["NAME", "OLD_IMPORTS", "by_keyword", "by_name", "found", "plan"]

@@ -23,7 +23,7 @@ HANDS = {
     "disable_casts": "write `with amp.autocast(enabled=False):`",
 }  # fmt: skip
 CLIP = "torch.nn.utils.clip_grad_norm_"
-_NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
+NO_MEANING = ("cast_model_type", "patch_torch_functions", "master_weights", "cast_model_outputs")
 
 
 def calls_of(source: Source, *names: str) -> list[cst.Call]:
@@ -71,7 +71,7 @@ def _say_what_has_no_meaning(work: Work, call: cst.Call) -> None:
     if norm is not None and literal(norm) in (False, "False"):
         write = "the session keeps batch norm in float32: policy=ua.Policy.parse(...).replace(keep_norm_float32=False)"
         work.note(call, "keep_batchnorm_fp32=False", write)
-    for key in _NO_MEANING:
+    for key in NO_MEANING:
         given = argument(call, key)
         if given is not None and work.source.code(given) != "None":
             work.note(call, f"{key}= was left out", "choose the policy that does it: see policies.md")
