@@ -211,3 +211,38 @@ def test_functions_registered_with_apex():
     done = migrated(other + APEX_STEP + "optimizer.step()\n")
     assert not done.changed
     assert any("op_overrides" in found.write for found in done.findings)
+
+
+ELIF = """\
+import torch
+
+
+class Trainer:
+    def __init__(self, model, precision):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = None
+        if precision == "fp16":
+            self.dtype = torch.float16
+            self.scaler = torch.cuda.amp.GradScaler()
+        elif precision == "bf16":
+            self.dtype = torch.bfloat16
+
+    def step(self, x):
+        with torch.autocast("cuda", dtype=self.dtype):
+            loss = self.model(x).sum()
+        if self.scaler is not None:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            loss.backward()
+            self.optimizer.step()
+"""
+
+
+def test_a_scaler_in_one_of_several_branches():
+    """Without a session in the branch of bfloat16, the class would fail there, or compute in float32."""
+    done = migrated(ELIF)
+    assert not done.changed
+    assert [found.line for found in done.findings if "one branch of an if with elif" in found.what] == [11]

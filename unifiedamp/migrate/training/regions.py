@@ -20,7 +20,7 @@ _NO_FORWARD = (
     "require_grad", "requires_grad_", "backward", "step", "append", "update", "item", "save", "save_pretrained",
 )  # fmt: skip
 _NO_FORWARD_OF = ("len", "print", "isinstance", "id", "type", "hasattr", "getattr", "next", "iter", "list", "str")
-_FORWARD = re.compile(r"forward|loss|objective|logits", re.IGNORECASE)
+_FORWARD = re.compile(r"forward|loss|objective|logits|train\w*_step", re.IGNORECASE)
 _DEPTH = 4
 
 
