@@ -246,3 +246,34 @@ def test_a_scaler_in_one_of_several_branches():
     done = migrated(ELIF)
     assert not done.changed
     assert [found.line for found in done.findings if "one branch of an if with elif" in found.what] == [11]
+
+
+APEX_ELIF = """\
+import torch
+from apex import amp
+
+
+class Trainer:
+    def __init__(self, model, precision):
+        self.model, self.precision = model, precision
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        if precision == "apex":
+            self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O1")
+        elif precision == "bf16":
+            self.model = self.model.bfloat16()
+
+    def step(self, x):
+        loss = self.model(x).sum()
+        if self.precision == "apex":
+            with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss.backward()
+        self.optimizer.step()
+"""
+
+
+def test_a_session_that_a_class_makes_on_some_paths():
+    done = migrated(APEX_ELIF)
+    assert not done.changed
+    assert [found.line for found in done.findings if "may not exist behind __init__" in found.what] == [10]
