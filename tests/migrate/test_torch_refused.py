@@ -277,3 +277,11 @@ def test_a_session_that_a_class_makes_on_some_paths():
     done = migrated(APEX_ELIF)
     assert not done.changed
     assert [found.line for found in done.findings if "may not exist behind __init__" in found.what] == [10]
+
+
+def test_a_scaler_that_other_code_makes():
+    """The reason is that scaler, not the regions, which go on working."""
+    text = TORCH.replace("scaler = GradScaler()", "scaler = make_scaler()").replace("GradScaler, ", "")
+    done = migrated("from helpers import make_scaler\n" + text + TORCH_STEP + "scaler.step(optimizer)\n")
+    assert not done.changed
+    assert [found.line for found in done.findings if "made by code that is not here" in found.what] == [10]

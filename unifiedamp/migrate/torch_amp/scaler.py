@@ -116,8 +116,9 @@ class Scaler:
         edits, source = self._work.edits, self._source
         for annotation in source.of(cst.Annotation):
             for node in walk(annotation):
-                named = isinstance(node, cst.Attribute | cst.Name) and source.meaning(node) in SCALERS
-                if named and not isinstance(source.parents[node], cst.Attribute) and not edits.covers(source, node):
+                if not isinstance(node, cst.Attribute | cst.Name) or source.meaning(node) not in SCALERS:
+                    continue
+                if not isinstance(source.parents[node], cst.Attribute) and not edits.covers(source, node):
                     edits.expression(node, f"{self._work.names.ua}.Amp")
 
     def _pass_once(self, keys: set[Key]) -> None:

@@ -141,8 +141,9 @@ class Session:
         for above in source.above(statement):
             if isinstance(above, cst.FunctionDef):
                 return
-            inside = isinstance(above, cst.If) and source.inside(statement, above.body)
-            chained = inside and (isinstance(above.orelse, cst.If) or isinstance(source.parents.get(above), cst.If))
+            if not isinstance(above, cst.If) or not source.inside(statement, above.body):
+                continue
+            chained = isinstance(above.orelse, cst.If) or isinstance(source.parents.get(above), cst.If)
             if chained and not all(source.inside(use, above) for use in uses):
                 self._work.block(statement, "the GradScaler is made in one branch of an if with elif",
                                  "make one session before it, with the policy that the branches choose")  # fmt: skip
