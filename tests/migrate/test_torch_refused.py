@@ -285,3 +285,11 @@ def test_a_scaler_that_other_code_makes():
     done = migrated("from helpers import make_scaler\n" + text + TORCH_STEP + "scaler.step(optimizer)\n")
     assert not done.changed
     assert [found.line for found in done.findings if "made by code that is not here" in found.what] == [10]
+
+
+def test_models_that_only_predict():
+    text = "import torch\nfrom apex import amp\n\nmodel, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)\n"
+    text += "model.eval()\nother.eval()\n[model, other] = amp.initialize([model, other], opt_level='O2')\n"
+    done = migrated(text + "print(model(torch.ones(2)), other(torch.ones(2)))\n")
+    assert not done.changed
+    assert ["nothing here computes with model in a region" in found.what for found in done.findings] == [True]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ..nodes import dotted
+from ..torch_amp.prepare import model_groups
 from ..training.aliases import Key
 from ..training.values import peeled
 from ..work import EXCHANGED
@@ -74,8 +75,9 @@ def for_inference(facts: Facts) -> Iterator[Problem]:
     """A model that is prepared computes in a region somewhere: Apex patched functions for good."""
     if facts.calls("autocast", "inference", "scale_loss"):
         return
+    models = model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
-        if len(call.args) == 1:
+        if len(call.args) == 1 or all(facts.aliases.of(arg.value) in models for arg in call.args):
             code = facts.source.code(call.args[0].value)
             yield call, f"nothing here computes with {code} in a region", "`with amp.inference():` around its calls"
 

@@ -9,6 +9,7 @@ import libcst as cst
 from ..nodes import dotted, walk
 from ..source import Source
 from ..torch_amp.arguments import SCALERS
+from ..torch_amp.prepare import model_groups
 from ..training.clips import CLIPS, EMPTIES
 from .facts import Facts, scaled_for
 
@@ -115,9 +116,12 @@ def trained(facts: Facts) -> Iterator[Problem]:
     """Optimizers are prepared where their losses are scaled: a training loop in another file would not be."""
     if facts.calls("scale_loss"):
         return
+    said, models = set[str](), model_groups(facts.source, facts.aliases)
     for call in facts.calls("prepare"):
-        if len(call.args) > 1:
-            code = facts.source.code(call.args[-1].value)
+        trains = len(call.args) > 1 and facts.aliases.of(call.args[-1].value) not in models
+        code = facts.source.code(call.args[-1].value) if trains else ""
+        if code and code not in said:
+            said.add(code)  # once, where branches prepare it
             write = "`amp.scale_loss` in its training loop: migrate the file that trains together with this one"
             yield call, f"nothing here scales a loss for {code}", write
 
